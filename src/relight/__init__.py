@@ -1,0 +1,1 @@
+"""Relight keeps a training run alive."""

@@ -1,0 +1,44 @@
+"""The bytes of a store: digests, dtypes, sealed JSON, records, roots, parts, packs, the tree of values.
+
+Pure: takes bytes and values, returns values and bytes, never opens a file. Always holds: what a reader accepts it has checked
+completely (sizes, names, tiling, hashes it was given), in time and memory bounded by the length of the input. May import: ``errors``.
+The page for readers in other languages is ``docs/format.md``.
+"""
+
+from relight.format.digest import DIGEST_BYTES, Digest, digest, hexdigest
+from relight.format.dtypes import DTYPES, DType, dtype_named
+from relight.format.manifest import Box, Pack, Part, PartRef, Root, Tensor, decode_part, decode_root, encode_part, encode_root
+from relight.format.pack import encode_header, parse_header
+from relight.format.records import Record, StoreRecord, decode_record, decode_store, encode_record, encode_store
+from relight.format.tree import Leaf, decode_tree, encode_tree
+
+__all__ = [
+    "DIGEST_BYTES",
+    "DTYPES",
+    "Box",
+    "DType",
+    "Digest",
+    "Leaf",
+    "Pack",
+    "Part",
+    "PartRef",
+    "Record",
+    "Root",
+    "StoreRecord",
+    "Tensor",
+    "decode_part",
+    "decode_record",
+    "decode_root",
+    "decode_store",
+    "decode_tree",
+    "digest",
+    "dtype_named",
+    "encode_header",
+    "encode_part",
+    "encode_record",
+    "encode_root",
+    "encode_store",
+    "encode_tree",
+    "hexdigest",
+    "parse_header",
+]

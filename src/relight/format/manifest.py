@@ -1,0 +1,236 @@
+"""Root and parts: what a checkpoint holds, where, and the hash of every byte of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from relight.errors import CorruptCheckpoint, UnsafeContent
+from relight.format import names
+from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
+from relight.format.dtypes import dtype_named
+from relight.format.records import VERSION, Metric, check_metrics, check_version
+from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, to_json
+from relight.layout import Box, check_tiling
+
+PART_BYTES_MAX = 1 << 30
+NAME_BYTES_MAX = 4096
+DIMS_MAX = 64
+ROLES = ("param", "buffer", "optim", "grad", "rng", "value")
+FEATURES: frozenset[str] = frozenset()
+"""What this Relight understands beyond version 1 of the page."""
+
+
+class PartRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part as its root names it."""
+
+    rank: int
+    file: str
+    size: int
+    hash: str
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``root.json``: one checkpoint, as a whole."""
+
+    relight: Literal["root"] = "root"
+    version: int = VERSION
+    features: list[str] = []
+    store: str
+    run: str
+    id: str
+    step: int
+    epoch: int
+    created: str
+    reason: str
+    parents: list[str] = []
+    metrics: dict[str, Metric] = {}
+    user: dict[str, Any] = {}
+    world: int = 1
+    environment: dict[str, Any] = {}
+    components: dict[str, str] = {}
+    exact: list[str] = []
+    parts: list[PartRef]
+    logical_bytes: int
+    stored_bytes: int
+    new_bytes: int
+    requires: list[str] = []
+
+
+class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One file of bytes: its name, its length, and the chunks ``(length, hash)`` that tile it from its first byte to its last."""
+
+    file: str
+    size: int
+    chunks: list[tuple[int, bytes]]
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor, or this rank's piece of one: what it is and where its bytes are. ``shape`` is the global shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    pack: int
+    offset: int
+    length: int
+    box: Box | None = None
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of the piece that is here."""
+        return self.shape if self.box is None else self.box.size
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``part-<rank>.msgpack``: what one rank wrote. ``tree`` is the encoded tree of values."""
+
+    relight: Literal["part"] = "part"
+    version: int = VERSION
+    store: str
+    run: str
+    id: str
+    step: int
+    epoch: int
+    rank: int
+    world: int
+    packs: list[Pack]
+    tensors: list[Tensor]
+    tree: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_part_decoder = msgspec.msgpack.Decoder(Part, strict=True)
+
+
+def encode_part(part: Part) -> bytes:
+    """The bytes of a part file."""
+    return _encoder.encode(part)
+
+
+def encode_root(root: Root) -> bytes:
+    """The bytes of ``root.json``."""
+    data = to_json(msgspec.to_builtins(root))
+    if len(data) > ROOT_BYTES_MAX:
+        raise UnsafeContent(
+            f"a root of {len(data)} bytes; at most {ROOT_BYTES_MAX} are allowed",
+            hint="user metadata is for small things: keep large ones in the state",
+        )
+    return data
+
+
+def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
+    """``root.json`` read back, checked against the hash that COMMIT names."""
+    if hexdigest(data) != expected_hash:
+        raise CorruptCheckpoint("root.json is not the one that was committed", where=where)
+    value = from_json(data, where, ROOT_BYTES_MAX)
+    check_version(value, "root", where)
+    unknown = set(value.get("features") or ()) - FEATURES if isinstance(value.get("features"), list) else set()
+    if unknown:
+        raise UnsafeContent(
+            f"needs features this Relight lacks: {', '.join(sorted(map(str, unknown)))[:200]}",
+            where=where,
+            hint="upgrade relight",
+        )
+    root = convert(value, Root, where)
+    if not names.RUN_ID.match(root.store) or not names.RUN_ID.match(root.run) or not names.is_id(root.id):
+        raise UnsafeContent("malformed store, run or checkpoint id", where=where)
+    if not 0 <= root.step <= names.STEP_MAX or not 1 <= root.world <= 10**7:
+        raise UnsafeContent("step or world out of range", where=where)
+    if [ref.rank for ref in root.parts] != list(range(root.world)):
+        raise UnsafeContent(f"its parts are not those of ranks 0…{root.world - 1}", where=where)
+    for ref in root.parts:
+        names.require_name(ref.file, names.part_file(ref.rank), where)
+        if not is_hex(ref.hash) or not 0 <= ref.size <= PART_BYTES_MAX:
+            raise UnsafeContent(f"part {ref.rank}: malformed hash or size", where=where)
+    if min(root.logical_bytes, root.stored_bytes, root.new_bytes, root.epoch) < 0:
+        raise UnsafeContent("a negative size or epoch", where=where)
+    check_metrics(root.metrics, where)
+    return root
+
+
+def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
+    """A part read back, checked against its root: hash, identity, names, sizes, exact tiling of its packs."""
+    if len(data) != ref.size or hexdigest(data) != ref.hash:
+        raise CorruptCheckpoint("the part is not the one its root names", where=where)
+    try:
+        part = _part_decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise UnsafeContent(f"not a part: {str(error)[:200]}", where=where) from None
+    if part.version > VERSION or part.version < 1:
+        raise UnsafeContent(f"part of format version {part.version}", where=where, hint="upgrade relight")
+    identity = (part.store, part.run, part.id, part.step, part.epoch, part.rank, part.world)
+    if identity != (root.store, root.run, root.id, root.step, root.epoch, ref.rank, root.world):
+        raise UnsafeContent("the part belongs to another checkpoint, attempt or rank", where=where)
+    check_part(part, where)
+    return part
+
+
+def check_part(part: Part, where: str) -> None:
+    """Refuse a part whose packs or tensors do not add up. Linear in its length."""
+    for index, pack in enumerate(part.packs):
+        names.require_name(pack.file, names.pack_file(part.rank, index), where)
+        total = 0
+        for length, value in pack.chunks:
+            if length <= 0 or len(value) != DIGEST_BYTES:
+                raise UnsafeContent(f"{pack.file}: a chunk of {length} bytes, or a malformed hash", where=where)
+            total += length
+        if total != pack.size or not pack.chunks or not 0 < pack.size < 2**63:
+            raise UnsafeContent(f"{pack.file}: chunks hold {total} bytes of {pack.size}", where=where)
+    seen: set[str] = set()
+    spans: list[list[tuple[int, int]]] = [[] for _ in part.packs]
+    for tensor in part.tensors:
+        check_tensor(tensor, where)
+        if tensor.name in seen:
+            raise UnsafeContent(f"two tensors named {tensor.name[:80]!r}", where=where)
+        seen.add(tensor.name)
+        if tensor.length:
+            if not 0 <= tensor.pack < len(part.packs):
+                raise UnsafeContent(f"{tensor.name[:80]!r} lies in no pack of this part", where=where)
+            spans[tensor.pack].append((tensor.offset, tensor.length))
+    for pack, span in zip(part.packs, spans, strict=True):
+        at = pack.chunks[0][0]  # behind the header
+        for offset, length in sorted(span):
+            if offset != at:
+                raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(at, offset)}", where=where)
+            at += length
+        if at != pack.size:
+            raise UnsafeContent(f"{pack.file}: tensors end at {at}, the file at {pack.size}", where=where)
+
+
+def check_tensor(tensor: Tensor, where: str) -> None:
+    """Refuse a tensor entry that is wrong in itself."""
+    name = tensor.name
+    if not name or len(name.encode(errors="surrogatepass")) > NAME_BYTES_MAX or "\0" in name:
+        raise UnsafeContent("a tensor name that is empty, too long, or holds a zero byte", where=where)
+    shape = tensor.shape
+    if len(shape) > DIMS_MAX or any(not 0 <= extent < 2**63 for extent in shape):
+        raise UnsafeContent(f"{name[:80]!r}: impossible shape", where=where)
+    if tensor.role not in ROLES:
+        raise UnsafeContent(f"{name[:80]!r}: unknown role {tensor.role[:20]!r}", where=where)
+    if tensor.box is not None and not tensor.box.inside(shape):
+        raise UnsafeContent(f"{name[:80]!r}: its box leaves its shape", where=where)
+    expected = math.prod(tensor.local_shape) * dtype_named(tensor.dtype).itemsize
+    if tensor.length != expected or tensor.offset < 0:
+        raise UnsafeContent(f"{name[:80]!r}: {tensor.length} bytes where its shape needs {expected}", where=where)
+
+
+def check_complete(parts: list[Part]) -> None:
+    """Refuse parts that do not hold every tensor exactly once between them: same dtype and shape everywhere, boxes that tile."""
+    pieces: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for tensor in part.tensors:
+            pieces.setdefault(tensor.name, []).append(tensor)
+    for name, held in pieces.items():
+        first = held[0]
+        if any((one.dtype, one.shape) != (first.dtype, first.shape) for one in held):
+            raise UnsafeContent(f"{name[:80]!r}: ranks disagree on dtype or shape", where=name[:80])
+        if len(held) == 1 and first.box is None:
+            continue
+        boxes = [one.box or Box((0,) * len(one.shape), one.shape) for one in held]
+        wrong = check_tiling(first.shape, boxes)
+        if wrong:
+            raise UnsafeContent(f"{name[:80]!r}: {wrong}", where=name[:80])

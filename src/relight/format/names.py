@@ -1,0 +1,104 @@
+"""Names in a store: run names, checkpoint ids, directory and file names. What does not match is refused, never cleaned up."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from relight.errors import ConfigError, UnsafeContent
+
+STORE_FILE = "relight.json"
+ROOT_FILE = "root.json"
+LOG_DIR = "log"
+STEP_MAX = 10**15
+
+_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_ID = re.compile(r"[0-9a-z]{10}\Z")
+_DIR = re.compile(r"([0-9]{10,16})-([0-9a-z]{10})-e(0|[1-9][0-9]{0,11})\Z")
+_RECORD = re.compile(r"([0-9]{12})\.json\Z")
+_PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
+_PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
+RUN_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class CheckpointDir(NamedTuple):
+    """What a checkpoint directory's name says."""
+
+    step: int
+    id: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.step:010d}-{self.id}-e{self.epoch}"
+
+
+def check_run_name(name: str) -> str:
+    """``name`` if it may be a run's, else ``ConfigError``."""
+    if not _RUN.match(name) or name == LOG_DIR:
+        raise ConfigError(
+            f"{name[:140]!r} cannot be a run's name",
+            hint="1 to 128 characters from A–Z a–z 0–9 . _ - that start with a letter, digit or underscore",
+        )
+    return name
+
+
+def is_run_name(name: str) -> bool:
+    """Whether ``name`` may be a run's."""
+    return _RUN.match(name) is not None and name != LOG_DIR
+
+
+def check_tag_name(name: str) -> str:
+    """``name`` if it may be a tag's, else ``ConfigError``; ``latest`` and ``best`` are taken."""
+    if not _TAG.match(name) or name in ("latest", "best") or name.isdigit() or ".." in name:
+        raise ConfigError(
+            f"{name[:140]!r} cannot be a tag",
+            hint="letters, digits and . _ / -; not a bare number, not 'latest' or 'best'",
+        )
+    return name
+
+
+def is_id(text: str) -> bool:
+    """Whether ``text`` is a checkpoint id: ten characters from 0–9 a–z."""
+    return _ID.match(text) is not None
+
+
+def parse_dir(name: str) -> CheckpointDir | None:
+    """What a directory's name says, or None if it is no checkpoint directory's."""
+    match = _DIR.match(name)
+    if match is None:
+        return None
+    parsed = CheckpointDir(int(match[1]), match[2], int(match[3]))
+    return parsed if str(parsed) == name else None
+
+
+def record_file(seq: int) -> str:
+    """The file name of log record ``seq``."""
+    return f"{seq:012d}.json"
+
+
+def parse_record_file(name: str) -> int | None:
+    """The number of a log record's file, or None if it is none."""
+    match = _RECORD.match(name)
+    return int(match[1]) if match else None
+
+
+def part_file(rank: int) -> str:
+    """The file name of ``rank``'s part."""
+    return f"part-{rank:05d}.msgpack"
+
+
+def pack_file(rank: int, index: int) -> str:
+    """The file name of ``rank``'s pack ``index``."""
+    return f"pack-{rank:05d}-{index:03d}.safetensors"
+
+
+def is_written_file(name: str) -> bool:
+    """Whether ``name`` is one that Relight writes into a checkpoint directory. Others are never deleted."""
+    return name == ROOT_FILE or _PART.match(name) is not None or _PACK.match(name) is not None
+
+
+def require_name(actual: str, expected: str, where: str) -> None:
+    """Refuse a file name other than the only one the format allows here."""
+    if actual != expected:
+        raise UnsafeContent(f"names the file {actual[:80]!r} where only {expected!r} may stand", where=where)

@@ -1,0 +1,53 @@
+"""The header of a pack: valid safetensors, aligned so that data starts on a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from relight.errors import CorruptCheckpoint
+from relight.format.dtypes import dtype_named
+
+DATA_ALIGN = 4096
+HEADER_BYTES_MAX = 100_000_000
+"""The safetensors library's own limit."""
+
+
+def encode_header(tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: dict[str, str]) -> bytes:
+    """The first bytes of a pack holding ``(name, dtype, shape, bytes)`` back to back in this order."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, dtype_name, shape, length in tensors:
+        dtype = dtype_named(dtype_name)
+        foreign, dims = dtype.safetensors, list(shape)
+        if foreign is None:
+            foreign, dims = "U8", [*dims, dtype.itemsize]
+        entries[name] = {"dtype": foreign, "shape": dims, "data_offsets": [at, at + length]}
+        at += length
+    body = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    padded = -(-(8 + len(body)) // DATA_ALIGN) * DATA_ALIGN
+    return (padded - 8).to_bytes(8, "little") + body.ljust(padded - 8)
+
+
+def header_bytes(prefix: bytes, where: str) -> int:
+    """How long the header is, told by a pack's first 8 bytes."""
+    length = int.from_bytes(prefix[:8], "little")
+    if len(prefix) < 8 or not 2 <= length <= HEADER_BYTES_MAX:
+        raise CorruptCheckpoint("no safetensors header", where=where)
+    return 8 + length
+
+
+def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
+    """``name → (safetensors dtype, shape, start, end)`` from a pack's header, offsets from the start of the data."""
+    if header_bytes(data[:8], where) != len(data):
+        raise CorruptCheckpoint("the header's length is not what it says", where=where)
+    try:
+        entries = json.loads(data[8:])
+        return {
+            name: (str(entry["dtype"]), tuple(entry["shape"]), int(entry["data_offsets"][0]), int(entry["data_offsets"][1]))
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"not a safetensors header: {error!r}", where=where) from None

@@ -1,0 +1,230 @@
+"""The store's own record and the records of a run's log."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from relight.errors import CorruptCheckpoint, UnsafeContent
+from relight.format import names
+from relight.format.digest import hexdigest, is_hex
+from relight.format.strict import convert, seal, to_json, unseal
+
+VERSION = 1
+RUN, FENCE, COMMIT, RETIRE, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "TAG", "NOTE"
+Metric = int | float | str
+
+
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``relight.json``: which store this is."""
+
+    relight: Literal["store"] = "store"
+    version: int = VERSION
+    id: str
+    created: str
+
+
+class RunBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of RUN, always record 0."""
+
+    name: str
+
+
+class FenceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of FENCE: a new attempt takes charge."""
+
+    attempt: str
+    reason: str
+
+
+class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of COMMIT: what a listing shows, and the hash of everything else."""
+
+    id: str
+    step: int
+    dir: str
+    root: str
+    root_bytes: int
+    parents: list[str]
+    reason: str
+    metrics: dict[str, Metric]
+    logical_bytes: int
+    stored_bytes: int
+    new_bytes: int
+    requires: list[str]
+    suspect: bool = False
+
+
+class RetireBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of RETIRE: these leave the history."""
+
+    ids: list[str]
+    reason: str
+
+
+class TagBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of TAG: ``id`` None takes the tag away."""
+
+    name: str
+    id: str | None
+
+
+class NoteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of NOTE."""
+
+    topic: str
+    data: dict[str, str | int | float | bool | None]
+
+
+Body = RunBody | FenceBody | CommitBody | RetireBody | TagBody | NoteBody
+_BODIES: dict[str, type[Any]] = {
+    RUN: RunBody,
+    FENCE: FenceBody,
+    COMMIT: CommitBody,
+    RETIRE: RetireBody,
+    TAG: TagBody,
+    NOTE: NoteBody,
+}
+_KINDS = {body: kind for kind, body in _BODIES.items()}
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    relight: Literal["record"]
+    version: int
+    kind: str
+    seq: int
+    prev: str
+    store: str
+    run: str
+    epoch: int
+    time: str
+    writer: str
+    body: dict[str, Any]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of a run's log. ``file_hash`` is the hash of its whole file: the next record's ``prev``."""
+
+    seq: int
+    prev: str
+    store: str
+    run: str
+    epoch: int
+    time: str
+    writer: str
+    body: Body
+    file_hash: str = ""
+
+    @property
+    def kind(self) -> str:
+        """``RUN``, ``FENCE``, ``COMMIT``, ``RETIRE``, ``TAG`` or ``NOTE``."""
+        return _KINDS[type(self.body)]
+
+
+def encode_record(record: Record) -> bytes:
+    """The file of ``record``."""
+    frame = {
+        "relight": "record",
+        "version": VERSION,
+        "kind": record.kind,
+        "seq": record.seq,
+        "prev": record.prev,
+        "store": record.store,
+        "run": record.run,
+        "epoch": record.epoch,
+        "time": record.time,
+        "writer": record.writer,
+        "body": msgspec.to_builtins(record.body),
+    }
+    return seal(to_json(frame))
+
+
+def decode_record(data: bytes, seq: int, where: str) -> Record:
+    """The record in ``data``, which was found under number ``seq``. Chain, store and run are the log's to check."""
+    value = unseal(data, where)
+    check_version(value, "record", where)
+    frame = convert(value, _Frame, where)
+    if frame.seq != seq:
+        raise CorruptCheckpoint(f"holds record {frame.seq}, not {seq}", where=where, hint="a file was moved or copied")
+    body_type = _BODIES.get(frame.kind)
+    if body_type is None:
+        raise UnsafeContent(f"unknown kind of record {frame.kind[:40]!r}", where=where)
+    body = convert(frame.body, body_type, where)
+    if not is_hex(frame.prev) or not names.RUN_ID.match(frame.store) or not names.RUN_ID.match(frame.run):
+        raise UnsafeContent("malformed hash, store or run id", where=where)
+    if not 0 <= frame.epoch < 10**12:
+        raise UnsafeContent("epoch out of range", where=where)
+    if (frame.kind == RUN) != (seq == 0):
+        raise UnsafeContent(f"a {frame.kind} record at number {seq}", where=where)
+    _check_body(body, where)
+    return Record(
+        seq=seq,
+        prev=frame.prev,
+        store=frame.store,
+        run=frame.run,
+        epoch=frame.epoch,
+        time=frame.time,
+        writer=frame.writer,
+        body=body,
+        file_hash=hexdigest(data),
+    )
+
+
+def _check_body(body: Body, where: str) -> None:
+    if isinstance(body, CommitBody):
+        parsed = names.parse_dir(body.dir)
+        if parsed is None or parsed.id != body.id or parsed.step != body.step:
+            raise UnsafeContent(f"directory {body.dir[:80]!r} does not belong to {body.id[:20]} at {body.step}", where=where)
+        if not is_hex(body.root):
+            raise UnsafeContent("malformed root hash", where=where)
+        sizes = (body.root_bytes, body.logical_bytes, body.stored_bytes, body.new_bytes)
+        if any(not 0 <= size < 2**63 for size in sizes):
+            raise UnsafeContent("a size out of range", where=where)
+        _check_ids([*body.parents, *body.requires], where)
+        check_metrics(body.metrics, where)
+    elif isinstance(body, RetireBody):
+        _check_ids(body.ids, where)
+    elif isinstance(body, TagBody) and body.id is not None:
+        _check_ids([body.id], where)
+
+
+def _check_ids(ids: list[str], where: str) -> None:
+    for one in ids:
+        if not names.is_id(one):
+            raise UnsafeContent(f"malformed checkpoint id {one[:40]!r}", where=where)
+
+
+def check_metrics(metrics: dict[str, Metric], where: str) -> None:
+    """Refuse texts other than the three that stand for numbers JSON lacks."""
+    for name, value in metrics.items():
+        if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+            raise UnsafeContent(f"metric {name[:40]!r} is not a number", where=where)
+
+
+def check_version(value: Any, kind: str, where: str) -> None:
+    """Refuse, by name, what a newer Relight wrote, before its unknown fields confuse anybody."""
+    if not isinstance(value, dict) or value.get("relight") != kind:
+        raise UnsafeContent(f"not a Relight {kind}", where=where)
+    version = value.get("version")
+    if type(version) is not int or version < 1:
+        raise UnsafeContent("no usable format version", where=where)
+    if version > VERSION:
+        raise UnsafeContent(
+            f"format version {version}; this Relight reads up to {VERSION}", where=where, hint="upgrade relight"
+        )
+
+
+def encode_store(record: StoreRecord) -> bytes:
+    """The bytes of ``relight.json``."""
+    return seal(to_json(msgspec.to_builtins(record)))
+
+
+def decode_store(data: bytes, where: str = names.STORE_FILE) -> StoreRecord:
+    """``relight.json`` read back."""
+    value = unseal(data, where)
+    check_version(value, "store", where)
+    record = convert(value, StoreRecord, where)
+    if not names.RUN_ID.match(record.id):
+        raise UnsafeContent("malformed store id", where=where)
+    return record

@@ -1,0 +1,97 @@
+"""Strict JSON: no duplicate keys, no NaN, bounded size and depth; and the sealed envelope around it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from relight.errors import CorruptCheckpoint, UnsafeContent
+from relight.format.digest import hexdigest
+
+SEALED_BYTES_MAX = 1 << 20
+ROOT_BYTES_MAX = 4 << 20
+DEPTH_MAX = 32
+
+_HEAD, _MIDDLE, _TAIL = b'{"seal":"', b'","body":', b"}\n"
+_START = len(_HEAD) + 64 + len(_MIDDLE)
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` as compact JSON; ``ValueError`` on NaN or infinity, as the format has no such numbers."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def from_json(data: bytes | memoryview, where: str, limit: int) -> Any:
+    """Parse JSON strictly. ``UnsafeContent`` for what no writer of ours makes; time and memory bounded by ``limit`` bytes."""
+    if len(data) > limit:
+        raise UnsafeContent(f"{len(data)} bytes of JSON where at most {limit} are allowed", where=where)
+    # A container costs tens of bytes a byte of input: bound their number before building any.
+    raw = bytes(data)
+    if raw.count(b"[") + raw.count(b"{") > limit // 16 or raw.count(b",") > limit // 8:
+        raise UnsafeContent("JSON with an absurd number of values", where=where)
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(items)
+        if len(result) != len(items):
+            raise UnsafeContent("duplicate key in JSON", where=where)
+        return result
+
+    def constant(name: str) -> NoReturn:
+        raise UnsafeContent(f"{name} in JSON", where=where)
+
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant)
+    except RecursionError:
+        raise UnsafeContent("JSON nested without end", where=where) from None
+    except (ValueError, UnicodeError) as error:
+        raise CorruptCheckpoint(f"not JSON: {str(error)[:120]}", where=where) from None
+    _check(value, where, 0)
+    return value
+
+
+def _check(value: Any, where: str, depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise UnsafeContent(f"JSON nested deeper than {DEPTH_MAX}", where=where)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if len(key) > 4096:
+                raise UnsafeContent("a JSON key of more than 4096 characters", where=where)
+            _check(item, where, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, where, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UnsafeContent("a number out of range in JSON", where=where)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise UnsafeContent("an integer out of range in JSON", where=where)
+
+
+def convert(value: Any, to: type[T], where: str) -> T:
+    """``value`` as ``to``, refusing unknown fields and wrong types by name."""
+    try:
+        return msgspec.convert(value, to, strict=True)
+    except msgspec.ValidationError as error:
+        raise UnsafeContent(f"not as the format says: {error}", where=where) from None
+
+
+def seal(payload: bytes) -> bytes:
+    """The sealed file around one JSON object."""
+    return _HEAD + hexdigest(payload).encode() + _MIDDLE + payload + _TAIL
+
+
+def unseal(data: bytes, where: str) -> Any:
+    """The payload of a sealed file, checked to the bit. ``CorruptCheckpoint`` if any bit is off."""
+    if len(data) > SEALED_BYTES_MAX:
+        raise UnsafeContent(f"a sealed file of {len(data)} bytes, at most {SEALED_BYTES_MAX} are allowed", where=where)
+    if len(data) < _START + 2 + len(_TAIL) or not data.startswith(_HEAD) or not data.endswith(_TAIL):
+        raise CorruptCheckpoint("not a sealed file: empty, cut short, or damaged at an end", where=where)
+    if data[len(_HEAD) + 64 : _START] != _MIDDLE:
+        raise CorruptCheckpoint("the seal's frame is damaged", where=where)
+    payload = data[_START : -len(_TAIL)]
+    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():
+        raise CorruptCheckpoint("the bytes do not match their seal", where=where)
+    return from_json(payload, where, SEALED_BYTES_MAX)
