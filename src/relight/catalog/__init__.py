@@ -1,0 +1,25 @@
+"""Finding and reading: a run's checkpoints by id, step, tag, metric; their tensors, verified; what is damaged.
+
+Always holds: the newest good one is found if there is one, and what was skipped is said; no byte is handed out unchecked. May import:
+``log``, ``store``, ``format``, ``layout``, ``observe``, ``errors``. Never writes but for tags and copies.
+"""
+
+from relight.catalog.find import candidates, resolve
+from relight.catalog.opened import Opened, open_checkpoint
+from relight.catalog.read import read_tensors
+from relight.catalog.run import Run, list_runs, open_run
+from relight.catalog.verify import Finding, verify_checkpoint, verify_log
+
+__all__ = [
+    "Finding",
+    "Opened",
+    "Run",
+    "candidates",
+    "list_runs",
+    "open_checkpoint",
+    "open_run",
+    "read_tensors",
+    "resolve",
+    "verify_checkpoint",
+    "verify_log",
+]

@@ -1,0 +1,69 @@
+"""Which checkpoint is meant: pure choices over a history."""
+
+from __future__ import annotations
+
+import math
+
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.records import Metric
+from relight.log import Checkpoint, History
+
+
+def metric_value(value: Metric) -> float:
+    """A stored metric as a number."""
+    return float(value)
+
+
+def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
+    """The one with the lowest (``min``) or highest (``max``) finite ``metric``; the newer of equals."""
+    if mode not in ("min", "max"):
+        raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
+    sign = 1.0 if mode == "min" else -1.0
+    scored = [
+        (sign * metric_value(one.body.metrics[metric]), -one.seq, one) for one in checkpoints if metric in one.body.metrics
+    ]
+    finite = [entry for entry in scored if math.isfinite(entry[0])]
+    return min(finite, key=lambda entry: entry[:2])[2] if finite else None
+
+
+def candidates(history: History, which: str | int = "latest", *, metric: str = "loss", mode: str = "min") -> list[Checkpoint]:
+    """What to try, in order. ``latest`` is every live checkpoint, newest first; anything else is one checkpoint.
+
+    ``which``: ``latest``, ``best``, a tag, a step (the newest save of it), an id or an unambiguous beginning of one.
+    """
+    newest_first = history.live[::-1]
+    if which == "latest":
+        return newest_first
+    return [resolve(history, which, metric=metric, mode=mode)]
+
+
+def resolve(history: History, which: str | int, *, metric: str = "loss", mode: str = "min") -> Checkpoint:
+    """The one checkpoint ``which`` means, or ``CheckpointNotFound`` with what there is."""
+    newest_first = history.live[::-1]
+    text = str(which)
+    if text == "latest" and newest_first:
+        return newest_first[0]
+    if text == "best":
+        found = best(newest_first, metric, mode)
+        if found:
+            return found
+        raise CheckpointNotFound(f"no checkpoint has a finite metric {metric!r}", hint="pass it to ckpt.step(…, metric=value)")
+    if text in history.tags:
+        tagged = history.find(history.tags[text])
+        if tagged:
+            return tagged
+    if text.isdigit():
+        at_step = [one for one in newest_first if one.step == int(text)]
+        if at_step:
+            return at_step[0]
+    matches = [one for one in newest_first if one.id.startswith(text)] if len(text) >= 3 else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"{text!r} begins {len(matches)} ids", hint=", ".join(one.id for one in matches[:5]))
+    if text in history.retired:
+        raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
+    steps = ", ".join(str(one.step) for one in newest_first[:8])
+    raise CheckpointNotFound(
+        f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet"
+    )

@@ -1,0 +1,49 @@
+"""One checkpoint, opened: its root and parts, checked against the hash that COMMIT names. No tensor is read yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
+from relight.format import Part, Root, decode_part, decode_root
+from relight.format.manifest import PART_BYTES_MAX, check_complete
+from relight.format.names import ROOT_FILE
+from relight.format.strict import ROOT_BYTES_MAX
+from relight.log import Checkpoint
+from relight.store import ByteStore
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint whose metadata is known to be what was committed."""
+
+    store: ByteStore
+    prefix: str
+    checkpoint: Checkpoint
+    root: Root
+    parts: tuple[Part, ...]
+
+
+def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store_id: str, run_id: str) -> Opened:
+    """Read and check root and parts. ``CorruptCheckpoint`` or ``UnsafeContent`` names the file that is not what it should be."""
+    body = checkpoint.body
+    prefix = f"{run}/{body.dir}"
+    where = f"{prefix}/{ROOT_FILE}"
+    root = decode_root(_get(store, where, min(ROOT_BYTES_MAX, max(body.root_bytes, 1))), body.root, where)
+    if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, run_id, body.id, body.step, checkpoint.epoch):
+        raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
+    parts = []
+    for ref in root.parts:
+        where = f"{prefix}/{ref.file}"
+        parts.append(decode_part(_get(store, where, min(PART_BYTES_MAX, max(ref.size, 1))), root, ref, where))
+    check_complete(parts)
+    return Opened(store, prefix, checkpoint, root, tuple(parts))
+
+
+def _get(store: ByteStore, key: str, limit: int) -> bytes:
+    try:
+        return store.get(key, limit)
+    except CheckpointNotFound as error:
+        raise CorruptCheckpoint("a file of this checkpoint is missing", where=key) from error
+    except UnsafeContent as error:
+        raise CorruptCheckpoint(f"not the file that was written: {error.what}", where=key) from error

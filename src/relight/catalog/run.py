@@ -1,0 +1,63 @@
+"""A run, opened for reading and for tagging."""
+
+from __future__ import annotations
+
+from relight.catalog.opened import Opened, open_checkpoint
+from relight.errors import CheckpointNotFound
+from relight.format.names import check_run_name, check_tag_name, is_run_name
+from relight.format.records import Body, TagBody
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.store import ByteStore
+
+
+class Run:
+    """One run of a store. Reads the log afresh each time it is asked."""
+
+    def __init__(self, store: ByteStore, name: str) -> None:
+        self.store = store
+        self.name = check_run_name(name)
+        self._log = Log(store, name)
+
+    def view(self) -> View:
+        """The log as it is now."""
+        return self._log.read()
+
+    def history(self) -> History:
+        """The run as it is now."""
+        return fold(self.view())
+
+    def open(self, checkpoint: Checkpoint) -> Opened:
+        """Root and parts of ``checkpoint``, checked."""
+        view = self.view()
+        return open_checkpoint(self.store, self.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+
+    def tag(self, name: str, checkpoint_id: str | None) -> None:
+        """Point tag ``name`` at a checkpoint, or take it away with None. Cost: one record."""
+        check_tag_name(name)
+
+        def decide(view: View) -> tuple[Body, int]:
+            history = fold(view)
+            if checkpoint_id is not None and history.find(checkpoint_id) is None:
+                raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=self.name)
+            if checkpoint_id is None and name not in history.tags:
+                raise CheckpointNotFound(f"no tag {name!r}", where=self.name)
+            return TagBody(name=name, id=checkpoint_id), history.epoch
+
+        self._log.read()
+        self._log.append(decide)
+
+
+def open_run(store: ByteStore, name: str) -> Run:
+    """The run ``name``; ``CheckpointNotFound`` if the store has none of that name."""
+    run = Run(store, name)
+    run.view()
+    return run
+
+
+def list_runs(store: ByteStore) -> list[str]:
+    """Names of the store's runs, sorted: directories with a log in them."""
+    found = []
+    for entry in store.list(""):
+        if entry.is_dir and is_run_name(entry.name) and any(True for _ in store.list(f"{entry.name}/log")):
+            found.append(entry.name)
+    return sorted(found)

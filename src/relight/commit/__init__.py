@@ -1,0 +1,12 @@
+"""Packs, parts and root to one checkpoint, once: writing, checking, the commit, fencing.
+
+Always holds: nothing is acknowledged that is not durable and reachable by hash from a COMMIT; a fenced attempt never commits; a save that
+fails leaves nothing behind but what is swept later. May import: ``log``, ``store``, ``format``, ``layout``, ``observe``, ``errors``.
+"""
+
+from relight.commit.attempt import Attempt
+from relight.commit.pack_writer import write_pack
+from relight.commit.plan import PackPlan, SavePlan, plan_save
+from relight.commit.save import SaveReport, SaveRequest, delete_directory
+
+__all__ = ["Attempt", "PackPlan", "SavePlan", "SaveReport", "SaveRequest", "delete_directory", "plan_save", "write_pack"]

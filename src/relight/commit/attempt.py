@@ -1,0 +1,63 @@
+"""An attempt: one life of a run. It takes charge by a FENCE, and saves until it is superseded."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from relight.commit.save import Place, SaveReport, SaveRequest, save
+from relight.format.records import Body, FenceBody, NoteBody
+from relight.log import History, Log, View, fold
+from relight.log.identity import now_text
+from relight.store import ByteStore
+
+
+class Attempt:
+    """In charge of ``run`` from ``begin`` on: every earlier attempt's later commits are void, and it is told so at its next save."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @classmethod
+    def begin(cls, store: ByteStore, run: str, *, reason: str = "start", now: Callable[[], str] = now_text) -> Attempt:
+        """Make the run if there is none, and take charge of it. Cost: one record."""
+        log = Log(store, run, now=now)
+        log.start()
+
+        def decide(view: View) -> tuple[Body, int]:
+            return FenceBody(attempt=secrets.token_hex(8), reason=reason), fold(view).epoch + 1
+
+        record = log.append(decide)
+        assert record is not None
+        return cls(Place(store, log, record.store, record.run, record.epoch))
+
+    @property
+    def epoch(self) -> int:
+        """This attempt's number."""
+        return self._place.epoch
+
+    @property
+    def store(self) -> ByteStore:
+        """Where it saves."""
+        return self._place.store
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._place.log.run
+
+    def view(self) -> View:
+        """The log as it is now."""
+        return self._place.log.read()
+
+    def history(self) -> History:
+        """The run as it is now."""
+        return fold(self.view())
+
+    def save(self, request: SaveRequest) -> SaveReport:
+        """Save and commit, or raise and leave nothing behind. ``Fenced`` if superseded."""
+        return save(self._place, request)
+
+    def note(self, topic: str, data: dict[str, str | int | float | bool | None]) -> None:
+        """Put a NOTE into the log."""
+        self._place.log.append(lambda view: (NoteBody(topic=topic, data=data), self.epoch))

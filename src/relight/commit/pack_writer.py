@@ -1,0 +1,141 @@
+"""Streaming a pack: copy, hash what was copied, write it, with bounded memory and the disk never waiting for the hash.
+
+Two slabs of page-aligned memory take turns: while one is written, the other is filled and hashed by a few threads. What is hashed is
+what is written, byte for byte, also if the source changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from relight.commit.plan import PackPlan
+from relight.errors import SaveFailed
+from relight.format import Digest
+from relight.layout import Source
+from relight.store import Writer
+
+SLAB_BYTES = 16 << 20
+THREADS = 2
+_GIL_FREE_FROM = 64 << 10
+
+
+class _Piece(NamedTuple):
+    """A run of one chunk that lies in one slab: filled and hashed by one thread."""
+
+    chunk: int
+    start: int
+    """In the slab."""
+    spans: list[tuple[Source, int, int]]
+    """``(source, start in the source, length)``, back to back."""
+
+
+def write_pack(writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS) -> list[bytes]:
+    """Write all of ``plan`` and give the hash of each of its chunks. The caller finishes or aborts ``writer``.
+
+    Memory: two slabs. Copies: one. Small packs use neither threads nor a second slab.
+    """
+    slab_bytes = min(slab_bytes, -(-plan.size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    hashers: dict[int, tuple[Digest, int]] = {}
+    hashes: list[bytes] = [b""] * len(plan.chunks)
+    slabs = _slabs(plan, slab_bytes)
+    if plan.size <= slab_bytes:
+        buffer = mmap.mmap(-1, slab_bytes)
+        for offset, pieces in slabs:
+            for piece in pieces:
+                _fill(memoryview(buffer), piece, plan, hashers, hashes)
+            _write(writer, offset, buffer, min(slab_bytes, plan.size - offset))
+        return _checked(hashes, plan)
+    buffers = (mmap.mmap(-1, slab_bytes), mmap.mmap(-1, slab_bytes))
+    with ThreadPoolExecutor(threads, thread_name_prefix="relight-hash") as pool:
+        filled: tuple[int, mmap.mmap] | None = None
+        for turn, (offset, pieces) in enumerate(slabs):
+            buffer = buffers[turn % 2]
+            jobs: list[Future[None]] = [
+                pool.submit(_fill, memoryview(buffer), piece, plan, hashers, hashes) for piece in pieces
+            ]
+            try:
+                if filled:
+                    _write(writer, *filled, slab_bytes)
+            finally:  # never leave threads reading the caller's memory behind
+                errors = [job.exception() for job in jobs]
+            for error in errors:
+                if error:
+                    raise error
+            filled = (offset, buffer)
+        if filled:
+            _write(writer, *filled, plan.size - filled[0])
+    return _checked(hashes, plan)
+
+
+def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_Piece]]]:
+    """The file as ``(offset of the slab, its pieces)`` in order."""
+    sources = iter(plan.sources)
+    source: Source | None = None
+    used = 0
+    offset, room, pieces = 0, slab_bytes, list[_Piece]()
+    for chunk, length in enumerate(plan.chunks):
+        while length:
+            take = min(length, room)
+            spans: list[tuple[Source, int, int]] = []
+            need = take
+            while need:
+                while source is None or used == source.length:
+                    source, used = next(sources), 0
+                step = min(need, source.length - used)
+                spans.append((source, used, step))
+                used += step
+                need -= step
+            pieces.append(_Piece(chunk, slab_bytes - room, spans))
+            length -= take
+            room -= take
+            if not room:
+                yield offset, pieces
+                offset, room, pieces = offset + slab_bytes, slab_bytes, []
+    if pieces:
+        yield offset, pieces
+
+
+def _fill(
+    buffer: memoryview, piece: _Piece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes]
+) -> None:
+    at = piece.start
+    for source, start, length in piece.spans:
+        _copy(buffer[at : at + length], source, start)
+        at += length
+    # Pieces of one chunk lie in consecutive slabs, which are filled one after the other: the updates are in order.
+    hasher, count = hashers.pop(piece.chunk, None) or (Digest(), 0)
+    hasher.update(buffer[piece.start : at])
+    count += at - piece.start
+    if count == plan.chunks[piece.chunk]:
+        hashes[piece.chunk] = hasher.digest()
+    else:
+        hashers[piece.chunk] = (hasher, count)
+
+
+def _copy(into: memoryview, source: Source, start: int) -> None:
+    view = source.view()
+    if view is None:
+        source.fill(start, into)
+    elif len(into) < _GIL_FREE_FROM or view.readonly:
+        into[:] = view[start : start + len(into)]
+    else:  # a plain slice assignment would hold the GIL, and with it the other thread
+        ctypes.memmove(
+            ctypes.addressof(ctypes.c_char.from_buffer(into)),
+            ctypes.addressof(ctypes.c_char.from_buffer(view, start)),
+            len(into),
+        )
+
+
+def _write(writer: Writer, offset: int, buffer: mmap.mmap, length: int) -> None:
+    padded = -(-length // writer.align) * writer.align
+    writer.write_at(offset, memoryview(buffer)[:padded])
+
+
+def _checked(hashes: list[bytes], plan: PackPlan) -> list[bytes]:
+    if not all(hashes):
+        raise SaveFailed("the sources did not fill the pack they were planned for", where=plan.file, hint="a bug: please report it")
+    return hashes

@@ -1,0 +1,102 @@
+"""Which tensor goes where in which pack: pure and deterministic, so that equal states are laid out equally."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relight.errors import IncompatibleState
+from relight.format import Tensor, dtype_named, encode_header
+from relight.format.manifest import NAME_BYTES_MAX, check_tensor
+from relight.format.names import pack_file
+from relight.layout import Bytes, Extent, Item, Source, cut_chunks
+
+PACK_BYTES_MAX = 64 << 30
+"""A pack is closed once it is this large. A tensor is never split between packs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """One pack to be written: its sources, back to back from the header on, and the chunks that tile it."""
+
+    file: str
+    size: int
+    sources: list[Source]
+    chunks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """What a rank writes. ``tensors[i]`` is where the i-th item goes; ``trainable`` lists the items that training should change."""
+
+    packs: list[PackPlan]
+    tensors: list[Tensor]
+    trainable: frozenset[int]
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.length for tensor in self.tensors)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all packs."""
+        return sum(pack.size for pack in self.packs)
+
+
+def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, pack_bytes_max: int = PACK_BYTES_MAX) -> SavePlan:
+    """Lay out ``items``: by element size (so every tensor is aligned for foreign readers), then role and trainability, then name.
+
+    Cost: a sort, and one header. ``IncompatibleState`` for what the format cannot hold.
+    """
+    seen: set[str] = set()
+    for item in items:
+        if item.name in seen:
+            raise IncompatibleState("two tensors of one name", where=item.name)
+        if len(item.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
+            raise IncompatibleState(f"a tensor name of more than {NAME_BYTES_MAX} bytes", where=item.name[:80] + "…")
+        seen.add(item.name)
+
+    def order(index: int) -> tuple[int, str, bool, str]:
+        item = items[index]
+        return (-dtype_named(item.dtype).itemsize, item.role, item.trainable, item.name)
+
+    tensors: list[Tensor | None] = [None] * len(items)
+    packs: list[PackPlan] = []
+    group: list[int] = []
+    size = 0
+    for index in sorted(range(len(items)), key=order):
+        length = items[index].source.length
+        if group and size + length > pack_bytes_max:
+            packs.append(_plan_pack(items, group, tensors, len(packs), id, rank))
+            group, size = [], 0
+        group.append(index)
+        size += length
+    if size:
+        packs.append(_plan_pack(items, group, tensors, len(packs), id, rank))
+    else:  # nothing but empty tensors left: they need no bytes
+        for index in group:
+            tensors[index] = _tensor(items[index], 0, 0)
+    placed = [tensor for tensor in tensors if tensor is not None]
+    for tensor in placed:
+        check_tensor(tensor, "the state about to be saved")
+    return SavePlan(packs, placed, frozenset(i for i, item in enumerate(items) if item.trainable))
+
+
+def _plan_pack(
+    items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int
+) -> PackPlan:
+    held = [items[i] for i in group]
+    shapes = [(item.name, item.dtype, item.shape if item.box is None else item.box.size, item.source.length) for item in held]
+    header = encode_header(shapes, {"relight": "pack", "id": id, "rank": str(rank), "pack": str(index)})
+    at = len(header)
+    for position, item in zip(group, held, strict=True):
+        tensors[position] = _tensor(item, index, at)
+        at += item.source.length
+    extents = [Extent(item.source.length, f"{item.role}{item.trainable}") for item in held]
+    sources: list[Source] = [Bytes(header), *(item.source for item in held)]
+    return PackPlan(pack_file(rank, index), at, sources, [len(header), *cut_chunks(extents)])
+
+
+def _tensor(item: Item, pack: int, offset: int) -> Tensor:
+    return Tensor(item.name, item.dtype, item.shape, item.role, pack, offset, item.source.length, item.box)

@@ -1,0 +1,258 @@
+"""One save: packs, part, root, a look at all of it, the commit."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from relight.commit.pack_writer import write_pack
+from relight.commit.plan import SavePlan, plan_save
+from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
+from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
+from relight.format.manifest import PART_BYTES_MAX, Metric, Pack, check_complete
+from relight.format.names import ROOT_FILE, STEP_MAX, CheckpointDir, is_written_file, part_file
+from relight.format.records import CommitBody
+from relight.format.strict import ROOT_BYTES_MAX
+from relight.layout import Item
+from relight.log import Log, View, fold
+from relight.log.identity import now_text
+from relight.store import ByteStore, put
+from relight.store.base import Uncertain
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """What is to be saved. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists why resume is not bit-exact."""
+
+    step: int
+    tree: bytes
+    items: Sequence[Item]
+    reason: str = "asked"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    user: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    components: Mapping[str, str] = field(default_factory=dict)
+    exact: Sequence[str] = ()
+    parents: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """A save that became a checkpoint. Seconds by phase in ``timings_s``; ``trainable_digest`` tells two equal states."""
+
+    id: str
+    step: int
+    dir: str
+    seq: int
+    logical_bytes: int
+    stored_bytes: int
+    timings_s: dict[str, float]
+    trainable_digest: bytes
+
+
+class Place(NamedTuple):
+    """Where a save goes: which store, run and attempt."""
+
+    store: ByteStore
+    log: Log
+    store_id: str
+    run_id: str
+    epoch: int
+
+
+def new_id() -> str:
+    """A fresh checkpoint id: ten characters, 51 bits; directories are created exclusively, so a clash fails a save, no more."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(10))
+
+
+def save(place: Place, request: SaveRequest) -> SaveReport:
+    """Write a checkpoint and commit it. On any error before the commit, what was written is removed again.
+
+    Costs one read of the state, one write, and per save: fsyncs of each pack, the part, the root, three directories and the record.
+    """
+    if not 0 <= request.step <= STEP_MAX:
+        raise SaveFailed(f"step {request.step} is out of range", hint="steps count from 0", retryable=False)
+    started = time.perf_counter()
+    checkpoint_id = new_id()
+    plan = plan_save(request.items, id=checkpoint_id)
+    directory = CheckpointDir(request.step, checkpoint_id, place.epoch)
+    prefix = f"{place.log.run}/{directory}"
+    timings = {"plan": time.perf_counter() - started}
+    try:
+        root, digest = _write(place, request, plan, directory, prefix, timings)
+        record = _commit(place, root, prefix, str(directory), timings)
+    except Uncertain:
+        raise  # it may be committed: nothing of it may be touched
+    except BaseException:
+        with contextlib.suppress(RelightError):
+            delete_directory(place.store, prefix)
+        raise
+    timings["total"] = time.perf_counter() - started
+    return SaveReport(
+        checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest
+    )
+
+
+def _write(
+    place: Place, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
+) -> tuple[Root, bytes]:
+    mark = time.perf_counter()
+    packs: list[Pack] = []
+    fsync_s = 0.0
+    for pack in plan.packs:
+        writer = place.store.write(f"{prefix}/{pack.file}", pack.size)
+        try:
+            hashes = write_pack(writer, pack)
+            before = time.perf_counter()
+            writer.finish()
+            fsync_s += time.perf_counter() - before
+        except BaseException:
+            writer.abort()
+            raise
+        packs.append(Pack(pack.file, pack.size, list(zip(pack.chunks, hashes, strict=True))))
+    timings["fsync"] = fsync_s
+    timings["write"] = time.perf_counter() - mark - fsync_s
+    mark = time.perf_counter()
+    part = Part(
+        store=place.store_id,
+        run=place.run_id,
+        id=directory.id,
+        step=directory.step,
+        epoch=directory.epoch,
+        rank=0,
+        world=1,
+        packs=packs,
+        tensors=plan.tensors,
+        tree=request.tree,
+    )
+    data = encode_part(part)
+    if len(data) > PART_BYTES_MAX:
+        raise SaveFailed(f"a part of {len(data)} bytes; at most {PART_BYTES_MAX} are allowed", retryable=False)
+    put(place.store, f"{prefix}/{part_file(0)}", data)
+    stored = plan.stored_bytes + len(data)
+    root = Root(
+        store=place.store_id,
+        run=place.run_id,
+        id=directory.id,
+        step=directory.step,
+        epoch=directory.epoch,
+        created=now_text(),
+        reason=request.reason,
+        parents=list(request.parents),
+        metrics={name: _metric(value) for name, value in request.metrics.items()},
+        user=dict(request.user),
+        environment=dict(request.environment),
+        components=dict(request.components),
+        exact=list(request.exact),
+        parts=[PartRef(rank=0, file=part_file(0), size=len(data), hash=hexdigest(data))],
+        logical_bytes=plan.logical_bytes,
+        stored_bytes=stored,
+        new_bytes=stored,
+    )
+    put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
+    place.store.settle(prefix)
+    timings["parts"] = time.perf_counter() - mark
+    return root, _trainable_digest(plan, packs)
+
+
+def _commit(place: Place, root: Root, prefix: str, directory: str, timings: dict[str, float]) -> int:
+    mark = time.perf_counter()
+    root_hash, root_bytes = check_written(place.store, prefix, root)
+    body = CommitBody(
+        id=root.id,
+        step=root.step,
+        dir=directory,
+        root=root_hash,
+        root_bytes=root_bytes,
+        parents=root.parents,
+        reason=root.reason,
+        metrics=root.metrics,
+        logical_bytes=root.logical_bytes,
+        stored_bytes=root.stored_bytes,
+        new_bytes=root.new_bytes,
+        requires=root.requires,
+    )
+
+    def decide(view: View) -> tuple[CommitBody, int]:
+        refuse_if_fenced(view, place.epoch)
+        return body, place.epoch
+
+    record = place.log.append(decide)
+    assert record is not None
+    timings["commit"] = time.perf_counter() - mark
+    return record.seq
+
+
+def refuse_if_fenced(view: View, epoch: int) -> None:
+    """``Fenced`` if a newer attempt has taken charge of the run."""
+    history = fold(view)
+    if history.epoch > epoch:
+        newer = history.fences[-1].writer if history.fences else "another process"
+        raise Fenced(
+            f"attempt {epoch} of this run was superseded by attempt {history.epoch}",
+            where=view.run,
+            hint=f"{newer} is in charge now: stop this process, or give it a run of its own",
+        )
+
+
+def check_written(store: ByteStore, prefix: str, expected: Root) -> tuple[str, int]:
+    """Read root and parts back from the store and check all that a reader would, but for the chunks. The root's hash and length."""
+    data = store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
+    root = decode_root(data, hexdigest(data), f"{prefix}/{ROOT_FILE}")
+    if root != expected:
+        raise CorruptCheckpoint("root.json reads back differently", where=prefix)
+    parts = []
+    for ref in root.parts:
+        where = f"{prefix}/{ref.file}"
+        part = decode_part(store.get(where, PART_BYTES_MAX), root, ref, where)
+        for pack in part.packs:
+            reader = store.open(f"{prefix}/{pack.file}")
+            try:
+                if reader.size != pack.size:
+                    raise CorruptCheckpoint(f"{reader.size} bytes where {pack.size} were written", where=f"{prefix}/{pack.file}")
+            finally:
+                reader.close()
+        parts.append(part)
+    check_complete(parts)
+    return hexdigest(data), len(data)
+
+
+def delete_directory(store: ByteStore, prefix: str) -> bool:
+    """Delete what Relight wrote below ``prefix``, and the directory if nothing else is in it. Unknown files stay."""
+    for entry in list(store.list(prefix)):
+        if not entry.is_dir and is_written_file(entry.name):
+            store.delete(f"{prefix}/{entry.name}")
+    return store.delete_dir(prefix)
+
+
+def _trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
+    """One hash over the chunks that hold trainable tensors. Those share no chunk with others, so equal values give equal hashes."""
+    hasher = Digest()
+    held = [plan.tensors[i] for i in plan.trainable if plan.tensors[i].length]
+    for index, pack in enumerate(packs):
+        spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in held if tensor.pack == index)
+        ends = [end for _, end in spans]
+        at = 0
+        for length, value in pack.chunks:
+            nearest = bisect_right(ends, at)  # the first span that ends behind this chunk's start
+            if nearest < len(spans) and spans[nearest][0] < at + length:
+                hasher.update(value)
+            at += length
+    return hasher.digest()
+
+
+def _metric(value: float) -> Metric:
+    if isinstance(value, int):
+        return value
+    if value != value:
+        return "nan"
+    if value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return value

@@ -1,0 +1,11 @@
+"""The run's log: create-once, numbered, hash-chained records, folded into a history. The only authority on what exists.
+
+Always holds: one commit point (the exclusive creation of the next record); no clock decides anything; a damaged record loses itself only.
+May import: ``store``, ``format``, ``errors``, ``observe``.
+"""
+
+from relight.log.chain import Fault, Log, View
+from relight.log.history import Checkpoint, History, fold
+from relight.log.identity import read_store, require_store
+
+__all__ = ["Checkpoint", "Fault", "History", "Log", "View", "fold", "read_store", "require_store"]

@@ -1,0 +1,233 @@
+"""Reading and appending records: numbering, chaining, what a damaged one means."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.format import Record, decode_record, encode_record, hexdigest
+from relight.format.digest import ZERO_HEX
+from relight.format.names import LOG_DIR, parse_record_file, record_file
+from relight.format.records import Body, RunBody
+from relight.format.strict import SEALED_BYTES_MAX
+from relight.log.identity import now_text, read_store, require_store
+from relight.store import ByteStore
+
+RECORDS_MAX = 2_000_000
+APPEND_TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A record that counts for nothing, and why."""
+
+    seq: int
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the log says now. ``head`` is the highest number there, −1 if none; ``head_hash`` what the next record chains to."""
+
+    run: str
+    store_id: str
+    run_id: str
+    records: tuple[Record, ...]
+    faults: tuple[Fault, ...]
+    head: int
+    head_hash: str
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One number: the hash of what lies there, and the record or what is wrong with it."""
+
+    file_hash: str | None
+    record: Record | None
+    reason: str = ""
+    unreadable: bool = False
+    """The store failed to read it just now: it may be a good record, so nothing may be chained behind it."""
+
+
+class Log:
+    """One run's log. Not thread-safe. Records are immutable, so each is read once; damage that comes later is ``verify``'s to find."""
+
+    def __init__(self, store: ByteStore, run: str, *, now: Callable[[], str] = now_text) -> None:
+        self._store, self._run, self._now = store, run, now
+        self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._slots: dict[int, _Slot] = {}
+        self._store_id = ""
+        self._run_id = ""
+        self._settled = False
+        self._own_head = -1
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._run
+
+    def read(self) -> View:
+        """The log as it is now. ``CheckpointNotFound`` if there is no such run."""
+        view = self._view()
+        if view.head < 0:
+            raise CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint="relight ls STORE shows its runs")
+        return view
+
+    def start(self) -> View:
+        """The log as it is now, with record 0 made if there is none."""
+        try:
+            self._store_id = require_store(self._store).id
+        except (CorruptCheckpoint, UnsafeContent):
+            self._store_id = ""  # the records know: a damaged relight.json must not stop a run
+        view = self._view()
+        if view.head < 0:
+            if not self._store_id:
+                raise CorruptCheckpoint(
+                    "relight.json is damaged, and this run has no log to tell which store it is",
+                    where=self._store.url,
+                    hint="restore relight.json from a copy, or choose another directory",
+                )
+            self._append(view, RunBody(name=self._run), epoch=0, run_id=secrets.token_hex(16))
+            view = self._view()
+        return view
+
+    def append(self, decide: Callable[[View], tuple[Body, int] | None]) -> Record | None:
+        """Append what ``decide(view)`` gives, ``(body, epoch)``; None to append nothing. The single commit point.
+
+        When somebody else takes the number first, ``decide`` is asked again with the new view. ``Uncertain`` if the store cannot tell
+        whether the record exists: nothing that it refers to may then be deleted.
+        """
+        for _ in range(APPEND_TRIES):
+            view = self._view()
+            wanted = decide(view)
+            if wanted is None:
+                return None
+            record = self._append(view, *wanted, run_id=view.run_id)
+            if record is not None:
+                return record
+        raise StoreUnavailable(f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}")
+
+    def _append(self, view: View, body: Body, epoch: int, run_id: str) -> Record | None:
+        head = self._slots.get(view.head)
+        if head is not None and head.unreadable:
+            raise StoreUnavailable(f"the log's last record cannot be read: {head.reason}", where=self._key(view.head))
+        self._settle(view)
+        record = Record(
+            seq=view.head + 1,
+            prev=view.head_hash,
+            store=view.store_id,
+            run=run_id,
+            epoch=epoch,
+            time=self._now(),
+            writer=self._writer,
+            body=body,
+        )
+        data = encode_record(record)
+        if len(data) > SEALED_BYTES_MAX:
+            raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
+        decode_record(data, record.seq, "the record about to be written")  # what no reader would take is never written
+        key = self._key(record.seq)
+        if not self._store.put_once(key, data) and self._store.get(key, SEALED_BYTES_MAX) != data:
+            return None
+        self._own_head = record.seq
+        written = decode_record(data, record.seq, key)
+        self._slots[record.seq] = _Slot(written.file_hash, written)
+        return written
+
+    def _settle(self, view: View) -> None:
+        """Before the first append, and whenever the head is another writer's, make durable what we are about to stand on.
+
+        Whoever made the directories or the head record may have been killed between making and fsyncing them.
+        """
+        if not self._settled:
+            for prefix in ("", self._run):
+                if any(True for _ in self._store.list(prefix)):
+                    self._store.settle(prefix)
+            self._settled = True
+        if view.head >= 0 and view.head != self._own_head:
+            self._store.settle(f"{self._run}/{LOG_DIR}")
+
+    def _key(self, seq: int) -> str:
+        return f"{self._run}/{LOG_DIR}/{record_file(seq)}"
+
+    def _view(self) -> View:
+        numbers = set()
+        for entry in self._store.list(f"{self._run}/{LOG_DIR}"):
+            seq = parse_record_file(entry.name)
+            if seq is not None:
+                numbers.add(seq)
+                if len(numbers) > RECORDS_MAX:
+                    raise UnsafeContent(f"more than {RECORDS_MAX} records", where=f"{self._run}/{LOG_DIR}")
+        head = max(numbers, default=-1)
+        if head > RECORDS_MAX:
+            raise UnsafeContent(f"a record numbered {head}", where=f"{self._run}/{LOG_DIR}", hint="not written by Relight: remove it")
+        known = {seq for seq, slot in self._slots.items() if not slot.unreadable}
+        for seq in sorted(numbers - known):
+            self._slots[seq] = self._load(seq)
+        return self._judge(head)
+
+    def _load(self, seq: int) -> _Slot:
+        key = self._key(seq)
+        try:
+            data = self._store.get(key, SEALED_BYTES_MAX)
+        except (CheckpointNotFound, UnsafeContent, CorruptCheckpoint) as error:
+            return _Slot(None, None, error.what)
+        except StoreUnavailable as error:
+            return _Slot(None, None, error.what, unreadable=True)
+        try:
+            return _Slot(hexdigest(data), decode_record(data, seq, key))
+        except RelightError as error:
+            return _Slot(hexdigest(data), None, error.what)
+
+    def _judge(self, head: int) -> View:
+        """Which records count: right store and run, and the bytes their successor chained to."""
+        slots = self._slots
+        if not self._store_id:
+            try:
+                self._store_id = read_store(self._store).id
+            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+                self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
+        if not self._run_id:
+            self._run_id = _most_common([slot.record.run for slot in slots.values() if slot.record])
+        good: list[Record] = []
+        faults: list[Fault] = []
+        for seq in range(head + 1):
+            slot = slots.get(seq)
+            following = slots.get(seq + 1)
+            reason = self._reason(slot, following.record if following else None)
+            if reason:
+                faults.append(Fault(seq, self._key(seq), reason))
+            elif slot is not None and slot.record is not None:
+                good.append(slot.record)
+        last = slots.get(head)
+        head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
+        return View(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
+
+    def _reason(self, slot: _Slot | None, following: Record | None) -> str:
+        if slot is None:
+            return "the record is missing"
+        if slot.record is None:
+            return slot.reason
+        if slot.record.store != self._store_id:
+            return "the record belongs to another store"
+        if slot.record.run != self._run_id:
+            return "the record belongs to another run"
+        if slot.record.seq == 0 and slot.record.prev != ZERO_HEX:
+            return "the first record claims one before it"
+        if following is not None and self._ours(following) and following.prev != slot.file_hash:
+            return "the bytes are not those the next record was chained to"
+        return ""
+
+    def _ours(self, record: Record) -> bool:
+        return record.store == self._store_id and record.run == self._run_id
+
+
+def _most_common(values: list[str]) -> str:
+    return max(sorted(set(values)), key=values.count, default="")
+
+

@@ -1,0 +1,107 @@
+"""Folding records into what is true: pure, the same lines for agent, command line and simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from relight.format import Record
+from relight.format.names import parse_dir
+from relight.format.records import CommitBody, FenceBody, NoteBody, RetireBody, TagBody
+from relight.log.chain import View
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint as the log tells it. ``seq`` orders it among all of the run's records; ``body`` is its COMMIT."""
+
+    seq: int
+    time: str
+    epoch: int
+    body: CommitBody
+
+    @property
+    def id(self) -> str:
+        """Its ten-character id."""
+        return self.body.id
+
+    @property
+    def step(self) -> int:
+        """The step whose end it is."""
+        return self.body.step
+
+
+@dataclass(slots=True)
+class History:
+    """What a log amounts to. ``live`` is oldest first."""
+
+    live: list[Checkpoint] = field(default_factory=list)
+    retired: dict[str, Checkpoint] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    fences: list[Record] = field(default_factory=list)
+    notes: list[Record] = field(default_factory=list)
+    void: list[tuple[Record, str]] = field(default_factory=list)
+
+    @property
+    def committed_ids(self) -> set[str]:
+        """Every id a valid COMMIT ever named, retired ones too."""
+        return {one.id for one in self.live} | self.retired.keys()
+
+    def find(self, checkpoint_id: str) -> Checkpoint | None:
+        """The live checkpoint of that id."""
+        return next((one for one in self.live if one.id == checkpoint_id), None)
+
+    def tags_of(self, checkpoint_id: str) -> list[str]:
+        """The tags that point at it, sorted."""
+        return sorted(name for name, target in self.tags.items() if target == checkpoint_id)
+
+
+def fold(view: View | Sequence[Record]) -> History:
+    """The history that ``records``, in order, amount to.
+
+    A COMMIT, TAG or RETIRE of an epoch below the highest FENCE before it is void. A retired checkpoint never comes back. A second COMMIT
+    of an id is the first one said again.
+    """
+    records = view.records if isinstance(view, View) else view
+    history = History()
+    for record in records:
+        body = record.body
+        if isinstance(body, FenceBody):
+            if record.epoch <= history.epoch:
+                history.void.append((record, f"its epoch {record.epoch} is not above {history.epoch}"))
+                continue
+            history.epoch = record.epoch
+            history.fences.append(record)
+        elif isinstance(body, NoteBody):
+            history.notes.append(record)
+        elif isinstance(body, (CommitBody, RetireBody, TagBody)):
+            if record.epoch < history.epoch:
+                history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
+                continue
+            history.epoch = max(history.epoch, record.epoch)  # the FENCE itself may be a damaged record
+            _apply(history, record, body)
+    return history
+
+
+def _apply(history: History, record: Record, body: CommitBody | RetireBody | TagBody) -> None:
+    if isinstance(body, CommitBody):
+        parsed = parse_dir(body.dir)
+        if parsed is None or parsed.epoch != record.epoch:
+            history.void.append((record, "it commits a directory of another epoch"))
+        elif body.id in history.retired or history.find(body.id):
+            history.void.append((record, "its checkpoint was committed before"))
+        else:
+            history.live.append(Checkpoint(record.seq, record.time, record.epoch, body))
+    elif isinstance(body, RetireBody):
+        for checkpoint_id in body.ids:
+            found = history.find(checkpoint_id)
+            if found:
+                history.live.remove(found)
+                history.retired[checkpoint_id] = found
+                for name in history.tags_of(checkpoint_id):
+                    del history.tags[name]
+    elif body.id is None:
+        history.tags.pop(body.name, None)
+    elif history.find(body.id):
+        history.tags[body.name] = body.id

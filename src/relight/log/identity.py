@@ -1,0 +1,42 @@
+"""Which store this is: ``relight.json``, made once."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+
+from relight.errors import CheckpointNotFound, StoreUnavailable
+from relight.format import StoreRecord, decode_store, encode_store
+from relight.format.names import STORE_FILE
+from relight.format.strict import SEALED_BYTES_MAX
+from relight.store import ByteStore
+
+
+def now_text() -> str:
+    """The time, for people: RFC 3339, UTC, whole seconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read_store(store: ByteStore) -> StoreRecord:
+    """Which store this is; ``CheckpointNotFound`` if it is none, ``CorruptCheckpoint`` if its record is damaged."""
+    try:
+        data = store.get(STORE_FILE, SEALED_BYTES_MAX)
+    except CheckpointNotFound as error:
+        raise CheckpointNotFound(
+            "no Relight store here", where=store.url, hint="a store has a file relight.json at its top; check the path"
+        ) from error
+    return decode_store(data, f"{store.url}/{STORE_FILE}")
+
+
+def require_store(store: ByteStore) -> StoreRecord:
+    """Which store this is; made now if it is none yet."""
+    for _ in range(3):
+        try:
+            return read_store(store)
+        except CheckpointNotFound:
+            record = StoreRecord(id=secrets.token_hex(16), created=now_text())
+            if store.put_once(STORE_FILE, encode_store(record)):
+                return record
+    raise StoreUnavailable("relight.json can neither be made nor read", where=store.url)
+
+

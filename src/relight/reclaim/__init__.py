@@ -1,0 +1,20 @@
+"""What may go: plan, retire in the log, then delete. May import: ``commit``, ``catalog`` and everything below them.
+
+Always holds: nothing is deleted that a live checkpoint needs, whatever is damaged and whoever else is at work. A file is deleted only
+(a) under a checkpoint that a RETIRE record, read back from the log, has taken out of the history, or (b) under an attempt that a FENCE
+has superseded, and that no record commits, in a log without a damaged record. Unknown files are never deleted.
+"""
+
+from relight.reclaim.prune import PrunePlan, PruneReport, execute, plan_prune
+from relight.reclaim.sweep import SweepPlan, SweepReport, execute_sweep, plan_sweep
+
+__all__ = [
+    "PrunePlan",
+    "PruneReport",
+    "SweepPlan",
+    "SweepReport",
+    "execute",
+    "execute_sweep",
+    "plan_prune",
+    "plan_sweep",
+]

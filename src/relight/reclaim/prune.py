@@ -1,0 +1,115 @@
+"""Retention: which checkpoints go, and the deleting of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from relight.catalog.find import metric_value
+from relight.catalog.verify import verify_checkpoint
+from relight.errors import Fenced
+from relight.format.records import Body, RetireBody
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy import Candidate, Keep, Verdict, decide_keep
+from relight.reclaim.sweep import delete_checkpoints
+from relight.store import ByteStore
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What stays and what goes, each with its reason. Printing it is the dry run."""
+
+    run: str
+    rules: Keep
+    verdicts: list[Verdict]
+    bytes_freed: int
+
+    @property
+    def going(self) -> list[str]:
+        """Ids that are to be retired."""
+        return [verdict.id for verdict in self.verdicts if not verdict.keep]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What was done. ``left`` names directories that could not be deleted yet; the next sweep tries again."""
+
+    retired: list[str]
+    deleted: list[str]
+    left: list[str]
+
+
+def plan_prune(
+    store: ByteStore,
+    run: str,
+    rules: Keep,
+    *,
+    verified: Mapping[str, bool] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> PrunePlan:
+    """Decide what goes. If something would, checkpoints that stay are read, newest first, until one of them verifies.
+
+    ``verified`` holds what is known already, by id, and is added to; pass the same one again to save the reading.
+    """
+    log = Log(store, run)
+    view = log.read()
+    history = fold(view)
+    known = verified if isinstance(verified, dict) else dict(verified or {})
+    while True:
+        verdicts = decide_keep(rules, _candidates(history, known))
+        hopeful = decide_keep(rules, _candidates(history, {**dict.fromkeys(_unknown(history, known), True), **known}))
+        if all(verdict.keep for verdict in hopeful) or not all(verdict.keep for verdict in verdicts):
+            break
+        doubtful = next((one for one in reversed(history.live) if one.id not in known), None)
+        if doubtful is None:
+            break
+        known[doubtful.id] = not verify_checkpoint(store, view, doubtful, progress=progress)
+    going = {verdict.id for verdict in verdicts if not verdict.keep}
+    freed = sum(one.body.stored_bytes for one in history.live if one.id in going)
+    return PrunePlan(run, rules, verdicts, freed)
+
+
+def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None) -> PruneReport:
+    """Retire, then delete. ``epoch`` is the attempt's that prunes, None for a tool; a superseded attempt gets ``Fenced``.
+
+    Between plan and RETIRE others may have tagged or committed: what a tag holds by then stays, and so does the newest.
+    """
+    if not plan.going:
+        return PruneReport([], [], [])
+    log = Log(store, plan.run)
+    log.read()
+    retired: list[str] = []
+
+    def decide(view: View) -> tuple[Body, int] | None:
+        history = fold(view)
+        if epoch is not None and history.epoch > epoch:
+            raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=plan.run)
+        still = [
+            one.id
+            for one in history.live[:-1]
+            if one.id in plan.going and not history.tags_of(one.id) and not _needed_by(history, one.id, plan.going)
+        ]
+        retired[:] = still
+        return (RetireBody(ids=still, reason="retention"), history.epoch) if still else None
+
+    if log.append(decide) is None:
+        return PruneReport([], [], [])
+    deleted, left = delete_checkpoints(store, plan.run, fold(log.read()), retired)
+    return PruneReport(retired, deleted, left)
+
+
+def _candidates(history: History, known: Mapping[str, bool]) -> list[Candidate]:
+    return [_candidate(history, one, known.get(one.id)) for one in history.live]
+
+
+def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:
+    metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
+    return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), _needed_by(history, one.id, ()), verified)
+
+
+def _needed_by(history: History, checkpoint_id: str, except_: list[str] | tuple[str, ...]) -> list[str]:
+    return [one.id for one in history.live if checkpoint_id in one.body.requires and one.id not in except_]
+
+
+def _unknown(history: History, known: Mapping[str, bool]) -> list[str]:
+    return [one.id for one in history.live if one.id not in known]

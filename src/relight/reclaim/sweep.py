@@ -1,0 +1,81 @@
+"""Sweeping: deleting the bytes of what is retired, and what dead attempts left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relight.commit import delete_directory
+from relight.errors import StoreUnavailable
+from relight.format.names import parse_dir
+from relight.log import History, Log, fold
+from relight.store import ByteStore
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """Directories that may be deleted, each with the reason; ``held`` are those that may not be, although nothing names them."""
+
+    run: str
+    directories: list[tuple[str, str]]
+    held: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What was deleted, and what could not be."""
+
+    deleted: list[str]
+    left: list[str]
+
+
+def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
+    """Find what nobody can need any more. The listing is taken *before* the log is read: what is committed in between is then seen."""
+    names = [entry.name for entry in store.list(run) if entry.is_dir]
+    view = Log(store, run).read()
+    history = fold(view)
+    retired = {one.body.dir for one in history.retired.values()}
+    live = {one.body.dir for one in history.live}
+    going: list[tuple[str, str]] = []
+    held: list[tuple[str, str]] = []
+    for name in sorted(names):
+        parsed = parse_dir(name)
+        if parsed is None or name in live:
+            continue
+        if name in retired:
+            going.append((name, "retired"))
+        elif view.faults:
+            held.append((name, "a record of the log is damaged: it may have been the commit of this one"))
+        elif parsed.epoch < history.epoch:
+            going.append((name, f"left by attempt {parsed.epoch}, which attempt {history.epoch} has superseded"))
+        else:
+            held.append((name, "its attempt may still be writing it"))
+    return SweepPlan(run, going, held)
+
+
+def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
+    """Delete what the plan names. What the store will not delete now is left for the next sweep."""
+    deleted: list[str] = []
+    left: list[str] = []
+    for name, _ in plan.directories:
+        _delete(store, plan.run, name, deleted, left)
+    return SweepReport(deleted, left)
+
+
+def delete_checkpoints(store: ByteStore, run: str, history: History, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Delete the directories of ``ids``, which ``history`` says are retired: ``(deleted, left)``."""
+    deleted: list[str] = []
+    left: list[str] = []
+    for checkpoint_id in ids:
+        found = history.retired.get(checkpoint_id)
+        if found is not None:
+            _delete(store, run, found.body.dir, deleted, left)
+    return deleted, left
+
+
+def _delete(store: ByteStore, run: str, name: str, deleted: list[str], left: list[str]) -> None:
+    try:
+        gone = delete_directory(store, f"{run}/{name}")
+    except StoreUnavailable:
+        gone = False
+    (deleted if gone else left).append(name)

@@ -1,0 +1,13 @@
+"""Where bytes live: the store's interface, and the stores behind it.
+
+Always holds: a name is written once and never again; `put_once` has exactly one winner; after `settle` what was written survives a power
+cut; what is read is a regular file inside the store. May import: ``errors``, ``observe``. Torch-free.
+"""
+
+from relight.store.base import ByteStore, Entry, Properties, Reader, Writer, put
+from relight.store.disk import Disk
+from relight.store.local import LocalStore
+from relight.store.memory import MemoryStore
+from relight.store.urls import open_bytes
+
+__all__ = ["ByteStore", "Disk", "Entry", "LocalStore", "MemoryStore", "Properties", "Reader", "Writer", "open_bytes", "put"]

@@ -1,0 +1,121 @@
+"""What a store of bytes is: eleven operations and what each promises.
+
+Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` (``NoSpace``) when the store refuses, and
+``CheckpointNotFound`` when a key to be read is not there. None of them retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from relight.errors import StoreUnavailable
+
+
+class Uncertain(StoreUnavailable):
+    """A creation may or may not have taken effect: only reading the store again can tell. Nothing may be deleted on the strength of it."""
+
+    kind = "uncertain"
+
+
+class Properties(NamedTuple):
+    """What a store honours."""
+
+    exclusive_create: bool
+    """``put_once`` has one winner among all processes and machines."""
+    durable: bool
+    """What was settled survives a power cut."""
+
+
+class Entry(NamedTuple):
+    """One name in a listing."""
+
+    name: str
+    is_dir: bool
+
+
+class Writer(Protocol):
+    """A new file being written, positioned by offset, from any thread."""
+
+    align: int
+    """Offsets, lengths and addresses handed to ``write_at`` are multiples of this; 1 if it doesn't matter. The last write may be padded."""
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """Write all of ``data``."""
+
+    def finish(self) -> None:
+        """Make the bytes durable and close; the name needs ``settle``. After an error the file is poisoned: abort, never finish again."""
+
+    def abort(self) -> None:
+        """Close and remove. Never raises."""
+
+
+class Reader(Protocol):
+    """An open file. What is read through one reader comes from one file, whatever happens to its name."""
+
+    size: int
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill ``into`` from ``offset``; ``CorruptCheckpoint`` if the file is shorter. Any thread."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+class ByteStore(Protocol):
+    """The operations."""
+
+    url: str
+
+    def properties(self) -> Properties:
+        """What it honours."""
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """Create ``key`` with ``data``, durably, or return False if it is there already. ``Uncertain`` if neither can be told."""
+
+    def write(self, key: str, size: int) -> Writer:
+        """A writer for a new file of ``size`` bytes. Fails if the key exists, or if there is no room for it."""
+
+    def settle(self, prefix: str) -> None:
+        """Make the names directly below ``prefix`` durable."""
+
+    def get(self, key: str, limit: int) -> bytes:
+        """The whole of a small file; ``UnsafeContent`` if it is longer than ``limit``."""
+
+    def open(self, key: str) -> Reader:
+        """Open for reading."""
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Names directly below ``prefix``, in no order; nothing if there is no such prefix."""
+
+    def delete(self, key: str) -> None:
+        """Remove a file; one that is not there is fine."""
+
+    def delete_dir(self, prefix: str) -> bool:
+        """Remove an empty directory; False if it is not empty."""
+
+    def free_bytes(self) -> int | None:
+        """Room left, in bytes; None if unknown or without limit."""
+
+
+def put(store: ByteStore, key: str, data: bytes) -> None:
+    """Write a small file under a name nobody else uses, durably but for ``settle``."""
+    writer = store.write(key, len(data))
+    try:
+        if data:
+            writer.write_at(0, memoryview(_aligned(data, writer.align)))
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _aligned(data: bytes, align: int) -> bytes | memoryview:
+    if align == 1:
+        return data
+    import mmap  # page-aligned memory, for the rare store that wants it even for small files
+
+    padded = -(-len(data) // align) * align
+    buffer = mmap.mmap(-1, padded)
+    buffer[: len(data)] = data
+    return memoryview(buffer)

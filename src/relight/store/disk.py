@@ -1,0 +1,87 @@
+"""The system calls of a local store, one method each: the seam where tests kill, fail and simulate.
+
+Nothing here decides anything. ``relight.testing`` has disks that crash at the nth call, fail it, or forget what was not fsynced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Disk:
+    """System calls as they are. Paths are absolute. Errors are ``OSError``."""
+
+    def open_new(self, path: str, *, direct: bool = False) -> int:
+        """Create a file exclusively, for writing."""
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(path, flags | (O_DIRECT if direct else 0), 0o666)
+
+    def open_read(self, path: str) -> int:
+        """Open for reading; a symbolic link is an error, a FIFO does not block."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def open_dir(self, path: str) -> int:
+        """Open a directory, to fsync it."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write some of ``data``; how much."""
+        return os.pwrite(fd, data, offset)
+
+    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+        """Read some; how much, 0 at the end."""
+        return os.preadv(fd, [into], offset)
+
+    def fallocate(self, fd: int, size: int) -> None:
+        """Reserve room, so that a full disk is noticed before any byte is written."""
+        os.posix_fallocate(fd, 0, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut to length."""
+        os.ftruncate(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        """Make a file's bytes, or a directory's names, durable."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close; delayed write errors may come here."""
+        os.close(fd)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; fails if the name is taken. The commit primitive."""
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a name."""
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory."""
+        os.mkdir(path, 0o777)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        """What an open file is."""
+        return os.fstat(fd)
+
+    def lstat(self, path: str) -> os.stat_result:
+        """What a name is, without following links."""
+        return os.lstat(path)
+
+    def scan(self, path: str) -> Iterator[tuple[str, bool]]:
+        """Names in a directory, and whether each is a directory (links are not)."""
+        with os.scandir(path) as entries:
+            for entry in entries:
+                yield entry.name, entry.is_dir(follow_symlinks=False)
+
+    def free_bytes(self, path: str) -> int:
+        """Room left for an ordinary user."""
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize

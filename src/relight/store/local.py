@@ -1,0 +1,150 @@
+"""A directory as a store: local file systems, and network ones that behave."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from relight.errors import UnsafeContent
+from relight.store.base import Entry, Properties, Reader, Writer
+from relight.store.disk import Disk
+from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
+
+DIRECT_FROM_BYTES = 1 << 20
+"""Files from this size on are written past the page cache where the file system allows it."""
+
+
+class LocalStore:
+    """A store in the directory ``root``, which is made when first written to."""
+
+    def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, direct: bool = True) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._disk = disk or Disk()
+        self._direct = direct
+        self.url = self._root
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._root!r})"
+
+    def properties(self) -> Properties:
+        """Exclusive by ``link``, durable by fsync."""
+        return Properties(exclusive_create=True, durable=True)
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``; see ``durable.create_once`` for the order of calls."""
+        path = self._path(key)
+        self._make_parent(path)
+        return create_once(self._disk, path, data)
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        path = self._path(key)
+        self._make_parent(path)
+        return NewFile(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
+
+    def settle(self, prefix: str) -> None:
+        """fsync the directory."""
+        sync_dir(self._disk, self._path(prefix))
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        reader = self.open(key)
+        try:
+            if reader.size > limit:
+                raise UnsafeContent(f"{reader.size} bytes where at most {limit} are allowed", where=key)
+            data = bytearray(reader.size)
+            reader.read_into(0, memoryview(data))
+            return bytes(data)
+        finally:
+            reader.close()
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``. Symbolic links below the root are refused, in the middle of the path too."""
+        path = self._path(key)
+        self._check_parents(path)
+        return OpenFile(self._disk, path)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        path = self._path(prefix)
+        self._check_parents(os.path.join(path, "x"))
+        try:
+            for name, is_dir in self._disk.scan(path):
+                yield Entry(name, is_dir)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise translate(error, "listing", path) from error
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        path = self._path(key)
+        self._check_parents(path)
+        try:
+            self._disk.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise translate(error, "deleting", path) from error
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``."""
+        path = self._path(prefix)
+        self._check_parents(path)
+        try:
+            self._disk.rmdir(path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise translate(error, "deleting a directory", path) from error
+        return True
+
+    def free_bytes(self) -> int | None:
+        """Of the file system that holds the root, or the nearest directory above it that exists."""
+        path = self._root
+        while True:
+            with contextlib.suppress(OSError):
+                return self._disk.free_bytes(path)
+            parent = os.path.dirname(path)
+            if parent == path:
+                return None
+            path = parent
+
+    def _path(self, key: str) -> str:
+        parts = key.split("/") if key else []
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise UnsafeContent(f"{key[:80]!r} is no name inside a store")
+        return os.path.join(self._root, *parts)
+
+    def _make_parent(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        if not os.path.isabs(parent) or not parent.startswith(self._root):
+            raise UnsafeContent("outside the store", where=path)
+        base = self._root
+        while True:  # the root itself may be new, with directories above it
+            try:
+                self._disk.lstat(base)
+                break
+            except FileNotFoundError:
+                base = os.path.dirname(base)
+            except OSError as error:
+                raise translate(error, "looking at", base) from error
+        make_dirs(self._disk, base, parent)
+
+    def _check_parents(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        while len(parent) > len(self._root):
+            try:
+                mode = self._disk.lstat(parent).st_mode
+            except OSError as error:
+                if error.errno == errno.ENOENT:
+                    return  # the operation itself will say so
+                raise translate(error, "looking at", parent) from error
+            if not stat.S_ISDIR(mode):
+                raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=parent)
+            parent = os.path.dirname(parent)

@@ -1,0 +1,124 @@
+"""A store in this process's memory: for tests, notebooks, and as the smallest example of the interface."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
+from relight.store.base import Entry, Properties, Reader, Writer
+
+_shared: dict[str, MemoryStore] = {}
+_shared_lock = threading.Lock()
+
+
+class MemoryStore:
+    """Files in a dict. ``MemoryStore.named(name)`` gives the same one again, as ``memory://name`` does."""
+
+    def __init__(self, name: str = "") -> None:
+        self.url = f"memory://{name}"
+        self._files: dict[str, bytes | bytearray] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def named(cls, name: str) -> MemoryStore:
+        """The one store of that name in this process."""
+        with _shared_lock:
+            return _shared.setdefault(name, cls(name))
+
+    def properties(self) -> Properties:
+        """Exclusive within the process, gone with it."""
+        return Properties(exclusive_create=True, durable=False)
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        with self._lock:
+            if _key(key) in self._files:
+                return False
+            self._files[key] = bytes(data)
+            return True
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        with self._lock:
+            if _key(key) in self._files:
+                raise StoreUnavailable("that name exists", where=key, retryable=False)
+            buffer = bytearray(size)
+            self._files[key] = buffer
+        return _MemoryWriter(self, key, buffer)
+
+    def settle(self, prefix: str) -> None:
+        """Nothing to do."""
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        data = self._file(key)
+        if len(data) > limit:
+            raise UnsafeContent(f"{len(data)} bytes where at most {limit} are allowed", where=key)
+        return bytes(data)
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``."""
+        return _MemoryReader(self._file(key), key)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        start = f"{_key(prefix)}/" if prefix else ""
+        with self._lock:
+            below = [key[len(start) :] for key in self._files if key.startswith(start)]
+        return iter({Entry(key.split("/", 1)[0], "/" in key) for key in below})
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        with self._lock:
+            self._files.pop(_key(key), None)
+
+    def delete_dir(self, prefix: str) -> bool:
+        """Directories are only prefixes here."""
+        return not any(True for _ in self.list(prefix))
+
+    def free_bytes(self) -> int | None:
+        """Unknown."""
+        return None
+
+    def _file(self, key: str) -> bytes | bytearray:
+        with self._lock:
+            try:
+                return self._files[_key(key)]
+            except KeyError:
+                raise CheckpointNotFound("no such file", where=key) from None
+
+
+class _MemoryWriter:
+    align = 1
+
+    def __init__(self, store: MemoryStore, key: str, buffer: bytearray) -> None:
+        self._store, self._key, self._buffer = store, key, buffer
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self._buffer[offset : offset + len(data)] = data
+
+    def finish(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self._store.delete(self._key)
+
+
+class _MemoryReader:
+    def __init__(self, data: bytes | bytearray, key: str) -> None:
+        self._data, self._key, self.size = data, key, len(data)
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if offset + len(into) > self.size:
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+        into[:] = memoryview(self._data)[offset : offset + len(into)]
+
+    def close(self) -> None:
+        pass
+
+
+def _key(key: str) -> str:
+    if any(part in ("", ".", "..") or "\0" in part for part in key.split("/")) and key:
+        raise UnsafeContent(f"{key[:80]!r} is no name inside a store")
+    return key
