@@ -1,1 +1,92 @@
-"""Relight keeps a training run alive."""
+"""Relight keeps a training run alive: it saves all of its state safely, and puts it back to work to the bit.
+
+>>> import relight
+>>> relight.every(steps=500) | relight.every(minutes=10)  # doctest: +ELLIPSIS
+_Any(...)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relight.api import Store, load, open, save
+    from relight.checkpointer import Checkpointer, Save, failures
+    from relight.errors import (
+        CheckpointNotFound,
+        ConfigError,
+        CorruptCheckpoint,
+        Fenced,
+        IncompatibleState,
+        LeaseHeld,
+        NoSpace,
+        RelightError,
+        SaveFailed,
+        StoreUnavailable,
+        UnsafeContent,
+        WrongKey,
+    )
+    from relight.policy import best, every, keep
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "relight.api": ("Store", "load", "open", "save"),
+    "relight.checkpointer": ("Checkpointer", "Save", "failures"),
+    "relight.errors": (
+        "CheckpointNotFound",
+        "ConfigError",
+        "CorruptCheckpoint",
+        "Fenced",
+        "IncompatibleState",
+        "LeaseHeld",
+        "NoSpace",
+        "RelightError",
+        "SaveFailed",
+        "StoreUnavailable",
+        "UnsafeContent",
+        "WrongKey",
+    ),
+    "relight.policy": ("best", "every", "keep"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CheckpointNotFound",
+    "Checkpointer",
+    "ConfigError",
+    "CorruptCheckpoint",
+    "Fenced",
+    "IncompatibleState",
+    "LeaseHeld",
+    "NoSpace",
+    "RelightError",
+    "Save",
+    "SaveFailed",
+    "Store",
+    "StoreUnavailable",
+    "UnsafeContent",
+    "WrongKey",
+    "best",
+    "every",
+    "failures",
+    "keep",
+    "load",
+    "open",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when first used: ``import relight`` stays quick and does not bring torch."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'relight' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,136 @@
+"""Without a loop: ``relight.save``, ``relight.load``, ``relight.open``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from relight.catalog import Finding, Run, candidates, list_runs, open_checkpoint, open_run, read_tensors, resolve
+from relight.catalog import verify_checkpoint as _verify
+from relight.commit import Attempt, SaveReport, SaveRequest
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
+from relight.format import encode_tree
+from relight.log import Checkpoint, read_store
+from relight.observe import emit
+from relight.policy import Keep
+from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
+from relight.store import open_bytes
+from relight.store.urls import split_run
+
+
+def save(
+    url: str | os.PathLike[str], state: Mapping[str, object], *, step: int, metrics: Mapping[str, float] | None = None
+) -> SaveReport:
+    """Save ``state``, a dict of anything a Checkpointer takes, as ``step`` of the run at ``url``. Durable when it returns.
+
+    Takes charge of the run, as every saver does: one at a time.
+    """
+    from relight.capture import capture, environment
+
+    store_url, run = split_run(url)
+    captured = capture(state, rng=False)
+    return Attempt.begin(open_bytes(store_url), run, reason="relight.save").save(
+        SaveRequest(
+            step=step,
+            tree=encode_tree(captured.tree),
+            items=captured.items,
+            metrics=metrics or {},
+            environment=environment(),
+            components=captured.kinds,
+            exact=captured.notes,
+        )
+    )
+
+
+def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequence[str] | None = None) -> dict[str, Any]:
+    """The state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Verified while it is read; runs nothing.
+
+    ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches.
+    """
+    from relight.capture import build_tree
+
+    store_url, run_name = split_run(url)
+    run = open_run(open_bytes(store_url), run_name)
+    view, history = run.view(), run.history()
+    tried = candidates(history, which)
+    if not tried:
+        raise CheckpointNotFound(f"run {run_name!r} has no checkpoint yet", where=store_url)
+    failed: list[str] = []
+    for checkpoint in tried:
+        try:
+            opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            part = opened.parts[0]
+            plan = build_tree(part.tensors, part.tree, only=only, where=opened.prefix)
+            read_tensors(opened, part, plan.sinks)
+        except (CorruptCheckpoint, UnsafeContent) as error:
+            if which != "latest":
+                raise
+            failed.append(str(error).splitlines()[0])
+            emit("restore.skipped", f"checkpoint {checkpoint.id} is passed over: {error}", id=checkpoint.id, kind=error.kind)
+            continue
+        result: dict[str, Any] = plan.result()
+        return result
+    raise CorruptCheckpoint(f"none of the {len(failed)} checkpoints of run {run_name!r} can be read", where=store_url, details=failed)
+
+
+class Store:
+    """A store, or one run of it, opened for looking and for housekeeping. ``relight.open(url)`` makes it."""
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        bytes_at = open_bytes(url)
+        try:
+            read_store(bytes_at)
+            self._bytes, self._run = bytes_at, None
+        except CheckpointNotFound:
+            store_url, run = split_run(url)
+            self._bytes, self._run = open_bytes(store_url), run
+            open_run(self._bytes, run)
+
+    @property
+    def runs(self) -> list[str]:
+        """The names of the runs, or of the one that was opened."""
+        return [self._run] if self._run else list_runs(self._bytes)
+
+    def run(self, name: str | None = None) -> Run:
+        """One run, for reading."""
+        return open_run(self._bytes, self._name(name))
+
+    def checkpoints(self, run: str | None = None) -> list[Checkpoint]:
+        """Committed checkpoints, oldest first."""
+        return self.run(run).history().live
+
+    def latest(self, run: str | None = None) -> Checkpoint:
+        """The newest committed checkpoint, unread."""
+        return resolve(self.run(run).history(), "latest")
+
+    def verify(self, which: str | int | None = None, run: str | None = None) -> Iterator[tuple[Checkpoint, list[Finding]]]:
+        """Each checkpoint (or one) with what is wrong with it, while it is found out."""
+        opened = self.run(run)
+        view, history = opened.view(), opened.history()
+        for one in history.live if which is None else [resolve(history, which)]:
+            yield one, _verify(self._bytes, view, one)
+
+    def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
+        """Point a tag at a checkpoint; None takes it away."""
+        opened = self.run(run)
+        opened.tag(name, None if which is None else resolve(opened.history(), which).id)
+
+    def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
+        """What ``prune`` would do, with a reason for each checkpoint."""
+        return plan_prune(self._bytes, self._name(run), rules)
+
+    def prune(self, rules: Keep, run: str | None = None) -> PruneReport:
+        """Retire and delete what no rule keeps."""
+        return execute(self.plan_prune(rules, run), self._bytes)
+
+    def _name(self, run: str | None) -> str:
+        name = run or self._run
+        if name is None:
+            raise ConfigError("which run?", hint=f"this store has {', '.join(self.runs[:8]) or 'none yet'}: pass run=")
+        return name
+
+
+def open(url: str | os.PathLike[str]) -> Store:
+    """Open the store, or the run, at ``url`` for looking and housekeeping."""
+    return Store(url)

@@ -1,0 +1,32 @@
+"""Live objects to a tree, and back: the room that knows torch.
+
+Always holds: what cannot be saved is refused, all at once, before anything is written; contiguous host tensors are never copied, neither
+on the way out nor on the way in; generators are restored after the loaders were repositioned. May import: ``layout``, ``format``,
+``errors``, ``observe``; and torch, and numpy where it is loaded.
+"""
+
+from relight.capture.build import LoadPlan, build_tree
+from relight.capture.captured import Captured, capture, fingerprint
+from relight.capture.environment import differences, environment
+from relight.capture.kinds import is_large, kind_of
+from relight.capture.loaders import observe_batches, unwatch_loaders, watch_loaders
+from relight.capture.restore import RestorePlan, plan_restore
+from relight.capture.swap import Swap
+
+__all__ = [
+    "Captured",
+    "LoadPlan",
+    "RestorePlan",
+    "Swap",
+    "build_tree",
+    "capture",
+    "differences",
+    "environment",
+    "fingerprint",
+    "is_large",
+    "kind_of",
+    "observe_batches",
+    "plan_restore",
+    "unwatch_loaders",
+    "watch_loaders",
+]

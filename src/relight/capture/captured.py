@@ -1,0 +1,155 @@
+"""Capture: all components to one tree and a list of items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.capture import rng as generators
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, is_large, kind_of, swapped_in, unwrap
+from relight.capture.loaders import loader_notes, loader_state
+from relight.capture.optimizers import capture_optimizer, own_parameters, parameter_names
+from relight.capture.walk import Walker
+from relight.format.tree import join_path
+from relight.layout import Item
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A state, read but not copied: ``tree`` with leaves that point into ``items``, whose sources are live memory.
+
+    ``notes`` are reasons why a resume from it is not bit-exact; ``found`` and ``missed`` are sentences for people.
+    """
+
+    tree: dict[str, Any]
+    items: list[Item]
+    kinds: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(item.source.length for item in self.items)
+
+
+def capture(components: Mapping[str, object], *, micro_step: int | None = None, rng: bool = True) -> Captured:
+    """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's generators.
+
+    Costs Python time in the number of tensors, no copy of contiguous host tensors. ``IncompatibleState`` lists all that cannot be saved.
+    """
+    walker = Walker()
+    tree: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    found: list[str] = []
+    missed: list[str] = []
+    trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in own_parameters(value)}
+    # Modules first: tensors that an optimizer or a dict shares with a module then carry the module's name.
+    for name, value in sorted(components.items(), key=lambda pair: kind_of(pair[1]) != MODULE):
+        kind = kinds[name] = kind_of(value)
+        before = len(walker.items)
+        tree[name] = _component(walker, name, value, kind, components, trained)
+        size = sum(item.source.length for item in walker.items[before:])
+        flag = swapped_in(value)
+        found.append(
+            f"{name}: {kind} ({type(value).__qualname__}), {len(walker.items) - before} tensors, {size} bytes"
+            + ("" if flag is None else f", swapped {'in' if flag else 'out'}")
+        )
+        missed += _missed(name, value, kind)
+    if micro_step is not None:
+        tree["grad"] = _gradients(walker, components)
+        kinds["grad"] = "grad"
+    if rng:
+        tree["rng"] = walker.value({**generators.host_states(), **generators.device_states()}, "rng", "rng")
+        kinds["rng"] = RNG
+        found.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
+    walker.finish()
+    ordered = {name: tree[name] for name in [*components, *(key for key in tree if key not in components)]}
+    return Captured(ordered, walker.items, kinds, [], found, missed)
+
+
+def _component(
+    walker: Walker, name: str, value: Any, kind: str, components: Mapping[str, object], trained: set[int]
+) -> Any:
+    path = join_path("", name)
+    if kind == MODULE:
+        return _module(walker, value, path, trained)
+    if kind == OPTIMIZER:
+        return capture_optimizer(walker, value, path, parameter_names(value, components))
+    if kind == LOADER:
+        return walker.value(loader_state(value), path)
+    if kind == RNG:
+        return walker.value(generators.generator_state(value), path, "rng")
+    if kind == VALUE:
+        return walker.value(value, path)
+    return walker.value(dict(value.state_dict()), path)
+
+
+def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> dict[str, Any]:
+    inner = unwrap(module)
+    if any("FullyShardedDataParallel" in type(one).__name__ or "FSDPModule" in [c.__name__ for c in type(one).__mro__] for one in inner.modules()):
+        walker.refuse(path, "sharded by FSDP, which this version does not understand yet")
+        return {}
+    node: dict[str, Any] = {}
+    for key, value in inner.state_dict(keep_vars=True).items():
+        at = join_path(path, key)
+        if isinstance(value, torch.Tensor):
+            is_parameter = isinstance(value, nn.Parameter)
+            trainable = is_parameter and value.requires_grad and id(value) in trained
+            node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
+        else:
+            node[key] = walker.value(value, at)
+    return node
+
+
+def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Parameters of all modules by ``component/name``, once each."""
+    seen: set[int] = set()
+    found: dict[str, torch.Tensor] = {}
+    for name, value in components.items():
+        if kind_of(value) == MODULE:
+            for key, parameter in unwrap(value).named_parameters():  # type: ignore[arg-type]
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found[f"{name}/{key}"] = parameter
+    return found
+
+
+def _gradients(walker: Walker, components: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        name: walker.tensor(parameter.grad, join_path("grad", name), "grad")
+        for name, parameter in named_gradients(components).items()
+        if parameter.grad is not None
+    }
+
+
+def _missed(name: str, value: Any, kind: str) -> list[str]:
+    if kind == MODULE:
+        missed = []
+        inner = unwrap(value)
+        for prefix, module in inner.named_modules():
+            for buffer in sorted(getattr(module, "_non_persistent_buffers_set", ())):
+                missed.append(f"{name}: buffer {prefix + '.' if prefix else ''}{buffer} is not persistent, so not part of the module's state")
+        return missed
+    if kind == LOADER:
+        return loader_notes(name, value)
+    return []
+
+
+def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
+    """Address and version of every parameter, buffer and optimizer tensor: equal as long as none of them is written or replaced."""
+    found: list[tuple[int, int]] = []
+    for value in components.values():
+        if not is_large(value):
+            continue
+        if isinstance(value, nn.Module):
+            tensors = [*value.parameters(), *value.buffers()]
+        else:
+            tensors = [t for state in value.state.values() if isinstance(state, dict) for t in state.values() if isinstance(t, torch.Tensor)]  # type: ignore[attr-defined]
+        found += [(tensor.data_ptr() if tensor.layout == torch.strided else id(tensor), tensor._version) for tensor in tensors]
+    return tuple(found)

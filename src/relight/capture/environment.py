@@ -1,0 +1,93 @@
+"""Under what software and settings a state was made, and which differences can break exactness."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import relight
+
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
+_EXACT = {
+    "torch": "torch's version",
+    "numpy": "numpy's version",
+    "python": "Python's version",
+    "cuda": "CUDA's version",
+    "devices": "the devices",
+    "machine": "the processor's architecture",
+    "cpu_capability": "the processor's instruction set",
+    "threads": "the number of threads (sums are split differently)",
+    "interop_threads": "the number of interop threads",
+    "deterministic_algorithms": "use_deterministic_algorithms",
+    "cudnn_deterministic": "cudnn.deterministic",
+    "cudnn_benchmark": "cudnn.benchmark",
+    "matmul_precision": "the precision of matrix products",
+    "tf32": "TF32",
+    "default_dtype": "the default dtype",
+    "code": "the code's revision",
+    "variables": "environment variables that change arithmetic",
+}
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, determinism flags, thread counts, code revision, arguments: JSON-able. May take some ms, for git."""
+    numpy = sys.modules.get("numpy")
+    cuda = torch.cuda.is_available()
+    return {
+        "relight": relight.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": getattr(numpy, "__version__", None),
+        "cuda": torch.version.cuda,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "host": socket.gethostname()[:64],
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "default_dtype": str(torch.get_default_dtype()),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "argv": [argument[:1000] for argument in sys.argv[:100]],
+        "code": _code(),
+    }
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A phrase for each difference that can break exactness."""
+    found = []
+    for key, name in _EXACT.items():
+        if key in saved and key in now and saved[key] != now[key]:
+            found.append(f"{name} was {saved[key]}, is {now[key]}")
+    code = now.get("code")
+    if isinstance(code, dict) and code.get("dirty") and saved.get("code") == code:
+        found.append("the code has uncommitted changes, now and then: they may differ")
+    return found
+
+
+def _code() -> dict[str, Any] | None:
+    """The commit of the script's repository, and whether it has changes; None outside one."""
+    folder = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=2, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}

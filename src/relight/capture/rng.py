@@ -1,0 +1,103 @@
+"""Random number generators of this process, and those handed over, as plain values and tensors. No pickles."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+def host_states() -> dict[str, Any]:
+    """Python's, numpy's legacy and torch's CPU generator."""
+    numpy = sys.modules.get("numpy")
+    return {
+        "python": python_state(random._inst),  # type: ignore[attr-defined]
+        "numpy": numpy.random.get_state(legacy=False) if numpy is not None else None,
+        "torch": torch.get_rng_state(),
+    }
+
+
+def restore_host(state: dict[str, Any]) -> None:
+    """Put ``host_states`` back."""
+    restore_python(random._inst, state["python"])  # type: ignore[attr-defined]
+    if state.get("numpy") is not None:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+
+
+def device_states() -> dict[str, list[torch.Tensor]]:
+    """The generators of every accelerator that is in use, by device type."""
+    found: dict[str, list[torch.Tensor]] = {}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    xpu = getattr(torch, "xpu", None)
+    if xpu is not None and xpu.is_available() and xpu.is_initialized():
+        found["xpu"] = xpu.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        found["mps"] = [torch.mps.get_rng_state()]
+    return found
+
+
+def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
+    """Put ``device_states`` back; sentences about what could not be."""
+    missed = []
+    for kind, saved in states.items():
+        module = getattr(torch, kind, None)
+        if module is None or not module.is_available():
+            missed.append(f"the checkpoint has {kind} generators and this machine has no {kind}")
+            continue
+        if kind == "mps":
+            module.set_rng_state(saved[0])
+            continue
+        count = module.device_count()
+        for index, state in enumerate(saved[:count]):
+            module.set_rng_state(state, index)
+        if count != len(saved):
+            missed.append(f"the checkpoint has generators of {len(saved)} {kind} devices, this process sees {count}")
+    return missed
+
+
+def python_state(generator: random.Random) -> dict[str, Any]:
+    """A ``random.Random``'s state."""
+    version, words, gauss = generator.getstate()
+    return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
+
+
+def restore_python(generator: random.Random, state: dict[str, Any]) -> None:
+    """Put ``python_state`` back."""
+    generator.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))
+
+
+def is_generator(value: object) -> bool:
+    """Whether ``value`` is a generator that can be handed over."""
+    if isinstance(value, (torch.Generator, random.Random)):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
+
+
+def generator_state(value: Any) -> dict[str, Any]:
+    """Any generator's state."""
+    if isinstance(value, torch.Generator):
+        return {"torch_generator": value.get_state()}
+    if isinstance(value, random.Random):
+        return python_state(value)
+    if hasattr(value, "bit_generator"):
+        return {"numpy_generator": value.bit_generator.state}
+    return {"numpy_legacy": value.get_state(legacy=False)}
+
+
+def restore_generator(value: Any, state: dict[str, Any]) -> None:
+    """Put ``generator_state`` back, in place."""
+    if isinstance(value, torch.Generator):
+        value.set_state(state["torch_generator"])
+    elif isinstance(value, random.Random):
+        restore_python(value, state)
+    elif hasattr(value, "bit_generator"):
+        value.bit_generator.state = state["numpy_generator"]
+    else:
+        value.set_state(state["numpy_legacy"])

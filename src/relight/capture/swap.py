@@ -1,0 +1,55 @@
+"""Averaged weights and the model's own, exchanged for evaluation, with a flag that survives a resume."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.capture.kinds import unwrap
+from relight.errors import IncompatibleState
+
+
+class Swap:
+    """Exchanges the values of ``model`` and ``averaged`` (an ``AveragedModel`` or a copy). Give it to the Checkpointer with both.
+
+    A save made while swapped in holds both as they are and the flag; after the resume ``swapped`` says so, and leaving gives the model
+    its own weights back. ``with swap:`` swaps for a block.
+    """
+
+    def __init__(self, model: nn.Module, averaged: nn.Module) -> None:
+        self._model, self._averaged = model, averaged
+        self.swapped = False
+
+    def swap(self) -> None:
+        """Exchange the values, in place."""
+        inner = unwrap(self._averaged)
+        source = getattr(inner, "module", inner) if hasattr(inner, "n_averaged") else inner
+        theirs = dict(source.named_parameters())
+        with torch.no_grad():
+            for name, ours in unwrap(self._model).named_parameters():
+                if name not in theirs:
+                    raise IncompatibleState("the averaged copy lacks a parameter of the model", where=name)
+                kept = ours.detach().clone()
+                ours.copy_(theirs[name])
+                theirs[name].copy_(kept)
+        self.swapped = not self.swapped
+
+    def __enter__(self) -> Swap:
+        if not self.swapped:
+            self.swap()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.swapped:
+            self.swap()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The flag."""
+        return {"swapped": self.swapped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The flag as it was: the values themselves are restored with the two modules."""
+        self.swapped = bool(state["swapped"])

@@ -1,0 +1,193 @@
+"""Tensors as bytes: sources that read live memory, sinks that write it, whatever the dtype, stride and device."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+
+import torch
+
+from relight.errors import IncompatibleState
+from relight.format import DTYPES
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
+
+
+def dtype_name(dtype: torch.dtype) -> str | None:
+    """The format's name of a dtype, None if it has none."""
+    return _NAMES.get(dtype)
+
+
+def why_not(tensor: torch.Tensor) -> str | None:
+    """Why ``tensor`` cannot be saved, or None. Layouts other than strided are not looked at here."""
+    if type(tensor) not in _PLAIN and not isinstance(tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors are understood yet"
+    if tensor.is_meta:
+        return "a meta tensor: it has no values"
+    if tensor.is_nested:
+        return "a nested tensor; save its values() and offsets()"
+    if tensor.layout == torch.strided and not tensor.is_quantized and dtype_name(tensor.dtype) is None:
+        return f"dtype {tensor.dtype}, which the format has no name for"
+    return None
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` detached, with lazy conjugation and negation carried out, in a layout that has strides."""
+    tensor = tensor.detach()
+    if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+        tensor = tensor.to_dense()
+    return tensor.resolve_conj().resolve_neg()
+
+
+def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of an expanded tensor that has memory of its own: repeated dimensions cut to one."""
+    if all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return tensor
+    cut = tuple(slice(0, 1) if not stride else slice(None) for stride in tensor.stride())
+    return tensor[cut]
+
+
+def identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same elements of the same memory."""
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        str(tensor.device),
+    )
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview | None:
+    """The tensor's bytes where they lie, writable, if they lie in host memory in row-major order. Does not keep the tensor alive."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return None
+    length = tensor.numel() * tensor.element_size()
+    if not length:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * length).from_address(tensor.data_ptr())).cast("B")
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as elements every kernel can copy."""
+    if tensor.element_size() == 16 or tensor.dtype == _INTEGERS[tensor.element_size()]:
+        return tensor
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+class TensorSource:
+    """A tensor's bytes, read where they are when they are asked for. Holds the tensor, not a copy."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._memory = memory_of(tensor)
+        self.length = tensor.numel() * tensor.element_size()
+
+    def view(self) -> memoryview | None:
+        """The memory itself, for contiguous host tensors."""
+        return self._memory
+
+    def fill(self, start: int, into: memoryview) -> None:
+        """Gather a run of elements; temporary memory of the run's length."""
+        size = self._tensor.element_size()
+        integers = as_integers(self._tensor)
+        at = 0
+        for piece in runs(integers, start // size, (start + len(into)) // size):
+            flat = piece.detach().reshape(-1).cpu().contiguous()
+            memory = memory_of(flat)
+            assert memory is not None
+            into[at : at + len(memory)] = memory
+            at += len(memory)
+
+
+class TensorSink:
+    """A live tensor's memory as the place where bytes go. ``done`` must be called once they are there."""
+
+    def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        self._tensor = tensor.detach()
+        self._cast = dtype if dtype is not None and dtype != tensor.dtype else None
+        self._memory = memory_of(self._tensor) if self._cast is None else None
+        size = torch.empty((), dtype=dtype or tensor.dtype).element_size()
+        self._size = size
+        self.length = tensor.numel() * size
+
+    def view(self) -> memoryview | None:
+        """The live memory, if it can take the bytes as they are."""
+        return self._memory
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Scatter a run of elements, cast if the live dtype differs."""
+        at = 0
+        target = self._tensor if self._cast is not None else as_integers(self._tensor)
+        for piece in runs(target, start // self._size, (start + len(data)) // self._size):
+            length = piece.numel() * self._size
+            flat = torch.empty(piece.numel(), dtype=self._cast or self._tensor.dtype)
+            memory = memory_of(flat)
+            assert memory is not None
+            memory[:] = data[at : at + length]
+            source = flat if self._cast is not None else as_integers(flat)
+            with torch.no_grad():
+                piece.copy_(source.view(piece.shape))
+            at += length
+
+
+class FanOut:
+    """One stored tensor into several live ones."""
+
+    def __init__(self, sinks: list[TensorSink]) -> None:
+        self._sinks = sinks
+        self.length = sinks[0].length
+
+    def view(self) -> memoryview | None:
+        """There is no one memory."""
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Into each."""
+        for sink in self._sinks:
+            memory = sink.view()
+            if memory is not None:
+                memory[start : start + len(data)] = data
+            else:
+                sink.absorb(start, data)
+
+
+def runs(tensor: torch.Tensor, start: int, end: int) -> Iterator[torch.Tensor]:
+    """Views that together are elements ``start`` to ``end`` in row-major order: at most two a dimension, and one of whole rows."""
+    if start >= end:
+        return
+    if tensor.ndim == 0 or (start == 0 and end == tensor.numel()):
+        yield tensor
+    elif tensor.ndim == 1:
+        yield tensor[start:end]
+    else:
+        row = math.prod(tensor.shape[1:])
+        first, last = start // row, (end - 1) // row
+        if first == last:
+            yield from runs(tensor[first], start - first * row, end - first * row)
+            return
+        if start % row:
+            yield from runs(tensor[first], start % row, row)
+            first += 1
+        whole = end // row
+        if whole > first:
+            yield tensor[first:whole]
+        if end % row:
+            yield from runs(tensor[whole], 0, end % row)
+
+
+def touched(tensor: torch.Tensor) -> None:
+    """Tell autograd that the memory was written behind its back."""
+    if tensor.is_inference():
+        return
+    torch.autograd.graph.increment_version(tensor)
+
+
+def refuse(path: str, reason: str) -> IncompatibleState:
+    """The error for one thing that cannot be saved."""
+    return IncompatibleState(reason, where=path)

@@ -1,0 +1,189 @@
+"""From live values to the tree: every tensor becomes an item, every refusal is collected, so that one error names them all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
+from relight.errors import IncompatibleState
+from relight.format import DTYPES, Leaf
+from relight.format.manifest import NAME_BYTES_MAX
+from relight.format.tree import LEVELS_MAX, join_path
+from relight.layout import Bytes, Item
+
+_SPARSE = {
+    torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
+    torch.sparse_csc: ("sparse_csc", "ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("sparse_bsr", "crow_indices", "col_indices"),
+    torch.sparse_bsc: ("sparse_bsc", "ccol_indices", "row_indices"),
+}
+_NUMPY_KINDS = "biufcSUMm"
+
+
+class Walker:
+    """Collects items while the tree is built. Tensors that are the same memory become one item."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.refused: list[str] = []
+        self._known: dict[tuple[object, ...], int] = {}
+        self._alive: list[object] = []
+        self._open: set[int] = set()
+
+    def finish(self) -> None:
+        """Raise what was refused, all of it."""
+        if self.refused:
+            raise IncompatibleState(
+                f"{len(self.refused)} values cannot be saved" if len(self.refused) > 1 else "a value cannot be saved",
+                details=self.refused,
+                hint="nothing was written; leave them out, or give their state as tensors, arrays and plain values",
+            )
+
+    def refuse(self, path: str, reason: str) -> None:
+        """Remember that what is at ``path`` cannot be saved."""
+        self.refused.append(f"{path}: {reason}")
+
+    def value(self, value: Any, path: str, role: str = "value", level: int = 0) -> Any:
+        """The tree node for any supported value."""
+        kind = type(value)
+        if value is None or kind in (bool, int, float, complex, str, bytes):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, path, role)
+        if level > LEVELS_MAX - 10:
+            self.refuse(path, "nested too deeply")
+            return None
+        if kind is bytearray:
+            return bytes(value)
+        if kind in (dict, list, tuple, set, frozenset) or kind.__name__ in ("OrderedDict", "defaultdict", "Counter"):
+            return self._container(value, path, role, level)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            return self._array(value, path, role)
+        if numpy is not None and isinstance(value, numpy.generic):
+            if value.dtype.kind not in _NUMPY_KINDS:
+                self.refuse(path, f"a numpy scalar of dtype {value.dtype}")
+                return None
+            return Leaf("numpy_scalar", (), (value.dtype.str, value.tobytes()))
+        if kind is torch.Size:
+            return Leaf("torch_size", (), tuple(value))
+        if kind is torch.dtype:
+            return Leaf("torch_dtype", (), str(value).removeprefix("torch."))
+        if kind is torch.device:
+            return Leaf("torch_device", (), str(value))
+        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
+        return None
+
+    def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Leaf | None:
+        """The leaf for a tensor of any layout."""
+        reason = why_not(tensor)
+        if reason is not None:
+            self.refuse(path, reason)
+            return None
+        if tensor.layout == torch.sparse_coo:
+            indices, values = tensor.detach()._indices(), tensor.detach()._values()
+            parts = self._parts(path, role, indices=indices, values=values)
+            return parts and Leaf("sparse_coo", parts, (tuple(tensor.shape), tensor.is_coalesced()))
+        if tensor.layout in _SPARSE:
+            kind, compressed, plain = _SPARSE[tensor.layout]
+            detached = tensor.detach()
+            pieces = {compressed: getattr(detached, compressed)(), plain: getattr(detached, plain)(), "values": detached.values()}
+            parts = self._parts(path, role, **pieces)
+            return parts and Leaf(kind, parts, tuple(tensor.shape))
+        if tensor.is_quantized:
+            return self._quantized(tensor.detach(), path, role)
+        live = resolved(tensor)
+        base = without_repeats(live)
+        index = self._item(base, path, role, trainable)
+        if index is None:
+            return None
+        return Leaf("tensor", (index,)) if base is live else Leaf("expanded", (index,), tuple(live.shape))
+
+    def _parts(self, path: str, role: str, **tensors: torch.Tensor) -> tuple[int, ...] | Any:
+        found = [self._item(resolved(tensor), f"{path}/{name}", role, False) for name, tensor in tensors.items()]
+        return None if None in found else tuple(found)
+
+    def _quantized(self, tensor: torch.Tensor, path: str, role: str) -> Leaf | Any:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        scheme = tensor.qscheme()
+        if scheme == torch.per_tensor_affine:
+            parts = self._parts(path, role, int_repr=tensor.int_repr())
+            return parts and Leaf("quantized_tensor", parts, (dtype, tensor.q_scale(), tensor.q_zero_point()))
+        if scheme == torch.per_channel_affine:
+            scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+            parts = self._parts(path, role, int_repr=tensor.int_repr(), scales=scales, zero_points=zeros)
+            return parts and Leaf("quantized_channel", parts, (dtype, tensor.q_per_channel_axis()))
+        self.refuse(path, f"a tensor quantised as {scheme}")
+        return None
+
+    def _item(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> int | None:
+        name = dtype_name(tensor.dtype)
+        if name is None:
+            self.refuse(path, f"dtype {tensor.dtype}, which the format has no name for")
+            return None
+        if len(path.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
+            self.refuse(path[:80] + "…", f"its path is longer than {NAME_BYTES_MAX} bytes")
+            return None
+        key = identity(tensor)
+        known = self._known.get(key) if tensor.numel() else None
+        if known is not None:
+            return known
+        self._alive.append(tensor)  # addresses stay unique while all of them are alive
+        self.items.append(Item(path, name, tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
+        self._known[key] = len(self.items) - 1
+        return len(self.items) - 1
+
+    def _array(self, array: Any, path: str, role: str) -> Leaf | None:
+        import numpy as np
+
+        if array.dtype.kind not in _NUMPY_KINDS or array.dtype.hasobject:
+            self.refuse(path, f"a numpy array of dtype {array.dtype}")
+            return None
+        dtype_text, shape = array.dtype.str, array.shape
+        little = array if array.dtype.byteorder != ">" and array.dtype.str[0] != ">" else array.astype(array.dtype.newbyteorder("<"))
+        dense = np.ascontiguousarray(little)
+        name, dims = dense.dtype.name, tuple(shape)
+        if name not in DTYPES:
+            name, dims = "uint8", (dense.nbytes,)
+        self._alive.append(dense)
+        data = memoryview(dense.reshape(-1).view(np.uint8)) if dense.nbytes else memoryview(b"")
+        if dense.dtype.str != dtype_text:
+            dtype_text = dense.dtype.str
+        self.items.append(Item(path, name, dims, role, Bytes(data)))
+        return Leaf("numpy", (len(self.items) - 1,), (dtype_text, tuple(shape)))
+
+    def _container(self, value: Any, path: str, role: str, level: int) -> Any:
+        if id(value) in self._open:
+            self.refuse(path, "a container that contains itself")
+            return None
+        self._open.add(id(value))
+        try:
+            if isinstance(value, Mapping):
+                found: dict[Any, Any] = {}
+                for key, item in value.items():
+                    plain = self._key(key, path)
+                    found[plain] = self.value(item, join_path(path, plain), role, level + 1)
+                return found
+            if isinstance(value, (set, frozenset)):
+                if any(not isinstance(item, (type(None), bool, int, float, complex, str, bytes, tuple)) for item in value):
+                    self.refuse(path, "a set of something other than plain values")
+                    return None
+                return type(value)(value)
+            items = [self.value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
+            if type(value) not in (list, tuple):
+                self.refuse(path, f"a {type(value).__module__}.{type(value).__qualname__}")
+            return items if isinstance(value, list) else tuple(items)
+        finally:
+            self._open.discard(id(value))
+
+    def _key(self, key: Any, path: str) -> Any:
+        if isinstance(key, tuple):
+            return tuple(self._key(one, path) for one in key)
+        if type(key) in (bool, int, float, complex, str, bytes, type(None)):
+            return key
+        self.refuse(path, f"a key of type {type(key).__qualname__}")
+        return repr(key)

@@ -1,0 +1,108 @@
+"""Restoring: the newest good checkpoint, into live objects, saying what was passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from relight.capture import plan_restore
+from relight.catalog import candidates, open_checkpoint, read_tensors
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.log import Checkpoint, Log, View, fold
+from relight.observe import emit
+from relight.store import ByteStore
+
+
+@dataclass(slots=True)
+class Resumed:
+    """What a restore did. ``checkpoint`` is None if there was nothing to restore."""
+
+    checkpoint: Checkpoint | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    micro_step: int | None = None
+    newest_seen: str | None = None
+    looked: bool = False
+    bytes_read: int = 0
+    seconds: float = 0.0
+
+
+def resume(
+    store: ByteStore,
+    run: str,
+    components: Mapping[str, object],
+    which: str | int,
+    *,
+    only: Sequence[str] | None,
+    strict: bool,
+    rename: Mapping[str, str] | Callable[[str], str] | None,
+) -> Resumed:
+    """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error."""
+    started = perf_counter()
+    result = Resumed(looked=True)
+    try:
+        view = Log(store, run).read()
+    except CheckpointNotFound:
+        if which != "latest":
+            raise
+        return result
+    for fault in view.faults:
+        emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
+    history = fold(view)
+    result.newest_seen = history.live[-1].id if history.live else None
+    if which == "latest" and not history.live:
+        return result
+    failed: list[RelightError] = []
+    for checkpoint in candidates(history, which):
+        try:
+            _restore(store, view, checkpoint, components, result, only=only, strict=strict, rename=rename)
+        except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
+            if which != "latest":
+                raise
+            failed.append(error)
+            if not isinstance(error, StoreUnavailable):
+                result.damaged.append(checkpoint.id)
+            emit(
+                "restore.skipped",
+                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}",
+                id=checkpoint.id,
+                step=checkpoint.step,
+                kind=error.kind,
+            )
+            continue
+        result.seconds = perf_counter() - started
+        return result
+    raise CorruptCheckpoint(
+        f"none of the {len(failed)} checkpoints of run {run!r} can be restored",
+        where=store.url,
+        details=[str(error).splitlines()[0] for error in failed],
+        hint="the live state may hold a mixture: do not train on it; relight verify shows all damage",
+    )
+
+
+def _restore(
+    store: ByteStore,
+    view: View,
+    checkpoint: Checkpoint,
+    components: Mapping[str, object],
+    result: Resumed,
+    *,
+    only: Sequence[str] | None,
+    strict: bool,
+    rename: Mapping[str, str] | Callable[[str], str] | None,
+) -> None:
+    opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+    part = opened.parts[0]
+    plan = plan_restore(components, part.tensors, part.tree, only=only, strict=strict, rename=rename, where=opened.prefix)
+    result.bytes_read = read_tensors(opened, part, plan.sinks)
+    plan.finish()
+    result.checkpoint = checkpoint
+    result.values = plan.values
+    result.environment = opened.root.environment
+    result.notes = list(opened.root.exact) if only is None else []
+    micro = opened.root.user.get("relight.micro_step")
+    result.micro_step = micro if isinstance(micro, int) else None

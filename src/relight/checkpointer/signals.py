@@ -1,0 +1,93 @@
+"""Signals: finish the step, save, end as the signal asks. SIGUSR1 only saves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+SAVING = (signal.SIGUSR1,)
+
+
+class Signals:
+    """Handlers that only take note; ``pending`` is asked at the end of each step.
+
+    A second SIGINT ends at once, as does any signal that comes twice more. In a forked child (a data loader's worker) the handlers
+    do what the system would have done: SIGTERM ends it; SIGINT is left to the parent, which still needs its workers to finish the step.
+    """
+
+    def __init__(self, on_signal: Callable[[str], None]) -> None:
+        self._on_signal = on_signal
+        self._owner = os.getpid()
+        self._previous: dict[int, Any] = {}
+        self._ending: int | None = None
+        self._wants_save = False
+
+    def install(self) -> None:
+        """Take over; only possible, and only done, in the main thread."""
+        if self._previous or threading.current_thread() is not threading.main_thread():
+            return
+        for number in (*ENDING, *SAVING):
+            self._previous[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Give the handlers back, where they are still ours."""
+        if os.getpid() != self._owner or threading.current_thread() is not threading.main_thread():
+            return
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:
+                with contextlib.suppress(TypeError, ValueError):  # None: was not installed from Python
+                    signal.signal(number, previous)
+        self._previous = {}
+
+    @property
+    def pending(self) -> str | None:
+        """The name of the signal that wants a save now, or None."""
+        if self._ending is not None:
+            return signal.Signals(self._ending).name
+        return "SIGUSR1" if self._wants_save else None
+
+    @property
+    def ending(self) -> bool:
+        """Whether the process is to end after the save."""
+        return self._ending is not None
+
+    def saved(self) -> None:
+        """The wanted save was tried."""
+        self._wants_save = False
+
+    def end(self) -> None:
+        """End as the signal asks: its former handler, then its default."""
+        number = self._ending
+        if number is None:
+            return
+        previous = self._previous.get(number, signal.SIG_DFL)
+        self._ending = None
+        self.restore()
+        if previous is signal.SIG_IGN:
+            return
+        if callable(previous):
+            previous(number, None)  # Python's own for SIGINT raises KeyboardInterrupt here
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if number in SAVING:
+            self._wants_save = True
+        elif self._ending == number == signal.SIGINT:
+            self.restore()
+            raise KeyboardInterrupt
+        else:
+            self._ending = number
+        self._on_signal(signal.Signals(number).name)

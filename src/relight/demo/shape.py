@@ -1,0 +1,37 @@
+"""How large the demo is: the model, the data, the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One size of the demo. ``kills_saving`` of the ``kills`` are to fall inside a save; a window is ``context`` bytes of text."""
+
+    steps: int
+    save_every: int
+    kills: int
+    kills_saving: int
+    width: int
+    layers: int
+    heads: int
+    context: int
+    batch: int
+    accumulate: int
+    windows: int
+    workers: int
+
+
+FULL = Shape(
+    steps=160, save_every=10, kills=6, kills_saving=3,
+    width=384, layers=6, heads=6, context=48, batch=4, accumulate=2, windows=700, workers=2,
+)  # fmt: skip
+"""10.8 million parameters."""
+
+QUICK = Shape(
+    steps=60, save_every=5, kills=5, kills_saving=2,
+    width=128, layers=3, heads=4, context=48, batch=4, accumulate=2, windows=300, workers=1,
+)  # fmt: skip
+
+SHAPES = {"full": FULL, "quick": QUICK}

@@ -1,0 +1,81 @@
+"""Events: a name from one table, fields, a time. Everything that tells people or programs what happened goes through here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EVENTS: dict[str, tuple[int, str]] = {
+    "attempt.started": (logging.INFO, "this process took charge of the run"),
+    "restore.done": (logging.INFO, "state was restored from a checkpoint"),
+    "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
+    "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),
+    "log.damaged": (logging.WARNING, "a record of the run's log counts for nothing"),
+    "save.requested": (logging.DEBUG, "a save was asked for"),
+    "save.durable": (logging.INFO, "a save became a checkpoint"),
+    "save.failed": (logging.WARNING, "a save did not become a checkpoint"),
+    "save.stale": (logging.WARNING, "all trainable tensors equal those of the previous save"),
+    "save.none": (logging.WARNING, "a save that was due could not be made of a consistent state"),
+    "prune.done": (logging.INFO, "checkpoints were retired and deleted"),
+    "prune.failed": (logging.WARNING, "retention did not work this time"),
+    "sweep.done": (logging.INFO, "leftovers of dead attempts were deleted"),
+    "signal.received": (logging.WARNING, "a signal asked for a save"),
+    "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),
+    "environment.differs": (logging.WARNING, "resuming under other software or settings than the checkpoint's"),
+}
+"""Every event: its level, and what it says. ``docs/reference.md`` lists them; a test compares."""
+
+logger = logging.getLogger("relight")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. ``time_s`` is seconds since the epoch, for people."""
+
+    name: str
+    fields: Mapping[str, Any]
+    time_s: float = field(default_factory=time.time)
+
+    def to_json(self) -> str:
+        """One JSON line."""
+        return json.dumps({"event": self.name, "time": self.time_s, **self.fields}, default=str, ensure_ascii=False)
+
+
+counters: Counter[str] = Counter()
+"""How often each event happened in this process."""
+
+_subscribers: list[Callable[[Event], None]] = []
+_lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
+
+
+def emit(name: str, say: str = "", **fields: Any) -> Event:
+    """Tell that ``name`` happened: to the log, to the counters, to subscribers. ``say`` is the sentence for people."""
+    level, meaning = EVENTS[name]
+    event = Event(name, {**fields, "say": say} if say else fields)
+    with _lock:
+        counters[name] += 1
+        listeners = list(_subscribers)
+    shown = " ".join(f"{key}={value}" for key, value in fields.items())
+    logger.log(level, "relight: %s", say or f"{meaning} ({shown})", extra={"relight": event})
+    for listener in listeners:
+        listener(event)
+    return event
+
+
+def subscribe(listener: Callable[[Event], None]) -> Callable[[], None]:
+    """Have ``listener`` called with every event, in the thread that emits it. Returns what undoes it."""
+    with _lock:
+        _subscribers.append(listener)
+
+    def undo() -> None:
+        with _lock:
+            if listener in _subscribers:
+                _subscribers.remove(listener)
+
+    return undo

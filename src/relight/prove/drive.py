@@ -1,0 +1,138 @@
+"""Three runs of one script: straight, killed behind a save, resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.prove.compare import Difference, compare
+from relight.prove.recorder_config import Config
+from relight.prove.trace import read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class ProveOptions:
+    """``n`` steps, kill, resume, ``k`` steps more; ``script`` with its ``args``. ``keep`` is a directory for what the runs leave."""
+
+    script: str
+    args: Sequence[str] = ()
+    n: int = 5
+    k: int = 3
+    keep: str | None = None
+    timeout_s: float = 3600.0
+    say: Callable[[str], None] = field(default=lambda text: None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProveReport:
+    """Whether the resumed run equals the straight one to the bit, over how many steps, and where not."""
+
+    ok: bool
+    n: int
+    k: int
+    steps_compared: int
+    things_compared: int
+    difference: Difference | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "ok": self.ok,
+            "n": self.n,
+            "k": self.k,
+            "steps_compared": self.steps_compared,
+            "things_compared": self.things_compared,
+            "difference": self.difference.to_dict() if self.difference else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def run(options: ProveOptions) -> ProveReport:
+    """Prove it, or name the first thing that differs. Takes three starts of the script and ``2(n+k)`` of its steps."""
+    if options.n < 1 or options.k < 1:
+        raise ConfigError("n and k are at least 1")
+    if not Path(options.script).is_file():
+        raise CheckpointNotFound(f"no script {options.script!r}")
+    started = time.monotonic()
+    if options.keep:
+        Path(options.keep).mkdir(parents=True, exist_ok=True)
+        return _run(options, Path(options.keep), started)
+    with tempfile.TemporaryDirectory(prefix="relight-prove-") as folder:
+        return _run(options, Path(folder), started)
+
+
+def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
+    n, k = options.n, options.k
+    for old in folder.glob("*.trace"):
+        old.unlink()
+    last = n + k - 1
+    options.say(f"1/3 straight: {n + k} steps without interruption")
+    _start(options, folder, "straight", record_from=n - 1, stop_after=last, kill=False, run="straight")
+    options.say(f"2/3 killed: {n} steps, a save, SIGKILL")
+    _start(options, folder, "killed", record_from=n - 1, stop_after=n - 1, kill=True, run="killed")
+    options.say(f"3/3 resumed: {k} steps more")
+    _start(options, folder, "resumed", record_from=n, stop_after=last, kill=False, run="killed")
+    straight = read_trace(folder / "straight.trace")
+    killed = read_trace(folder / "killed.trace")
+    resumed = read_trace(folder / "resumed.trace")
+    kinds = msgspec.json.decode((folder / "straight.kinds").read_bytes(), type=dict[str, str])
+    _, unstable = compare(straight, killed, kinds=kinds)
+    if unstable is not None:
+        difference: Difference | None = Difference(
+            unstable.step,
+            f"at the end of step {unstable.step}, before any kill",
+            unstable.what,
+            "two runs from the start differ already: seed everything, and use deterministic operations",
+            unstable.also,
+        )
+        agreed = 0
+    else:
+        agreed, difference = compare(straight, resumed, kinds=kinds)
+        if difference is None and agreed < k:
+            raise ConfigError(
+                f"the resumed run recorded {agreed} of the {k} steps after step {n - 1}",
+                hint="does the script start from what ckpt.restore() returns, and call ckpt.step(step) for each step?",
+            )
+    things = sum(len(entry.state) + len(entry.metrics) + len(entry.batches) + 1 for entry in resumed)
+    return ProveReport(difference is None, n, k, agreed, things, difference, time.monotonic() - started)
+
+
+def _start(
+    options: ProveOptions, folder: Path, name: str, *, record_from: int, stop_after: int, kill: bool, run: str
+) -> None:
+    config = Config(
+        trace=str(folder / f"{name}.trace"),
+        kinds=str(folder / f"{name}.kinds"),
+        store=str(folder / "store"),
+        run=run,
+        record_from=record_from,
+        stop_after=stop_after,
+        kill=kill,
+    )
+    command = [sys.executable, "-m", "relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args]
+    output = folder / f"{name}.log"
+    with output.open("wb") as log:
+        try:
+            done = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=options.timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k") from None
+    wanted = -signal.SIGKILL if kill else 0
+    reached = os.path.exists(config.kinds)
+    if done.returncode != wanted or not reached:
+        tail = output.read_text(errors="replace").strip().splitlines()[-15:]
+        what = "ended before its last step" if done.returncode == 0 else f"ended with status {done.returncode}"
+        raise ConfigError(f"the {name} run {what}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")

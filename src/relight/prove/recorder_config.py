@@ -1,0 +1,17 @@
+"""What the driver tells the recorder; its own file so that the driver need not import torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Config(msgspec.Struct, kw_only=True):
+    """What the driver wants. The run ends after step ``stop_after``, by SIGKILL behind a save if ``kill``."""
+
+    trace: str
+    kinds: str
+    store: str
+    run: str
+    record_from: int
+    stop_after: int
+    kill: bool
