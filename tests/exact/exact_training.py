@@ -96,6 +96,7 @@ def make_loader(cell: Cell) -> DataLoader:
         shuffle=True,
         num_workers=cell.workers,
         persistent_workers=cell.persistent and cell.workers > 0,
+        multiprocessing_context="fork" if cell.workers else None,  # this process itself was started by a fork server
     )
 
 

@@ -24,7 +24,7 @@ WHERE = ("random step", "epoch edge", "step 1", "twice in one epoch", "inside a 
 SLICE = [(CELLS[i % len(CELLS)], where) for i, where in zip((0, 3, 6, 9, 14, 5, 12, 15), itertools.cycle(WHERE), strict=False)]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torchdata.stateful_dataloader", "relight.checkpointer"])
+_context.set_forkserver_preload(["torch", "torch._dynamo", "torchdata.stateful_dataloader", "relight.checkpointer"])
 
 
 def start(folder: Path, run: str, cell: Cell, kill: Kill | None, every: int) -> int:

@@ -92,7 +92,7 @@ def _component(
 
 def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> dict[str, Any]:
     inner = unwrap(module)
-    if any("FullyShardedDataParallel" in type(one).__name__ or "FSDPModule" in [c.__name__ for c in type(one).__mro__] for one in inner.modules()):
+    if any(_is_sharded(one) for one in inner.modules()):
         walker.refuse(path, "sharded by FSDP, which this version does not understand yet")
         return {}
     node: dict[str, Any] = {}
@@ -105,6 +105,10 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
         else:
             node[key] = walker.value(value, at)
     return node
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(module).__mro__)
 
 
 def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
@@ -134,7 +138,8 @@ def _missed(name: str, value: Any, kind: str) -> list[str]:
         inner = unwrap(value)
         for prefix, module in inner.named_modules():
             for buffer in sorted(getattr(module, "_non_persistent_buffers_set", ())):
-                missed.append(f"{name}: buffer {prefix + '.' if prefix else ''}{buffer} is not persistent, so not part of the module's state")
+                full = f"{prefix}.{buffer}" if prefix else buffer
+                missed.append(f"{name}: buffer {full} is not persistent, so not part of the module's state")
         return missed
     if kind == LOADER:
         return loader_notes(name, value)
@@ -150,6 +155,7 @@ def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
         if isinstance(value, nn.Module):
             tensors = [*value.parameters(), *value.buffers()]
         else:
-            tensors = [t for state in value.state.values() if isinstance(state, dict) for t in state.values() if isinstance(t, torch.Tensor)]  # type: ignore[attr-defined]
+            states = [state for state in value.state.values() if isinstance(state, dict)]  # type: ignore[attr-defined]
+            tensors = [tensor for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor)]
         found += [(tensor.data_ptr() if tensor.layout == torch.strided else id(tensor), tensor._version) for tensor in tensors]
     return tuple(found)

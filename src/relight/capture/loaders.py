@@ -142,9 +142,8 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
         watch = _watch(loader)
     if watch.pending is not None:
         return {"counted": watch.pending}
-    return {
-        "counted": {"active": watch.active, "delivered": watch.delivered, "epochs": watch.epochs, "start": watch.start if watch.active else None}
-    }
+    start = watch.start if watch.active else None
+    return {"counted": {"active": watch.active, "delivered": watch.delivered, "epochs": watch.epochs, "start": start}}
 
 
 def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
@@ -176,7 +175,8 @@ def loader_notes(name: str, loader: Any) -> list[str]:
     notes = []
     if loader.num_workers and tells_position(loader) and not hasattr(loader.dataset, "state_dict"):
         notes.append(
-            f"{name}: random numbers drawn inside the workers are not captured; derive them from the sample's index, or use a plain DataLoader"
+            f"{name}: random numbers drawn inside the workers are not captured; derive them from the sample's index, "
+            "or use a plain DataLoader"
         )
     if loader.num_workers and loader.persistent_workers and not tells_position(loader):
         notes.append(f"{name}: random numbers drawn inside persistent workers start afresh on resume in a later epoch")

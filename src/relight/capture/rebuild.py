@@ -83,7 +83,7 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
         made = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], check_invariants=True)
         return made._coalesced_(bool(meta[1]))
     if kind in _SPARSE_LAYOUTS:
-        return torch.sparse_compressed_tensor(*parts, size=meta, layout=_SPARSE_LAYOUTS[kind], check_invariants=True)
+        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], meta, layout=_SPARSE_LAYOUTS[kind], check_invariants=True)
     if kind == "quantized_tensor":
         return torch._make_per_tensor_quantized_tensor(parts[0], float(meta[1]), int(meta[2]))
     if kind == "quantized_channel":

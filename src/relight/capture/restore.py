@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class _Planner:
         elif kind == VALUE:
             make = self._value(value, node, path)
             if make is not None:
-                self._do(_STATE, lambda: self.result.values.__setitem__(name, make()))
+                self._do(_STATE, partial(self._keep_value, name, make))
         elif not self._takes(path):
             return
         else:
@@ -173,10 +174,10 @@ class _Planner:
             extra = {key for key in values if key.endswith("_extra_state")}
             for key in extra:
                 owner = module.get_submodule(key.removesuffix("_extra_state").removesuffix("."))
-                self._guarded(join_path(path, key), lambda owner=owner, key=key: owner.set_extra_state(values[key]))
+                self._guarded(join_path(path, key), partial(owner.set_extra_state, values[key]))
             live = module.state_dict(keep_vars=True)
             for key in values.keys() - extra:
-                self._guarded(join_path(path, key), lambda key=key: live[key].detach().copy_(values[key]))
+                self._guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
             return
         current = dict(module.state_dict())
         self._guarded(path, lambda: module.load_state_dict({**current, **values}, strict=True))
@@ -209,7 +210,7 @@ class _Planner:
             for index, (group, saved) in enumerate(zip(optimizer.param_groups, node["groups"], strict=False)):
                 wanted = {key: value for key, value in saved.items() if key != "params"}
                 make = thunks(wanted, f"{path}/groups/{index}", self._memory)
-                self._do(_STATE, lambda group=group, make=make: _set_group(group, make()))
+                self._do(_STATE, partial(_set_group, group, make))
         if self._takes(f"{path}/extra"):
             make_extra = thunks(node["extra"], f"{path}/extra", self._memory)
             self._do(_STATE, lambda: optimizer.state.update(make_extra()))
@@ -228,7 +229,7 @@ class _Planner:
             below = join_path(at, key)
             if not self._takes(below):
                 if key in current:
-                    made[key] = lambda key=key: current[key]
+                    made[key] = partial(current.__getitem__, key)
                 continue
             if type(leaf) is not Leaf or leaf.kind != "tensor":
                 made[key] = thunks(leaf, below, self._memory)
@@ -242,7 +243,7 @@ class _Planner:
                     continue
                 tensor = place_like(parameter, group, str(key), stored.shape, dtype)
             self._sink(leaf.tensors[0], tensor)
-            made[key] = lambda tensor=tensor: (touched(tensor), tensor)[1]
+            made[key] = partial(touched, tensor)
         self._do(_STATE, lambda: optimizer.state.__setitem__(parameter, {key: make() for key, make in made.items()}))
 
     def _gradients(self, node: Any) -> None:
@@ -253,10 +254,10 @@ class _Planner:
         for name, parameter in live.items():
             leaf = stored.get(name)
             if leaf is None:
-                self._do(_STATE, lambda parameter=parameter: setattr(parameter, "grad", None))
+                self._do(_STATE, partial(setattr, parameter, "grad", None))
                 continue
             make = thunks(leaf, join_path("grad", name), self._memory)
-            self._do(_STATE, lambda parameter=parameter, make=make: setattr(parameter, "grad", make().to(parameter.device)))
+            self._do(_STATE, partial(_set_gradient, parameter, make))
 
     def _rng(self, node: Any) -> None:
         make = thunks(node, "rng", self._memory)
@@ -296,6 +297,9 @@ class _Planner:
         return make
 
     # -- tools
+
+    def _keep_value(self, name: str, make: Thunk) -> None:
+        self.result.values[name] = make()
 
     def _do(self, order: int, action: Thunk) -> None:
         self.result._actions.append((order, action))
@@ -374,8 +378,12 @@ def _names_in(node: Mapping[str, Any]) -> set[str]:
     return {name for group in node["groups"] for name in group["params"]} | {key for key in node["state"] if isinstance(key, str)}
 
 
-def _set_group(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    for key, value in saved.items():
+def _set_gradient(parameter: torch.Tensor, make: Thunk) -> None:
+    parameter.grad = make().to(parameter.device)
+
+
+def _set_group(group: dict[str, Any], make: Thunk) -> None:
+    for key, value in make().items():
         current = group.get(key)
         if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and current.shape == value.shape:
             current.copy_(value)

@@ -32,7 +32,7 @@ def restore_host(state: dict[str, Any]) -> None:
 def device_states() -> dict[str, list[torch.Tensor]]:
     """The generators of every accelerator that is in use, by device type."""
     found: dict[str, list[torch.Tensor]] = {}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = torch.cuda.get_rng_state_all()
     xpu = getattr(torch, "xpu", None)
     if xpu is not None and xpu.is_available() and xpu.is_initialized():

@@ -181,11 +181,11 @@ def runs(tensor: torch.Tensor, start: int, end: int) -> Iterator[torch.Tensor]:
             yield from runs(tensor[whole], 0, end % row)
 
 
-def touched(tensor: torch.Tensor) -> None:
-    """Tell autograd that the memory was written behind its back."""
-    if tensor.is_inference():
-        return
-    torch.autograd.graph.increment_version(tensor)
+def touched(tensor: torch.Tensor) -> torch.Tensor:
+    """Tell autograd that the tensor's memory was written behind its back."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+    return tensor
 
 
 def refuse(path: str, reason: str) -> IncompatibleState:

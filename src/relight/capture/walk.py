@@ -78,7 +78,7 @@ class Walker:
         self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
         return None
 
-    def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Leaf | None:
+    def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
         reason = why_not(tensor)
         if reason is not None:
@@ -103,11 +103,11 @@ class Walker:
             return None
         return Leaf("tensor", (index,)) if base is live else Leaf("expanded", (index,), tuple(live.shape))
 
-    def _parts(self, path: str, role: str, **tensors: torch.Tensor) -> tuple[int, ...] | Any:
+    def _parts(self, path: str, role: str, **tensors: torch.Tensor) -> Any:
         found = [self._item(resolved(tensor), f"{path}/{name}", role, False) for name, tensor in tensors.items()]
         return None if None in found else tuple(found)
 
-    def _quantized(self, tensor: torch.Tensor, path: str, role: str) -> Leaf | Any:
+    def _quantized(self, tensor: torch.Tensor, path: str, role: str) -> Any:
         dtype = str(tensor.dtype).removeprefix("torch.")
         scheme = tensor.qscheme()
         if scheme == torch.per_tensor_affine:
@@ -150,7 +150,7 @@ class Walker:
         if name not in DTYPES:
             name, dims = "uint8", (dense.nbytes,)
         self._alive.append(dense)
-        data = memoryview(dense.reshape(-1).view(np.uint8)) if dense.nbytes else memoryview(b"")
+        data = memoryview(dense.reshape(-1).view(np.uint8).data) if dense.nbytes else memoryview(b"")
         if dense.dtype.str != dtype_text:
             dtype_text = dense.dtype.str
         self.items.append(Item(path, name, dims, role, Bytes(data)))

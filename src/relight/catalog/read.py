@@ -122,7 +122,7 @@ def _read(reader: Reader, want: _Want, key: str, scratch: _Scratch) -> None:
         tensor, sink = want.takers[0]
         view = sink.view()
         start = want.offset - tensor.offset
-        if view is not None and 0 <= start and start + want.length <= tensor.length:
+        if view is not None and start >= 0 and start + want.length <= tensor.length:
             target = view[start : start + want.length]
             reader.read_into(want.offset, target)
             _check(target, want, key)

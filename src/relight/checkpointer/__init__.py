@@ -5,7 +5,7 @@ asked for an end gets it. This is the trainer's edge: the only room where a broa
 a counter and a warning. May import everything below it, and torch through ``capture``.
 """
 
-from relight.checkpointer.failures import Failures, failures
+from relight.checkpointer.failure_policy import Failures, failures
 from relight.checkpointer.loop import Checkpointer, Observer, observers
 from relight.checkpointer.save_handle import Save
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from relight.capture import Captured, capture, differences, environment, unwatch_loaders, watch_loaders
 from relight.catalog.find import best, metric_value
 from relight.checkpointer.boundary import Boundary
-from relight.checkpointer.failures import Failures, check_failures
+from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.resume import Resumed, resume
 from relight.checkpointer.save_handle import Save
@@ -21,6 +21,7 @@ from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
+from relight.format.records import TagBody
 from relight.log import History, Log, fold
 from relight.observe import emit
 from relight.policy import Facts, Keep, Trigger
@@ -150,7 +151,7 @@ class Checkpointer:
     def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
         """Tell that ``step`` ended; save if a trigger or a signal asks for it. Returns the save if there was one.
 
-        ``metrics`` may be numbers or 0-d tensors; tensors are read (a device synchronisation) only when a save or a trigger needs them.
+        ``metrics`` may be numbers or 0-d tensors; tensors are read (which waits for the device) only when a save or trigger needs it.
         ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
         saving, if SIGTERM or SIGINT asked for that.
         """
@@ -181,7 +182,7 @@ class Checkpointer:
         reason: str = "asked",
         micro_step: int | None = None,
     ) -> Save:
-        """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` is the same in this version.
+        """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` is the same today.
 
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """

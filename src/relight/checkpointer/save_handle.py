@@ -29,7 +29,10 @@ class Save:
         return self.error is None
 
     def wait(self, timeout: float | None = None, until: str = "durable") -> Save:
-        """Wait until the save is ``sealed``, ``durable`` or ``drained`` (with a single store, the same as durable); raise its error if it failed."""
+        """Wait until the save is ``sealed``, ``durable`` or ``drained`` (with one store the same as durable); raise its error if it failed.
+
+        ``timeout`` is in seconds; in this version there is never anything left to wait for.
+        """
         if until not in ("sealed", "durable", "drained"):
             raise ConfigError(f"until is 'sealed', 'durable' or 'drained', not {until!r}")
         if self.error is not None:

@@ -107,7 +107,7 @@ def _fill(
         _copy(buffer[at : at + length], source, start)
         at += length
     # Pieces of one chunk lie in consecutive slabs, which are filled one after the other: the updates are in order.
-    hasher, count = hashers.pop(piece.chunk, None) or (Digest(), 0)
+    hasher, count = hashers.pop(piece.chunk) if piece.chunk in hashers else (Digest(), 0)
     hasher.update(buffer[piece.start : at])
     count += at - piece.start
     if count == plan.chunks[piece.chunk]:

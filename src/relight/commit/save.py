@@ -14,9 +14,9 @@ from relight.commit.pack_writer import write_pack
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, Metric, Pack, check_complete
+from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete
 from relight.format.names import ROOT_FILE, STEP_MAX, CheckpointDir, is_written_file, part_file
-from relight.format.records import CommitBody
+from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, View, fold

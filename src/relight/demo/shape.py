@@ -24,13 +24,13 @@ class Shape:
 
 
 FULL = Shape(
-    steps=160, save_every=10, kills=6, kills_saving=3,
-    width=384, layers=6, heads=6, context=48, batch=4, accumulate=2, windows=700, workers=2,
+    steps=120, save_every=8, kills=6, kills_saving=3,
+    width=384, layers=6, heads=6, context=48, batch=4, accumulate=2, windows=500, workers=2,
 )  # fmt: skip
 """10.8 million parameters."""
 
 QUICK = Shape(
-    steps=60, save_every=5, kills=5, kills_saving=2,
+    steps=50, save_every=5, kills=5, kills_saving=2,
     width=128, layers=3, heads=4, context=48, batch=4, accumulate=2, windows=300, workers=1,
 )  # fmt: skip
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 
-from blake3 import blake3 as Digest
+from blake3 import blake3
+
+Digest = blake3
 
 DIGEST_BYTES = 32
 ZERO_HEX = "0" * 64

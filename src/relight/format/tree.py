@@ -95,7 +95,7 @@ def _encode(value: Any, path: str, level: int) -> Any:
         for key, item in value.items():
             out += (_encode(key, path, level + 1), _encode(item, join_path(path, key), level + 1))
         return out
-    sequences = {list: "l", tuple: "t", set: "s", frozenset: "f"}
+    sequences: dict[type[Any], str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
     if kind in sequences:
         return [sequences[kind], *(_encode(item, join_path(path, i, sequence=True), level + 1) for i, item in enumerate(value))]
     raise IncompatibleState(

@@ -51,7 +51,7 @@ class Verdict:
 def keep(
     *, last: int | None = None, best: int | None = None, metric: str = "loss", mode: str = "min", every: int | None = None
 ) -> Keep:
-    """Keep the ``last`` n, the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``), and every checkpoint whose step + 1 is a multiple of ``every``.
+    """Keep the ``last`` n, the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``), and each whose step + 1 is a multiple of ``every``.
 
     Tagged checkpoints, the newest one, and the newest one that verifies always stay.
     """

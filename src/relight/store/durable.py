@@ -21,7 +21,7 @@ import os
 import secrets
 import stat
 
-from relight.errors import CorruptCheckpoint, CheckpointNotFound, NoSpace, RelightError, StoreUnavailable, UnsafeContent
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
 from relight.store.base import Uncertain
 from relight.store.disk import Disk
 

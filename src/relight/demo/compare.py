@@ -1,0 +1,55 @@
+"""Are two runs equal to the bit? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that was done: its loss as ``float.hex`` writes it, which keeps every bit, and what stands for its samples."""
+
+    step: int
+    loss: str
+    samples: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first step at which the runs differ, and how. ``step`` is None for a difference at the end, in parameters or optimizer."""
+
+    step: int | None
+    what: str
+    straight: str
+    killed: str
+
+    def __str__(self) -> str:
+        where = "after the last step" if self.step is None else f"at step {self.step}"
+        return f"{where} the {self.what} differ: {self.straight} in the straight run, {self.killed} in the killed one"
+
+
+def compare(
+    steps: int, straight: Sequence[Finished], killed: Sequence[Finished], digests: tuple[str | None, str | None]
+) -> Difference | None:
+    """The first difference, or None. A step that was done more than once must have come out the same each time."""
+    expected = {entry.step: entry for entry in straight}
+    done: dict[int, list[Finished]] = {}
+    for entry in killed:
+        done.setdefault(entry.step, []).append(entry)
+    for step in range(steps):
+        want, got = expected.get(step), done.get(step, [])
+        if want is None or not got:
+            return Difference(step, "steps done", "done" if want else "never done", "done" if got else "never done")
+        for entry in got:
+            if entry.samples != want.samples:
+                return Difference(step, "samples", want.samples, entry.samples)
+            if entry.loss != want.loss:
+                return Difference(step, "losses", _show(want.loss), _show(entry.loss))
+    if digests[0] is None or digests[0] != digests[1]:
+        return Difference(None, "parameters or optimizer", str(digests[0])[:16], str(digests[1])[:16])
+    return None
+
+
+def _show(loss: str) -> str:
+    return f"{float.fromhex(loss):.9g} ({loss})"

@@ -1,0 +1,184 @@
+"""Runs the training twice, side by side: once in peace, and once killed again and again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relight.demo.compare import compare
+from relight.demo.kills import Aim, plan_kills
+from relight.demo.lane import Lane
+from relight.demo.report import DemoReport, Kill, curve_digest
+from relight.demo.shape import FULL, SHAPES, Shape
+from relight.errors import ConfigError, NoSpace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+KILLS_MIN, KILLS_SAVING_MIN = 5, 2
+ROOM_BYTES = {"full": 1_200_000_000, "quick": 100_000_000}
+LOOK_S, LOOK_CLOSELY_S = 0.005, 0.0002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """``quick``: a smaller model, in half a minute. ``seed``: the same kills, data and curves again. ``keep``: where to leave the runs
+    (None: they are removed). ``out``: where the picture goes. ``progress``: whether to draw what happens, on standard error."""
+
+    quick: bool = False
+    seed: int = 0
+    keep: Path | None = None
+    out: Path = Path("relight-demo.png")
+    progress: bool = True
+
+
+def run(options: DemoOptions | None = None, *, console: Console | None = None) -> DemoReport:
+    """Do it all, draw the picture, and give the report: ``rich.print(report)`` shows it, ``report.ok`` is the answer.
+
+    Errors: ``ConfigError`` where something it needs is missing, ``NoSpace``, and ``RelightError`` if training itself does not work.
+    """
+    options = options or DemoOptions()
+    _check_installed()
+    began = time.monotonic()
+    name = "quick" if options.quick else "full"
+    shape = SHAPES[name]
+    with _folder(options.keep, ROOM_BYTES[name]) as folder:
+        straight = Lane("straight", folder, name, shape, options.seed)
+        killed = Lane("killed", folder, name, shape, options.seed)
+        aim = Aim(plan_kills(options.seed, shape), shape.save_every)
+        try:
+            kills = _run_both(straight, killed, aim, shape, options, console)
+        finally:
+            straight.stop()
+            killed.stop()
+        report = _report(options, shape, straight, killed, kills)
+
+        from relight.demo.plot import draw
+
+        draw(report, straight.steps, killed.steps, options.out)
+        report = replace(report, seconds=round(time.monotonic() - began, 3))
+        if options.keep is not None:
+            (folder / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    return report
+
+
+def _run_both(
+    straight: Lane, killed: Lane, aim: Aim, shape: Shape, options: DemoOptions, console: Console | None
+) -> list[Kill]:
+    from relight.demo.view import View
+
+    kills: list[Kill] = []
+    with View(shape, enabled=options.progress, console=console) as view:
+
+        def on_killed_entry(entry: dict[str, Any]) -> None:
+            view.killed(entry)
+            if kills and (told := kills[-1].after(entry)) is not kills[-1]:
+                if kills[-1].back_s is None and told.back_s is not None:
+                    view.back(told)
+                kills[-1] = told
+
+        straight.on_entry = view.straight
+        killed.on_entry = on_killed_entry
+        straight.start()
+        killed.start()
+        looked_s = 0.0
+        while not (straight.ended and killed.ended):
+            closely = aim.watching_a_save(killed)
+            now = time.monotonic()
+            if not closely or now - looked_s > LOOK_S:
+                looked_s = now
+                straight.poll()
+            killed.poll()
+            if aim.due(killed, time.monotonic()):
+                kill = _kill(killed, len(kills) + 1)
+                kills.append(kill)
+                aim.fired(kill.step, kill.inside_save)
+                view.kill(kill)
+                killed.start()
+                if straight.ended:  # a free core, and nothing to look at until the new process has imported torch
+                    import_module("relight.demo.plot")
+            time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
+    return kills
+
+
+def _kill(lane: Lane, number: int) -> Kill:
+    at, saving = lane.kill()
+    assert lane.last is not None
+    return Kill(number=number, step=lane.last, saving=saving, time=at)
+
+
+def _report(options: DemoOptions, shape: Shape, straight: Lane, killed: Lane, kills: list[Kill]) -> DemoReport:
+    inside = sum(kill.inside_save for kill in kills)
+    problem = None
+    if len(kills) < KILLS_MIN or inside < KILLS_SAVING_MIN:
+        problem = f"{len(kills)} kills, {inside} of them inside a save, where {KILLS_MIN} and {KILLS_SAVING_MIN} were to be shown: try again"
+    stalls = sorted([*straight.stalls_s, *killed.stalls_s])
+    sizes = [*straight.save_bytes, *killed.save_bytes]
+    return DemoReport(
+        seed=options.seed,
+        quick=options.quick,
+        steps=shape.steps,
+        save_every=shape.save_every,
+        kills=tuple(kills),
+        difference=compare(shape.steps, straight.steps, killed.steps, (straight.digest, killed.digest)),
+        problem=problem,
+        curve_digest=curve_digest(straight.steps),
+        state_digest=straight.digest or "",
+        saves=len(stalls),
+        stall_ms_median=round(1000 * stalls[len(stalls) // 2], 3) if stalls else 0.0,
+        stall_ms_max=round(1000 * stalls[-1], 3) if stalls else 0.0,
+        bytes_per_save=max(sizes, default=0),
+        parameters=straight.facts.get("parameters", 0),
+        text_bytes=straight.facts.get("text_bytes", 0),
+        loader=straight.facts.get("loader", ""),
+        machine={
+            "cores": os.cpu_count() or 0,
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "torch": straight.facts.get("torch", ""),
+        },
+        picture=str(options.out),
+        kept=None if options.keep is None else str(options.keep),
+    )
+
+
+@contextmanager
+def _folder(keep: Path | None, room: int) -> Iterator[Path]:
+    """Where the runs live: ``keep``, new or empty, or a temporary directory that is removed at the end."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise ConfigError("the directory to keep the runs in is not empty", where=str(keep), hint="name a new one")
+    folder = keep or Path(tempfile.mkdtemp(prefix="relight-demo-"))
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < room:
+            raise NoSpace(
+                f"{free / 1e9:.2f} GB free, {room / 1e9:.2f} GB needed",
+                where=str(folder),
+                hint="make room, or choose another disk with --keep, or use --quick",
+            )
+        yield folder
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_installed() -> None:
+    missing = [name for name in ("torch", "numpy", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the demo needs {', '.join(missing)}", hint="pip install 'relight[demo]'")
+
+
+assert FULL.kills >= KILLS_MIN and FULL.kills_saving >= KILLS_SAVING_MIN

@@ -1,0 +1,149 @@
+"""One of the two runs: its process, which may be killed and started again, and all that its journal told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import relight
+from relight.demo import witness
+from relight.demo.compare import Finished
+from relight.demo.journal import Tail
+from relight.demo.shape import Shape
+from relight.errors import RelightError
+
+SILENCE_S_MAX = 120.0
+"""A process that tells nothing for so long is given up."""
+
+
+class Lane:
+    """A run of the training script. ``steps`` has every step that was done, those done again as often as they were."""
+
+    def __init__(self, name: str, folder: Path, shape_name: str, shape: Shape, seed: int) -> None:
+        self.name = name
+        self.run = folder / "store" / name
+        self.steps: list[Finished] = []
+        self.stalls_s: list[float] = []
+        self.save_bytes: list[int] = []
+        self.facts: dict[str, Any] = {}
+        self.digest: str | None = None
+        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None
+        self.last: int | None = None
+        self._journal = folder / f"{name}.jsonl"
+        self._output = folder / f"{name}.out"
+        self._tail = Tail(self._journal)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard_s = 0.0
+        self._times: list[float] = []
+        self._left_behind: set[str] = set()
+        self._over: set[str] = set()
+        self._command = [
+            sys.executable, "-m", "relight.demo.train", "--store", str(folder / "store"), "--run", name, "--shape", shape_name,
+            "--steps", str(shape.steps), "--seed", str(seed), "--journal", str(self._journal),
+        ]  # fmt: skip
+
+    # -- the process ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the script: for the first time, or again."""
+        self.last = None
+        self._times.clear()
+        self._left_behind = witness.unfinished(self.run)
+        self._over = witness.saves(self.run)
+        self._heard_s = time.monotonic()
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(), start_new_session=True
+            )
+
+    def kill(self) -> tuple[float, str | None]:
+        """SIGKILL to the process and its loader's workers: when that was, and the save it was inside of, if any."""
+        assert self._process is not None
+        at = time.time()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        self.poll()
+        inside = witness.unfinished(self.run) - self._left_behind
+        return at, next(iter(inside), None)
+
+    def stop(self) -> None:
+        """Leave nothing running."""
+        if self._process is not None:
+            self.kill()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps are done and the process is gone. A process that ends before that is an error."""
+        if self._process is None:
+            return self.digest is not None
+        code = self._process.poll()
+        if code is None:
+            if time.monotonic() - self._heard_s > SILENCE_S_MAX:
+                raise self._trouble(f"told nothing for {SILENCE_S_MAX:.0f} s")
+            return False
+        self.poll()
+        if code or self.digest is None:
+            raise self._trouble(f"ended by itself, with exit code {code}")
+        self._process = None
+        return True
+
+    def _trouble(self, what: str) -> RelightError:
+        lines = self._output.read_text(errors="replace").splitlines()
+        return RelightError(f"the training process of the {self.name} run {what}", details=lines[-12:])
+
+    # -- what it tells -------------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what the journal has got since the last time."""
+        for entry in self._tail.read():
+            self._heard_s = time.monotonic()
+            match entry["what"]:
+                case "started":
+                    self.facts = entry
+                case "finished":
+                    self.last = entry["step"]
+                    self.steps.append(Finished(entry["step"], entry["loss"], entry["samples"]))
+                    self._times.append(entry["time"])
+                case "saved":
+                    self.stalls_s.append(entry["stall_s"])
+                    self.save_bytes.append(entry["bytes"])
+                case "ended":
+                    self.digest = entry["digest"]
+            self.on_entry(entry)
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes, in seconds."""
+        gaps = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
+        return median(gaps) if gaps else 0.05
+
+    @property
+    def save_s(self) -> float:
+        """What a save takes, in seconds."""
+        return median(self.stalls_s) if self.stalls_s else 0.0
+
+    def saving(self) -> str | None:
+        """The save that is being written now. Quick: one directory is listed, and the log is read only if there is a new name in it."""
+        new = witness.saves(self.run) - self._over
+        if new:
+            self._over |= new & witness.committed(self.run)
+        return next(iter(new - self._over), None)
+
+
+def _environment() -> dict[str, str]:
+    """The child finds the same ``relight``, wherever this process has it from; and each run has one core."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    home = Path(relight.__path__[0]).resolve().parent
+    if home.name not in ("site-packages", "dist-packages"):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
+    return environment

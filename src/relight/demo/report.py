@@ -1,0 +1,111 @@
+"""What the demo found: a value, its JSON, and how it looks in a terminal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from relight.demo.compare import Difference, Finished
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One SIGKILL and what came after.
+
+    ``step`` was the last one done; ``saving`` names the directory of the save it fell into, None if it fell into none. Training went
+    on from step ``resumed_from``; ``back_s`` later its first step was done, ``caught_up_s`` later the first one that had not been done before.
+    """
+
+    number: int
+    step: int
+    saving: str | None
+    time: float
+    resumed_from: int | None = None
+    back_s: float | None = None
+    caught_up_s: float | None = None
+
+    @property
+    def inside_save(self) -> bool:
+        """Whether a save was cut short."""
+        return self.saving is not None
+
+    @property
+    def redone(self) -> int:
+        """Steps that had to be done again."""
+        return 0 if self.resumed_from is None else self.step + 1 - self.resumed_from
+
+    def after(self, entry: Mapping[str, Any]) -> Kill:
+        """With what the next process wrote into the journal."""
+        passed = round(entry["time"] - self.time, 3)
+        if entry["what"] == "started" and self.resumed_from is None:
+            return replace(self, resumed_from=entry["start"])
+        if entry["what"] == "finished" and self.resumed_from is not None:
+            if self.caught_up_s is None and entry["step"] > self.step:
+                return replace(self, back_s=self.back_s or passed, caught_up_s=passed)
+            if self.back_s is None:
+                return replace(self, back_s=passed)
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """The answer is ``ok``: enough kills, and no ``difference``. Sizes in bytes of one save; stalls are what the loop waits for a save."""
+
+    seed: int
+    quick: bool
+    steps: int
+    save_every: int
+    kills: tuple[Kill, ...]
+    difference: Difference | None
+    problem: str | None
+    curve_digest: str
+    state_digest: str
+    saves: int
+    stall_ms_median: float
+    stall_ms_max: float
+    bytes_per_save: int
+    parameters: int
+    text_bytes: int
+    loader: str
+    machine: Mapping[str, object] = field(default_factory=dict)
+    picture: str
+    kept: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the killed run came out as the straight one, to the bit."""
+        return self.difference is None and self.problem is None
+
+    @property
+    def kills_inside_save(self) -> int:
+        """How many of the kills cut a save short."""
+        return sum(kill.inside_save for kill in self.kills)
+
+    @property
+    def redone(self) -> int:
+        """Steps done again, over all kills."""
+        return sum(kill.redone for kill in self.kills)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for ``json.dumps``."""
+        own = ("inside_save", "redone")
+        kills = [{**asdict(kill), **{name: getattr(kill, name) for name in own}} for kill in self.kills]
+        totals = {"kills_inside_save": self.kills_inside_save, "redone": self.redone}
+        return {"ok": self.ok, **asdict(self), **totals, "kills": kills, "machine": dict(self.machine)}
+
+    def __rich__(self) -> Group:
+        from relight.demo.view import render
+
+        return render(self)
+
+
+def curve_digest(steps: Sequence[Finished]) -> str:
+    """A hash of every bit of a run's losses, by step."""
+    losses = {entry.step: entry.loss for entry in steps}
+    return hashlib.sha256(" ".join(losses[step] for step in sorted(losses)).encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""A checkpoint in memory: captured state to bytes through the sources, and back through the sinks, as a store would do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relight.capture import Captured, LoadPlan, RestorePlan, build_tree, capture, plan_restore
+from relight.format import Tensor, dtype_named, encode_tree
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a part and its packs would hold."""
+
+    tensors: list[Tensor]
+    tree: bytes
+    data: list[bytes]
+    kinds: dict[str, str]
+
+
+def store(captured: Captured, *, piece: int = 0) -> Stored:
+    """Read every item: from its memory where it has a view, else (or with ``piece``, elements at a time) by ``fill``."""
+    tensors, data, offset = [], [], 0
+    for item in captured.items:
+        view = None if piece else item.source.view()
+        raw = bytes(view) if view is not None else _fill(item.source, item.dtype, piece or 1 << 20)
+        assert len(raw) == item.source.length
+        tensors.append(Tensor(item.name, item.dtype, item.shape, item.role, 0, offset, len(raw), item.box))
+        data.append(raw)
+        offset += len(raw)
+    assert len({tensor.name for tensor in tensors}) == len(tensors), "names are unique"
+    return Stored(tensors, encode_tree(captured.tree), data, captured.kinds)
+
+
+def _fill(source: Any, dtype: str, piece: int) -> bytes:
+    out = bytearray(source.length)
+    step = piece * dtype_named(dtype).itemsize
+    for start in range(0, source.length, step):
+        source.fill(start, memoryview(out)[start : start + step])
+    return bytes(out)
+
+
+def save(components: Mapping[str, object], *, piece: int = 0, **options: Any) -> Stored:
+    """Capture and store."""
+    return store(capture(components, **options), piece=piece)
+
+
+def feed(stored: Stored, sinks: Mapping[int, Any], *, piece: int = 0) -> None:
+    """Fill the sinks, last piece first, as order must not matter."""
+    for index, sink in sinks.items():
+        raw = stored.data[index]
+        assert sink.length == len(raw)
+        view = None if piece else sink.view()
+        if view is not None:
+            assert len(view) == len(raw)
+            view[:] = raw
+            continue
+        step = (piece or 1 << 20) * dtype_named(stored.tensors[index].dtype).itemsize
+        for start in reversed(range(0, len(raw), step)):
+            sink.absorb(start, memoryview(raw)[start : start + step])
+
+
+def restore(stored: Stored, components: Mapping[str, object], *, piece: int = 0, **options: Any) -> RestorePlan:
+    """Plan, fill, finish."""
+    options = {"only": None, "strict": True, "rename": None, "where": "test", **options}
+    plan = plan_restore(components, stored.tensors, stored.tree, **options)
+    feed(stored, plan.sinks, piece=piece)
+    plan.finish()
+    return plan
+
+
+def load(stored: Stored, *, only: Sequence[str] | None = None, piece: int = 0) -> Any:
+    """The plain tree."""
+    plan: LoadPlan = build_tree(stored.tensors, stored.tree, only=only, where="test")
+    feed(stored, plan.sinks, piece=piece)
+    return plan.result()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type, structure and every bit: NaNs, signed zeros, dtypes, shapes."""
+    import numpy as np
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
+            return False
+        if one.layout != torch.strided or one.is_quantized:
+            return store(capture({"x": one}, rng=False)).data == store(capture({"x": other}, rng=False)).data
+        return raw(one) == raw(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, np.generic):
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(
+            same(a, b) and same(one[a], other[b]) for a, b in zip(one, other, strict=True)
+        )
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float):
+        return one.hex() == other.hex()
+    if isinstance(one, complex):
+        return same(one.real, other.real) and same(one.imag, other.imag)
+    return bool(one == other)
+
+
+def raw(tensor: Any) -> bytes:
+    """The elements of a strided tensor in row-major order, whatever the dtype, by a way the code under test does not use."""
+    import torch
+
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    whole = torch.view_as_real(tensor).view(torch.int64) if tensor.element_size() == 16 else tensor.view(words[tensor.element_size()])
+    return whole.contiguous().numpy().tobytes()

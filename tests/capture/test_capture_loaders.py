@@ -1,0 +1,455 @@
+"""Loaders: a resumed run sees the samples, worker noise and dropout masks that the uninterrupted one would have seen."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from roundtrip import Stored, restore, save
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from relight.capture import capture, observe_batches, unwatch_loaders, watch_loaders
+from relight.errors import IncompatibleState
+
+warnings.filterwarnings("ignore")
+logging.getLogger("torchdata").setLevel(logging.ERROR)
+SAMPLES, BATCH = 12, 2
+EPOCH = SAMPLES // BATCH
+
+
+class Noisy(Dataset):
+    """Samples know their number and carry noise from every generator of the process that made them."""
+
+    def __init__(self, noisy: bool = True) -> None:
+        self.noisy = noisy
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        if not self.noisy:
+            return index, 0.0, 0.0, 0.0
+        return index, float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+class Stream(IterableDataset):
+    """An iterable dataset in a fixed order."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, by = (info.id, info.num_workers) if info else (0, 1)
+        return iter(range(first, SAMPLES, by))
+
+
+class Shuffling(Sampler[int]):
+    """A sampler with a generator of its own, of Python's kind."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(3)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(SAMPLES))
+        self.rng.shuffle(order)
+        return iter(order)
+
+
+def seed(value: int) -> None:
+    """Seed all the process's host generators."""
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+class Run:
+    """A training loop: a batch, a dropout mask, draws from every generator, step by step, for as long as asked."""
+
+    def __init__(self, make: Callable[[], DataLoader]) -> None:
+        self.loader = make()
+        self.iterator: Iterator | None = None
+        watch_loaders({"data": self.loader})
+
+    def step(self) -> tuple:
+        if self.iterator is None:
+            self.iterator = iter(self.loader)
+        try:
+            batch = next(self.iterator)
+        except StopIteration:
+            self.iterator = iter(self.loader)
+            batch = next(self.iterator)
+        parts = batch if isinstance(batch, (list, tuple)) else [batch]
+        seen = [part.tolist() if isinstance(part, torch.Tensor) else part for part in parts]
+        return seen, torch.rand(3).tolist(), random.random(), float(np.random.rand())
+
+    def run(self, steps: int) -> list[tuple]:
+        return [self.step() for _ in range(steps)]
+
+
+def straight(make: Callable[[], DataLoader], steps: int) -> list[tuple]:
+    """The run that nothing interrupts."""
+    seed(1)
+    return Run(make).run(steps)
+
+
+def resumed(make: Callable[[], DataLoader], saves: list[int], steps: int) -> list[tuple]:
+    """The run that ends after each save and is resumed by a process that was seeded otherwise."""
+    seed(1)
+    run, trace, stored, done = Run(make), [], None, 0
+    for at in [*saves, steps]:
+        if stored is not None:
+            seed(100 + at)
+            run = Run(make)
+            restore(stored, {"data": run.loader})
+        trace += run.run(at - done)
+        stored, done = save({"data": run.loader}), at
+    return trace
+
+
+def plain(**options) -> Callable[[], DataLoader]:
+    """A maker of plain loaders."""
+    return lambda: DataLoader(Noisy(), batch_size=BATCH, **{"shuffle": True, **options})
+
+
+PLAIN = {
+    "in process": plain(),
+    "in order": plain(shuffle=False),
+    "two workers": plain(num_workers=2),
+    "persistent workers": plain(num_workers=2, persistent_workers=True),
+    "generator": lambda: plain(generator=torch.Generator().manual_seed(5))(),
+    "generator, two workers": lambda: plain(generator=torch.Generator().manual_seed(5), num_workers=2)(),
+    "replacement": lambda: plain(shuffle=None, sampler=RandomSampler(Noisy(), replacement=True))(),
+    "own sampler": lambda: plain(shuffle=None, sampler=Shuffling())(),
+    "batch sampler": lambda: DataLoader(
+        Noisy(), batch_sampler=BatchSampler(RandomSampler(Noisy(), generator=torch.Generator().manual_seed(5)), BATCH, False)
+    ),
+    "no batches": lambda: DataLoader(Noisy(), batch_size=None, sampler=RandomSampler(range(EPOCH))),
+    "stream": lambda: DataLoader(Stream(), batch_size=BATCH),
+    "stream, two workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2),
+}
+SAVES = {
+    "before any batch": [0],
+    "after one": [1],
+    "in the middle": [3],
+    "twice in one epoch": [2, 4],
+    "at an edge": [EPOCH],
+    "second epoch": [EPOCH + 2],
+    "twice in the second": [EPOCH + 1, EPOCH + 4],
+    "across epochs": [2, EPOCH + 3, 2 * EPOCH],
+}
+LIGHT = ["in the middle", "at an edge", "twice in the second"]
+CASES = [(kind, when) for kind in PLAIN for when in (LIGHT if "workers" in kind else SAVES)]
+
+
+@pytest.mark.parametrize(("kind", "when"), CASES, ids=lambda value: value.replace(" ", "-"))
+def test_a_plain_loader_resumes_to_the_bit(kind: str, when: str) -> None:
+    """Samples, worker noise, dropout masks and host generators equal the uninterrupted run's, wherever and however often it is saved."""
+    steps = 3 * EPOCH - 1
+    expected, found = straight(PLAIN[kind], steps), resumed(PLAIN[kind], SAVES[when], steps)
+    first = next((i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]), None)
+    assert first is None, f"step {first}: {found[first]}, uninterrupted {expected[first]}"
+
+
+def stateful(**options) -> Callable[[], DataLoader]:
+    """A maker of loaders that tell their position. Worker noise is not theirs to carry, so there is none."""
+    return lambda: StatefulDataLoader(Noisy(not options.get("num_workers")), batch_size=BATCH, **{"shuffle": True, **options})
+
+
+STATEFUL = {
+    "in process": stateful(),
+    "two workers": stateful(num_workers=2),
+    "persistent workers": stateful(num_workers=2, persistent_workers=True),
+    "generator": lambda: stateful(generator=torch.Generator().manual_seed(5))(),
+    "torch's sampler": lambda: stateful(shuffle=None, sampler=RandomSampler(Noisy()))(),
+    "stream": lambda: StatefulDataLoader(Stream(), batch_size=BATCH),
+}
+STATEFUL_CASES = [(kind, when) for kind in STATEFUL for when in (LIGHT if "workers" in kind else SAVES)]
+
+
+@pytest.mark.parametrize(("kind", "when"), STATEFUL_CASES, ids=lambda value: value.replace(" ", "-"))
+def test_a_stateful_loader_resumes_to_the_bit(kind: str, when: str) -> None:
+    """Repositioning draws no number that the uninterrupted run did not draw."""
+
+    def make() -> DataLoader:
+        seed(7)  # the sampler seeds itself when it is made
+        loader = STATEFUL[kind]()
+        seed(1)
+        return loader
+
+    steps = 3 * EPOCH - 1
+    expected, found = straight(make, steps), resumed(make, SAVES[when], steps)
+    first = next((i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]), None)
+    assert first is None, f"step {first}: {found[first]}, uninterrupted {expected[first]}"
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *(f"stateful {name}" for name in STATEFUL)])
+def test_capturing_draws_no_random_number(kind: str) -> None:
+    """A run that saves is the run that does not: taking a state moves no generator, not even before the first batch."""
+    make = STATEFUL[kind.removeprefix("stateful ")] if kind.startswith("stateful ") else PLAIN[kind]
+    seed(1)
+    loader = make()
+    watch_loaders({"data": loader})
+    for steps in (0, 1):
+        iterator = iter(loader) if steps else None
+        for _ in range(steps):
+            next(iterator)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        capture({"data": loader})
+        after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def test_numbers_drawn_between_iter_and_the_first_batch() -> None:
+    """A loop that draws after ``iter`` and before the first ``next`` (an init, a warm-up) gets its permutation back all the same."""
+
+    def trace(save_at: int | None) -> list:
+        seed(1)
+        loader = plain()()
+        watch_loaders({"data": loader})
+        iterator = iter(loader)
+        torch.rand(5)
+        seen = []
+        for i in range(EPOCH):
+            if i == save_at:
+                stored = save({"data": loader})
+                seed(50)
+                loader = plain()()
+                restore(stored, {"data": loader})
+                iterator = iter(loader)
+            seen.append(next(iterator)[0].tolist())
+        return seen
+
+    assert trace(3) == trace(None)
+
+
+def test_a_distributed_samplers_epoch_is_that_of_the_interrupted_one() -> None:
+    """The permutation of ``set_epoch`` comes back, wherever the sampler stands."""
+    for wrap in (False, True):
+
+        def make(wrap: bool = wrap) -> tuple[DataLoader, DistributedSampler]:
+            sampler = DistributedSampler(Noisy(), num_replicas=2, rank=1)
+            if wrap:
+                return DataLoader(Noisy(False), batch_sampler=BatchSampler(sampler, BATCH, False)), sampler
+            return DataLoader(Noisy(False), batch_size=BATCH, sampler=sampler), sampler
+
+        seed(1)
+        loader, sampler = make()
+        watch_loaders({"data": loader})
+        sampler.set_epoch(3)
+        iterator = iter(loader)
+        next(iterator)
+        stored = save({"data": loader})
+        rest = [batch[0].tolist() for batch in iterator]
+        other, _ = make()
+        restore(stored, {"data": other})
+        assert [batch[0].tolist() for batch in other] == rest
+
+
+def test_the_rest_of_an_epoch_that_a_for_loop_left() -> None:
+    """A loop left with ``break`` goes on, after a resume, with the batches it had not had."""
+    seed(1)
+    loader = plain()()
+    watch_loaders({"data": loader})
+    seen = []
+    for batch in loader:
+        seen += batch[0].tolist()
+        if len(seen) == 6:
+            break
+    stored = save({"data": loader})
+    other = plain()()
+    restore(stored, {"data": other})
+    assert sorted(seen + [i for batch in other for i in batch[0].tolist()]) == list(range(SAMPLES))
+
+
+def test_a_finished_epoch_is_not_begun_again() -> None:
+    """Saved after the last batch: the next loop over the loader is empty if the end had not been seen, else a new epoch."""
+    seed(1)
+    loader = plain()()
+    watch_loaders({"data": loader})
+    iterator = iter(loader)
+    for _ in range(EPOCH):
+        next(iterator)
+    before_end = save({"data": loader})
+    assert next(iterator, None) is None
+    after_end = save({"data": loader})
+    for stored, rest in ((before_end, 0), (after_end, EPOCH)):
+        other = plain()()
+        restore(stored, {"data": other})
+        assert len(list(other)) == rest
+        assert len(list(other)) == EPOCH
+
+
+@pytest.mark.parametrize("kind", ["in process", "generator", "two workers", "persistent workers"])
+def test_a_restore_into_a_loader_that_is_iterating_takes_effect_at_the_next_iter(kind: str) -> None:
+    """Going back in the same process, to the first epoch and to a later one, gives what came then, again and again."""
+    for at in (2, EPOCH + 2):
+        seed(1)
+        run = Run(PLAIN[kind])
+        run.run(at)
+        stored = save({"data": run.loader})
+        rest = run.run(EPOCH)
+        for _ in range(2):
+            run.run(1)
+            restore(stored, {"data": run.loader})
+            run.iterator = None
+            assert run.run(EPOCH) == rest, at
+
+
+@pytest.mark.parametrize("kind", ["in process", "two workers", "persistent workers"])
+def test_a_stateful_loader_goes_back_in_the_same_process(kind: str) -> None:
+    """The same, for loaders that tell their position."""
+    seed(1)
+    run = Run(STATEFUL[kind])
+    run.run(EPOCH + 2)
+    stored = save({"data": run.loader})
+    rest = run.run(EPOCH)
+    restore(stored, {"data": run.loader})
+    run.iterator = None
+    assert run.run(EPOCH) == rest
+
+
+def test_a_save_right_after_a_restore_holds_the_same_place() -> None:
+    """Nothing was delivered in between, so a third process goes on where the second would have."""
+    seed(1)
+    run = Run(plain())
+    run.run(3)
+    stored = save({"data": run.loader})
+    rest = run.run(EPOCH)
+    for _ in range(2):
+        seed(60)
+        other = Run(plain())
+        restore(stored, {"data": other.loader})
+        stored = save({"data": other.loader})
+    assert other.run(EPOCH) == rest
+
+
+def test_generators_of_a_loader_are_where_they_were_at_an_edge() -> None:
+    """A loader's own generator goes on between epochs: the next epoch is not a repetition of the first."""
+    seed(1)
+
+    def make() -> DataLoader:
+        return plain(generator=torch.Generator().manual_seed(5))()
+
+    loader = make()
+    watch_loaders({"data": loader})
+    first = [batch[0].tolist() for batch in loader]
+    stored = save({"data": loader})
+    second = [batch[0].tolist() for batch in loader]
+    other = make()
+    restore(stored, {"data": other})
+    found = [batch[0].tolist() for batch in other]
+    assert found != first
+    assert found == second
+
+
+@pytest.mark.parametrize("make", [plain(), plain(num_workers=2), stateful(), stateful(num_workers=2)], ids=["plain", "workers", "stateful", "stateful workers"])
+def test_an_observer_sees_what_is_delivered_and_no_more(make) -> None:
+    """Delivered batches, not prefetched nor skipped ones, in order, for every kind of loader."""
+    seed(1)
+    loader, seen = make(), []
+    watch_loaders({"data": loader})
+    observe_batches({"data": loader, "other": 3}, lambda batch: seen.append(batch[0].tolist()))
+    iterator = iter(loader)
+    delivered = [next(iterator)[0].tolist() for _ in range(3)]
+    assert seen == delivered
+    stored = save({"data": loader})
+    other, again = make(), []
+    observe_batches({"data": other}, lambda batch: again.append(batch[0].tolist()))
+    restore(stored, {"data": other})
+    rest = [batch[0].tolist() for batch in other]
+    assert again == rest and len(rest) == EPOCH - 3
+
+
+@pytest.mark.parametrize("make", [plain(), stateful()], ids=["plain", "stateful"])
+def test_watching_leaves_the_loader_what_it_was(make) -> None:
+    """Same class name, same isinstance, same length; unwatching gives the class back, twice is fine."""
+    loader = make()
+    original = type(loader)
+    for _ in range(2):
+        watch_loaders({"data": loader})
+        observe_batches({"data": loader}, lambda batch: None)
+    assert isinstance(loader, original) and type(loader).__name__ == original.__name__ and len(loader) == EPOCH
+    iterator = iter(loader)
+    next(iterator)
+    assert iter(iterator) is iterator and len(iterator) == EPOCH
+    for _ in range(2):
+        unwatch_loaders({"data": loader})
+    assert type(loader) is original and not [name for name in vars(loader) if "relight" in name]
+
+
+def test_a_skip_is_told_once() -> None:
+    """One warning a process says that batches are read again to be skipped, and how not to."""
+    import relight.capture.loaders as module
+
+    module._warned = False
+    seed(1)
+    loader = plain()()
+    watch_loaders({"data": loader})
+    next(iter(loader))
+    stored = save({"data": loader})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            other = plain()()
+            restore(stored, {"data": other})
+            next(iter(other))
+    told = [str(one.message) for one in caught if "StatefulDataLoader" in str(one.message)]
+    assert len(told) == 1
+
+
+def test_a_loader_of_the_other_kind_is_a_mismatch_before_anything_is_written() -> None:
+    """A counted position does not fit a loader that tells its own, nor the other way round."""
+    for one, other in ((plain(), stateful()), (stateful(), plain())):
+        live, loader = torch.zeros(1), one()
+        watch_loaders({"data": loader})
+        next(iter(loader))
+        stored = save({"data": loader, "w": torch.ones(1)})
+        with pytest.raises(IncompatibleState):
+            restore(stored, {"data": other(), "w": live})
+        assert live.item() == 0
+
+
+def test_a_dataset_that_shrank_is_an_error_that_says_so() -> None:
+    """Fewer batches than were delivered cannot be the same data."""
+    seed(1)
+    loader = plain(shuffle=False)()
+    watch_loaders({"data": loader})
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    stored = save({"data": loader})
+    small = DataLoader(list(range(4)), batch_size=BATCH)
+    restore(stored, {"data": small})
+    with pytest.raises(IncompatibleState):
+        next(iter(small))
+
+
+def test_an_unwatched_loader_is_said_to_be_unknown() -> None:
+    """Captured in the middle of an epoch nobody counted: the state says that resuming from it is not exact."""
+    loader = plain()()
+    next(iter(loader))
+    assert any("data" in note for note in capture({"data": loader}, rng=False).notes)
+
+
+def test_randomness_inside_workers_that_cannot_be_carried_is_reported() -> None:
+    """A stateful loader's workers over a map-style dataset are listed as missed."""
+    loader = stateful(num_workers=2)()
+    assert any("data" in line and "worker" in line for line in capture({"data": loader}).missed)
+
+
+def test_the_state_of_a_loader_is_plain_values() -> None:
+    """Positions survive the format: no pickles, no live generators."""
+    seed(1)
+    for make in (plain(num_workers=2), stateful(num_workers=2)):
+        loader = make()
+        watch_loaders({"data": loader})
+        next(iter(loader))
+        stored: Stored = save({"data": loader})
+        assert stored.kinds["data"] == "loader"

@@ -1,0 +1,464 @@
+"""Optimizers, schedulers, scalers: resumed training equals uninterrupted training to the bit."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from roundtrip import load, raw, restore, save
+from torch import nn
+from torch.optim import lr_scheduler as lrs
+
+from relight.capture import capture, fingerprint
+from relight.errors import IncompatibleState
+
+warnings.filterwarnings("ignore")
+
+
+def net(seed: int) -> nn.Sequential:
+    """A small module."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """One step on a batch that the seed determines."""
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.01, amsgrad=True),
+    "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
+    "adamw-loop": lambda ps: torch.optim.AdamW(ps, lr=0.01, foreach=False),
+    "adamw-tensor-lr": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.01), foreach=False),
+    "nadam": lambda ps: torch.optim.NAdam(ps),
+    "radam": lambda ps: torch.optim.RAdam(ps),
+    "adamax": lambda ps: torch.optim.Adamax(ps),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1, initial_accumulator_value=0.1),
+    "adadelta": lambda ps: torch.optim.Adadelta(ps),
+    "adafactor": lambda ps: torch.optim.Adafactor(ps),
+    "asgd": lambda ps: torch.optim.ASGD(ps),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, momentum=0.5, centered=True),
+    "rprop": lambda ps: torch.optim.Rprop(ps),
+    "lbfgs": lambda ps: torch.optim.LBFGS(ps, max_iter=3, history_size=2),
+    "lbfgs-wolfe": lambda ps: torch.optim.LBFGS(ps, max_iter=3, line_search_fn="strong_wolfe"),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("warm", [False, True], ids=["fresh", "stepped"])
+def test_every_optimizer_goes_on_as_if_nothing_had_happened(kind: str, warm: bool) -> None:
+    """Into a fresh optimizer and into one that has stepped elsewhere: the next steps are those of the uninterrupted run."""
+    make = OPTIMIZERS[kind]
+    one, other = net(1), net(2)
+    first, second = make(one.parameters()), make(other.parameters())
+    for i in range(3):
+        step(one, first, i)
+        if warm:
+            step(other, second, 50 + i)
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    for i in range(3, 6):
+        step(one, first, i)
+        step(other, second, i)
+    assert [raw(p) for p in one.parameters()] == [raw(p) for p in other.parameters()]
+    a, b = first.state_dict()["state"], second.state_dict()["state"]
+    assert a.keys() == b.keys() and all(a[i].keys() == b[i].keys() for i in a)
+
+
+@pytest.mark.parametrize("kind", ["adamw-loop", "momentum", "adafactor"])
+def test_half_precision_parameters_keep_full_precision_state(kind: str) -> None:
+    """State in another dtype than its parameter stays in it, where torch's own loading would round it."""
+    one, other = net(1).bfloat16(), net(2).bfloat16()
+    first, second = OPTIMIZERS[kind](one.parameters()), OPTIMIZERS[kind](other.parameters())
+    sum(p.sum() for p in one.parameters()).backward()
+    first.step()
+    for p in one.parameters():
+        first.state[p] = {k: v.float() + 1e-4 if isinstance(v, torch.Tensor) and v.ndim else v for k, v in first.state[p].items()}
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        for key, value in first.state[p].items():
+            if isinstance(value, torch.Tensor):
+                assert second.state[q][key].dtype == value.dtype and torch.equal(second.state[q][key], value)
+
+
+def test_state_goes_by_name_not_by_position() -> None:
+    """The tree names parameters; an optimizer built in another order gets each its own state."""
+    one, other = net(1), net(2)
+    first = torch.optim.Adam(one.parameters())
+    second = torch.optim.Adam(list(other.parameters())[::-1])
+    step(one, first, 0)
+    stored = save({"model": one, "opt": first}, rng=False)
+    tree = load(stored)["opt"]
+    assert set(tree["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert tree["groups"][0]["params"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert {"opt/state/0.weight/exp_avg", "opt/state/2.bias/step"} <= {tensor.name for tensor in stored.tensors}
+    restore(stored, {"model": other, "opt": second})
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first.state[p]["exp_avg"], second.state[q]["exp_avg"])
+
+
+def test_new_state_is_laid_out_like_its_parameter() -> None:
+    """A fresh optimizer's state is made with the parameter's memory format and read into directly."""
+    conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    first = torch.optim.Adam(conv.parameters())
+    conv(torch.ones(1, 2, 4, 4)).sum().backward()
+    first.step()
+    other = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    second = torch.optim.Adam(other.parameters())
+    restore(save({"model": conv, "opt": first}, rng=False), {"model": other, "opt": second})
+    moment = second.state[other.weight]["exp_avg"]
+    assert moment.is_contiguous(memory_format=torch.channels_last) and torch.equal(moment, first.state[conv.weight]["exp_avg"])
+    assert not moment.requires_grad
+
+
+def test_parameters_that_changed_group_are_not_given_anothers_settings() -> None:
+    """Groups that hold other parameters than they did are a mismatch: their learning rate and decay would go to the wrong ones."""
+    one, other = net(1), net(2)
+
+    def grouped(model: nn.Module, flip: bool) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups[::-1] if flip else groups)
+
+    stored = save({"model": one, "opt": grouped(one, False)}, rng=False)
+    fits = grouped(other, False)
+    restore(stored, {"model": other, "opt": fits})
+    flipped = grouped(other, True)
+    try:
+        restore(stored, {"model": other, "opt": flipped})
+    except IncompatibleState:
+        return
+    decay = {id(p): group["weight_decay"] for group in flipped.param_groups for p in group["params"]}
+    assert all(decay[id(p)] == (0.1 if p.ndim > 1 else 0.0) for p in other.parameters())
+
+
+def test_two_modules_in_one_optimizer_do_not_mix_up_names() -> None:
+    """Parameters of the same name in two modules get their own state each."""
+    a, b, c, d = net(1), net(2), net(3), net(4)
+    first, second = torch.optim.Adam([*a.parameters(), *b.parameters()]), torch.optim.Adam([*c.parameters(), *d.parameters()])
+    step(a, first, 0)
+    step(b, first, 1)
+    restore(save({"g": a, "d": b, "opt": first}, rng=False), {"g": c, "d": d, "opt": second})
+    for p, q in zip([*a.parameters(), *b.parameters()], [*c.parameters(), *d.parameters()], strict=True):
+        assert torch.equal(first.state[p]["exp_avg"], second.state[q]["exp_avg"])
+
+
+def test_a_copy_of_the_model_does_not_change_names() -> None:
+    """An EMA copy among the components, of the same names, leaves the optimizer's names bare."""
+    model = net(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    tree = load(save({"ema": net(1), "model": model, "opt": optimizer}, rng=False))
+    assert tree["opt"]["groups"][0]["params"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_plain_tensors_are_named_by_where_they_are() -> None:
+    """Parameters in a dict or list component: trained, saved, restored in place, with their state."""
+    for wrap in (dict, lambda pairs: [value for _, value in pairs]):
+        first_tensors = [torch.randn(3, requires_grad=True) for _ in range(2)]
+        weights = wrap(zip("ab", first_tensors, strict=True))
+        first = torch.optim.Adam(first_tensors, lr=0.1)
+        sum((t**2).sum() for t in first_tensors).backward()
+        first.step()
+        stored = save({"w": weights, "opt": first}, rng=False)
+        tensors = [torch.zeros(3, requires_grad=True) for _ in range(2)]
+        live = wrap(zip("ab", tensors, strict=True))
+        second = torch.optim.Adam(tensors, lr=0.1)
+        restore(stored, {"w": live, "opt": second})
+        for t, u in zip(first_tensors, tensors, strict=True):
+            assert torch.equal(t, u), "the tensor the optimizer holds has the values"
+            assert torch.equal(first.state[t]["exp_avg"], second.state[u]["exp_avg"])
+        assert any(item.trainable for item in capture({"w": weights, "opt": first}, rng=False).items)
+
+
+def test_parameter_names_in_groups_serve_where_there_is_no_module() -> None:
+    """An optimizer built with named_parameters() needs no module beside it."""
+    one, other = net(1), net(2)
+    first, second = torch.optim.Adam(one.named_parameters()), torch.optim.Adam(other.named_parameters())
+    step(one, first, 0)
+    stored = save({"opt": first}, rng=False)
+    restore(stored, {"opt": second})
+    assert set(load(stored)["opt"]["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert second.param_groups[0]["param_names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_a_parameter_without_a_name_is_refused_with_advice() -> None:
+    """Index-keyed state goes wrong silently later, so it is refused now."""
+    with pytest.raises(IncompatibleState, match="opt"):
+        capture({"opt": torch.optim.Adam([torch.ones(1, requires_grad=True)])})
+
+
+def test_missing_and_unexpected_parameters_are_named() -> None:
+    """A parameter more or less is a line of the error; without strict the others get theirs."""
+    one, other = net(1), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 1))
+    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+    step(one, first, 0)
+    stored = save({"model": one, "opt": first}, rng=False)
+    with pytest.raises(IncompatibleState) as caught:
+        restore(stored, {"model": other, "opt": second})
+    assert any("opt" in detail and "3.weight" in detail for detail in caught.value.details)
+    restore(stored, {"model": other, "opt": second}, strict=False)
+    assert torch.equal(second.state[other[0].weight]["exp_avg"], first.state[one[0].weight]["exp_avg"])
+    assert other[3].weight not in second.state
+
+
+def test_state_of_a_parameter_that_changed_shape_is_not_taken() -> None:
+    """Without strict, a resized head keeps its own values and gets no state of the old shape: the next step must run."""
+    one, other = net(1), net(2)
+    other[2] = nn.Linear(4, 2)
+    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+    step(one, first, 0)
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second}, strict=False)
+    step(other, second, 1)
+
+
+def test_live_state_that_the_checkpoint_has_not_is_dropped() -> None:
+    """Restoring the state before the first step leaves none behind."""
+    one, other = net(1), net(2)
+    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+    step(other, second, 0)
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    assert not second.state
+
+
+class Counting(torch.optim.Adam):
+    """Has state of its own beside torch's."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params)
+        self.calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        return super().step(closure)
+
+    def state_dict(self):
+        return {**super().state_dict(), "calls": self.calls}
+
+    def load_state_dict(self, state):
+        state = dict(state)
+        self.calls = state.pop("calls")
+        super().load_state_dict(state)
+
+
+def test_subclasses_with_their_own_state_dict_go_through_it() -> None:
+    """What they add is kept; indices become names and back, in another order too."""
+    one, other = net(1), net(2)
+    first, second = Counting(one.parameters()), Counting(list(other.parameters())[::-1])
+    step(one, first, 0)
+    stored = save({"model": one, "opt": first}, rng=False)
+    assert set(load(stored)["opt"]["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    restore(stored, {"model": other, "opt": second})
+    assert second.calls == 1
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first.state[p]["exp_avg"], second.state[q]["exp_avg"])
+
+
+def test_state_dict_hooks_of_optimizers_run() -> None:
+    """What a hook adds to the state is saved, and the loading hook sees it."""
+    one, other, seen = net(1), net(2), []
+    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+    first.register_state_dict_post_hook(lambda optimizer, state: {**state, "mine": 5})
+    second.register_load_state_dict_pre_hook(lambda optimizer, state: seen.append(state["mine"]))
+    step(one, first, 0)
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    assert seen == [5]
+
+
+def test_shared_state_of_an_optimizer_is_kept() -> None:
+    """State under a key that is no parameter comes back."""
+    one, other = net(1), net(2)
+    first, second = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.1)
+    first.state["global"] = {"k": torch.ones(2), "n": 4}
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    assert second.state["global"]["n"] == 4 and torch.equal(second.state["global"]["k"], torch.ones(2))
+
+
+def test_only_the_named_state_is_restored() -> None:
+    """Patterns reach into an optimizer; its groups and other state stay."""
+    one, other = net(1), net(2)
+    first, second = torch.optim.Adam(one.parameters(), lr=0.5), torch.optim.Adam(other.parameters(), lr=0.25)
+    step(one, first, 0)
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second}, only=["opt/state/0.*"])
+    assert set(second.state) == {other[0].weight, other[0].bias} and second.param_groups[0]["lr"] == 0.25
+
+
+def test_the_live_learning_rate_tensor_stays_the_same_object() -> None:
+    """A learning rate held as a tensor is written in place: captured graphs and schedulers hold it too."""
+    one, other = net(1), net(2)
+    first = torch.optim.Adam(one.parameters(), lr=torch.tensor(0.5))
+    rate = torch.tensor(0.25)
+    second = torch.optim.Adam(other.parameters(), lr=rate)
+    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    assert second.param_groups[0]["lr"] is rate and float(rate) == 0.5
+
+
+SCHEDULERS = {
+    "lambda": lambda o: lrs.LambdaLR(o, lambda e: 0.9**e),
+    "multiplicative": lambda o: lrs.MultiplicativeLR(o, lambda e: 0.95),
+    "step": lambda o: lrs.StepLR(o, 2, 0.5),
+    "multistep": lambda o: lrs.MultiStepLR(o, [2, 4], 0.5),
+    "cosine": lambda o: lrs.CosineAnnealingLR(o, 10),
+    "warm restarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 3),
+    "onecycle": lambda o: lrs.OneCycleLR(o, 0.1, total_steps=20),
+    "cyclic": lambda o: lrs.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
+    "polynomial": lambda o: lrs.PolynomialLR(o, 10),
+    "sequential": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o, 0.1, 2), lrs.ExponentialLR(o, 0.9)], [3]),
+    "chained": lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o, 0.1, 2), lrs.ExponentialLR(o, 0.9)]),
+    "swa": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=4),
+}
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_every_scheduler_goes_on_as_if_nothing_had_happened(kind: str, rate: object) -> None:
+    """The learning rates after a resume are those of the uninterrupted run, bit for bit."""
+    made = []
+    for seed in (1, 2):
+        model = net(seed)
+        own = rate.clone() if isinstance(rate, torch.Tensor) else rate
+        optimizer = torch.optim.AdamW(model.parameters(), lr=own, foreach=False)
+        made.append({"model": model, "opt": optimizer, "sched": SCHEDULERS[kind](optimizer)})
+
+    def run(state: dict, count: int) -> list:
+        rates = []
+        for i in range(count):
+            step(state["model"], state["opt"], i)
+            state["sched"].step()
+            rates.append(float(state["opt"].param_groups[0]["lr"]))
+        return rates
+
+    run(made[0], 3)
+    restore(save(made[0], rng=False), made[1])
+    assert run(made[0], 6) == run(made[1], 6)
+    assert [raw(p) for p in made[0]["model"].parameters()] == [raw(p) for p in made[1]["model"].parameters()]
+
+
+def test_plateau_schedulers_resume() -> None:
+    """ReduceLROnPlateau keeps its best value and its patience."""
+    made = []
+    for seed in (1, 2):
+        optimizer = torch.optim.SGD(net(seed).parameters(), lr=1.0)
+        made.append((optimizer, lrs.ReduceLROnPlateau(optimizer, patience=2)))
+    for loss in (3.0, 2.0, 2.5, 2.6):
+        made[0][1].step(loss)
+    meter = {"sched": made[0][1]}
+    restore(save(meter, rng=False), {"sched": made[1][1]})
+    for _, scheduler in made:
+        scheduler.step(2.7)
+    assert made[0][0].param_groups[0]["lr"] == made[1][0].param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_another_schedulers_state_is_a_mismatch() -> None:
+    """A cosine schedule's state does not silently go into a step schedule."""
+    a, b = torch.optim.SGD(net(1).parameters(), lr=1.0), torch.optim.SGD(net(2).parameters(), lr=1.0)
+    stored = save({"sched": lrs.CosineAnnealingLR(a, 10)}, rng=False)
+    with pytest.raises(IncompatibleState):
+        restore(stored, {"sched": lrs.StepLR(b, 3)})
+
+
+def test_gradient_scalers_resume() -> None:
+    """Scale and growth tracker come back, also before the first use."""
+    one, other = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2), torch.amp.GradScaler("cpu")
+    model = net(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one.scale(model(torch.ones(1, 3)).sum()).backward()
+    one.step(optimizer)
+    one.update()
+    stored = save({"scaler": one}, rng=False)
+    assert stored.kinds["scaler"] == "scaler"
+    restore(stored, {"scaler": other})
+    assert other.state_dict() == one.state_dict() and other.get_scale() == one.get_scale()
+
+
+def test_a_disabled_scaler_does_not_pass_for_an_enabled_one() -> None:
+    """The stored state of a disabled scaler cannot make an enabled one exact: found before anything is written."""
+    live = torch.zeros(1)
+    stored = save({"scaler": torch.amp.GradScaler("cpu", enabled=False), "w": torch.ones(1)}, rng=False)
+    with pytest.raises(IncompatibleState):
+        restore(stored, {"scaler": torch.amp.GradScaler("cpu"), "w": live})
+    assert live.item() == 0
+
+
+def test_gradients_are_saved_in_the_middle_of_an_accumulation() -> None:
+    """With ``micro_step`` every gradient comes back, and a parameter that had none has none."""
+    one, other = net(1), net(2)
+    loose, free = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    loose.grad = torch.full((2,), 3.0)
+    one(torch.ones(2, 3)).sum().backward()
+    one[2].bias.grad = None
+    for p in other.parameters():
+        p.grad = torch.full_like(p, 9.0)
+    stored = save({"model": one, "loose": {"w": loose}}, rng=False, micro_step=2)
+    assert {tensor.role for tensor in stored.tensors} >= {"grad"}
+    restore(stored, {"model": other, "loose": {"w": free}})
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None) and (p.grad is None or torch.equal(p.grad, q.grad))
+    assert free.grad is not None and torch.equal(free.grad, loose.grad)
+
+
+def test_gradients_of_every_module_that_has_parameters_in_common() -> None:
+    """A parameter two components share has one gradient, saved and restored once; sparse gradients too."""
+    one, other = nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2, sparse=True)
+    one(torch.tensor([1, 1, 3])).sum().backward()
+    restore(save({"a": one, "b": nn.Sequential(one)}, rng=False, micro_step=0), {"a": other, "b": nn.Sequential(other)})
+    assert torch.equal(one.weight.grad.to_dense(), other.weight.grad.to_dense())
+
+
+def test_stale_gradients_do_not_survive_a_restore() -> None:
+    """A checkpoint of a step boundary has no gradients: what had been accumulated since is gone, or the next step would count it."""
+    model = net(1)
+    stored = save({"model": model}, rng=False)
+    model(torch.ones(1, 3)).sum().backward()
+    restore(stored, {"model": model})
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, "sgd-fused"])
+def test_fingerprints_differ_exactly_when_a_step_came_between(kind: str) -> None:
+    """Equal as long as nothing was stepped; another after any optimizer's step, whichever kernel it uses."""
+    model = net(1)
+    make = OPTIMIZERS.get(kind, lambda ps: torch.optim.SGD(ps, lr=0.1, fused=True))
+    components = {"model": model, "opt": make(model.parameters()), "n": 1}
+    for i in range(2):
+        step(model, components["opt"], i)
+        before = fingerprint(components)
+        assert fingerprint(components) == before
+        step(model, components["opt"], i + 10)
+        assert fingerprint(components) != before
+
+
+def test_fingerprints_see_restores_and_plain_parameters() -> None:
+    """A restore changes the fingerprint; so does a step of an optimizer on tensors that are in no module."""
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    components = {"w": {"x": weight}, "opt": optimizer}
+    stored = save(components, rng=False)
+    before = fingerprint(components)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    stepped = fingerprint(components)
+    assert stepped != before
+    restore(stored, components)
+    assert fingerprint(components) != stepped
+
+
+def test_fingerprints_of_inference_and_sparse_tensors_do_not_fail() -> None:
+    """Tensors without a version counter or an address do not stop a run."""
+    with torch.inference_mode():
+        frozen = nn.Linear(2, 2)
+    module = nn.Module()
+    module.register_buffer("mask", torch.eye(3).to_sparse())
+    assert fingerprint({"a": frozen, "b": module}) == fingerprint({"a": frozen, "b": module})

@@ -1,0 +1,239 @@
+"""Plain components: what comes back in place, what as a value, what is refused."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import random
+
+import numpy as np
+import pytest
+import torch
+from roundtrip import load, restore, same, save
+
+from relight.capture import capture, is_large
+from relight.errors import IncompatibleState, RelightError
+
+
+def test_immutable_components_come_back_as_values() -> None:
+    """A number, text, None or tuple cannot be changed in place: the plan gives it."""
+    state = {"epoch": 7, "best": float("inf"), "name": "run", "none": None, "pair": (1, "a"), "flag": True, "scalar": np.float32(2)}
+    plan = restore(save(state, rng=False), {"epoch": 0, "best": 0.0, "name": "", "none": 1, "pair": (), "flag": False, "scalar": np.float32(0)})
+    assert same({key: plan.values[key] for key in state}, state)
+
+
+def test_mutable_components_come_back_in_place() -> None:
+    """Dicts, lists and sets are changed, not replaced, so that every holder sees the restored ones; keys of every kind survive."""
+    state = {"meters": {"loss": [1.0, 2.0], 3: {"deep": {1, 2}}, (1, "x"): None, None: b"z"}, "seen": {1, 2, 3}, "log": [1, [2]]}
+    meters, seen, log = {"old": 1, "loss": [0.0]}, {9}, [0, 0, 0]
+    loss = meters["loss"]
+    restore(save(state, rng=False), {"meters": meters, "seen": seen, "log": log})
+    assert (meters, seen, log) == (state["meters"], state["seen"], state["log"])
+    assert meters["loss"] is loss
+
+
+def test_special_dicts_keep_their_kind_in_place() -> None:
+    """A defaultdict, Counter or OrderedDict that is live stays what it is, and gets the stored content."""
+    kinds = {
+        "default": collections.defaultdict(float, a=1.5),
+        "counter": collections.Counter("aab"),
+        "ordered": collections.OrderedDict(b=1, a=2),
+    }
+    live = {
+        "default": collections.defaultdict(float),
+        "counter": collections.Counter(),
+        "ordered": collections.OrderedDict(),
+    }
+    restore(save(kinds, rng=False), live)
+    assert live == kinds and all(type(live[key]) is type(kinds[key]) for key in kinds)
+
+
+def test_an_unfilled_tensor_list_is_filled_in_place() -> None:
+    """Tensors in lists and tuples that are live are written in place: the optimizer and the caller hold them too."""
+    w, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
+    stored = save({"weights": [w, b], "more": (c,)}, rng=False)
+    lw, lb, lc = (torch.zeros(3, requires_grad=True) for _ in range(3))
+    weights, more = [lw, lb], (lc,)
+    restore(stored, {"weights": weights, "more": more})
+    assert weights[0] is lw and torch.equal(lw, w) and torch.equal(lb, b) and torch.equal(lc, c)
+
+
+def test_a_tensor_component_of_another_shape_is_a_mismatch() -> None:
+    """A live tensor that cannot take what is stored is named, with both shapes, before anything is read."""
+    stored = save({"w": torch.ones(3), "d": {"x": torch.ones(2, 2)}}, rng=False)
+    with pytest.raises(IncompatibleState) as caught:
+        restore(stored, {"w": torch.zeros(4), "d": {"x": torch.zeros(2, 2, dtype=torch.float64)}})
+    details = "\n".join(caught.value.details)
+    assert "[3]" in details and "[4]" in details and "float64" in details
+
+
+def test_a_dict_that_has_grown_comes_back_whole() -> None:
+    """What the run had put into a dict since it began is there after a resume, and what it had taken out is not."""
+    live = {"gone": torch.ones(1)}
+    restore(save({"d": {"new": torch.arange(3), "n": 1}}, rng=False), {"d": live})
+    assert live.keys() == {"new", "n"} and torch.equal(live["new"], torch.arange(3))
+
+
+class Colour(enum.IntEnum):
+    """An int that is not only an int."""
+
+    RED = 1
+
+
+class Tagged(str):
+    """Text that is not only text."""
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize("value", [Colour.RED, Tagged("x"), Point(1, 2), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr)
+def test_a_value_whose_type_would_change_is_refused(value: object) -> None:
+    """Enums, named tuples and subclasses of plain types are refused by path, wherever they stand, never turned into something else."""
+    with pytest.raises(IncompatibleState) as caught:
+        capture({"x": {"y": value}}, rng=False)
+    assert caught.value.details and caught.value.details[0].startswith("x/y")
+
+
+@pytest.mark.parametrize("value", ["\ud800", 1 << 20000, {"\ud800": 1}], ids=["surrogate", "huge", "surrogate key"])
+def test_values_the_format_cannot_hold_are_refused_by_capture(value: object) -> None:
+    """What encoding would refuse later is refused now, together with everything else."""
+    with pytest.raises(IncompatibleState) as caught:
+        capture({"x": {"y": value}, "z": object()}, rng=False)
+    assert any(detail.startswith("x/y") for detail in caught.value.details)
+    assert any(detail.startswith("z") for detail in caught.value.details)
+
+
+def test_the_captured_tree_does_not_change_with_the_live_values() -> None:
+    """Plain values are taken as they are when captured."""
+    live = {"a": [1, {"b": 2}], "s": {1}}
+    captured = capture({"d": live}, rng=False)
+    live["a"][1]["b"] = 3
+    live["s"].add(2)
+    assert captured.tree["d"] == {"a": [1, {"b": 2}], "s": {1}}
+
+
+class Meter:
+    """Anything with a state."""
+
+    def __init__(self, state: object = None) -> None:
+        self.state = state
+
+    def state_dict(self) -> object:
+        return self.state
+
+    def load_state_dict(self, state: object) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("state", [{"a": 1}, [1, 2], (1,), 5, None, torch.arange(3), collections.OrderedDict(a=torch.ones(1))], ids=repr)
+def test_an_object_with_a_state_gets_it_back(state: object) -> None:
+    """``load_state_dict`` receives what ``state_dict`` gave, whatever plain thing that is."""
+    meter = Meter()
+    restore(save({"m": Meter(state)}, rng=False), {"m": meter})
+    wanted = dict(state) if isinstance(state, dict) else state
+    assert same(meter.state, wanted)
+
+
+def test_an_object_that_refuses_its_state_is_named() -> None:
+    """An exception in somebody's ``load_state_dict`` becomes an error that says whose."""
+
+    class Picky(Meter):
+        def load_state_dict(self, state: object) -> None:
+            raise KeyError("nope")
+
+    with pytest.raises(IncompatibleState, match="m"):
+        restore(save({"m": Meter({"a": 1})}, rng=False), {"m": Picky()})
+
+
+def test_only_touches_what_it_names() -> None:
+    """Partial recovery: what matches is restored; everything else of the live state, generators too, is as it was."""
+    torch.manual_seed(1)
+    state = {"a": {"x": 1, "y": torch.ones(2)}, "b": {"x": 1}, "n": 5, "m": Meter({"k": 1})}
+    stored = save(state)
+    torch.manual_seed(2)
+    live = {"a": {"x": 0, "y": torch.zeros(2), "z": 3}, "b": {"x": 0}, "n": 0, "m": Meter("own")}
+    before = torch.get_rng_state()
+    plan = restore(stored, live, only=["a/y", "n"])
+    assert live["a"]["x"] == 0 and live["a"]["z"] == 3 and live["a"]["y"].tolist() == [1, 1]
+    assert live["b"] == {"x": 0} and live["m"].state == "own" and plan.values["n"] == 5
+    assert torch.equal(before, torch.get_rng_state())
+    assert len(plan.sinks) == 1
+
+
+def test_only_loads_what_it_names() -> None:
+    """``build_tree`` with patterns reads just those leaves and drops the paths that are empty then."""
+    stored = save({"a": {"x": torch.ones(1), "y": torch.ones(2)}, "b": {"c": {"d": torch.zeros(1)}}, "n": 5}, rng=False)
+    assert list(load(stored, only=["a/x"])) == ["a"]
+    assert same(load(stored, only=["b"]), {"b": {"c": {"d": torch.zeros(1)}}})
+    assert same(load(stored, only=["*/d", "n"]), {"b": {"c": {"d": torch.zeros(1)}}, "n": 5})
+
+
+def test_missing_and_unexpected_components_are_one_error() -> None:
+    """All of it at once; and what fits is taken if one does not insist."""
+    stored = save({"a": 1, "gone": torch.ones(1)}, rng=False)
+    live = {"a": 0, "new": torch.zeros(1)}
+    with pytest.raises(IncompatibleState) as caught:
+        restore(stored, live)
+    assert len(caught.value.details) == 2
+    plan = restore(stored, live, strict=False)
+    assert plan.values == {"a": 1} and len(plan.skipped) == 2
+
+
+def test_the_names_capture_uses_itself_are_refused() -> None:
+    """A component called rng or grad would be mistaken for Relight's own: an error, not a loss."""
+    for name in ("rng", "grad"):
+        with pytest.raises(RelightError):
+            capture({name: {"x": 1}}, micro_step=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: torch.Generator().manual_seed(seed),
+        lambda seed: np.random.default_rng(seed),
+        lambda seed: np.random.Generator(np.random.MT19937(seed)),
+        lambda seed: np.random.Generator(np.random.Philox(seed)),
+        lambda seed: np.random.Generator(np.random.SFC64(seed)),
+        lambda seed: np.random.RandomState(seed),
+        lambda seed: random.Random(seed),
+    ],
+    ids=["torch", "pcg64", "mt19937", "philox", "sfc64", "legacy", "python"],
+)
+def test_generators_handed_over_go_on_where_they_were(make) -> None:
+    """The next numbers after a resume are those the uninterrupted run would have drawn, also half way through a pair of normals."""
+
+    def draw(generator) -> list:
+        if isinstance(generator, torch.Generator):
+            return torch.randn(3, generator=generator).tolist()
+        if isinstance(generator, random.Random):
+            return [generator.random(), generator.gauss(0, 1)]
+        return [float(generator.normal()), float(generator.random())] + generator.permutation(5).tolist()
+
+    mine = make(1)
+    draw(mine)
+    stored = save({"g": mine}, rng=False)
+    expected = [draw(mine) for _ in range(3)]
+    other = make(2)
+    restore(stored, {"g": other})
+    assert [draw(other) for _ in range(3)] == expected
+
+
+def test_a_generator_of_another_kind_is_noticed_before_anything_is_written() -> None:
+    """A state that another kind of generator wrote is a mismatch of the plan, not a crash half way through."""
+    stored = save({"g": np.random.default_rng(1), "w": torch.ones(2)}, rng=False)
+    live = torch.zeros(2)
+    with pytest.raises(IncompatibleState):
+        restore(stored, {"g": np.random.Generator(np.random.MT19937(1)), "w": live})
+    assert live.tolist() == [0, 0]
+
+
+def test_small_components_are_remembered_by_value() -> None:
+    """What is not large may be captured every step and kept: later changes of the live objects must not reach it."""
+    scratch = {"x": torch.zeros(2), "n": np.zeros(2)}
+    if not is_large(scratch):
+        kept = capture({"s": scratch}, rng=False)
+        before = [bytes(item.source.view() or b"") for item in kept.items]
+        scratch["x"] += 1
+        scratch["n"] += 1
+        assert [bytes(item.source.view() or b"") for item in kept.items] == before

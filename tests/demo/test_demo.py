@@ -1,0 +1,50 @@
+"""The demo as a whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relight.demo import DemoOptions, drive, run
+from relight.errors import ConfigError
+
+
+def test_brings_no_torch() -> None:
+    """The room that starts and kills the training never imports torch, nor matplotlib before it draws."""
+    script = "import sys, relight.demo, relight.demo.view; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'matplotlib')))"
+    path = str(Path(drive.__file__).parents[2])
+    assert subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": path}, check=False).returncode == 0
+
+
+def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch it says what to install, before it starts anything."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="relight\\[demo\\]"):
+        run(DemoOptions(quick=True))
+
+
+def test_keeps_nothing_over_what_is_there(tmp_path: Path) -> None:
+    """A directory that has something in it is not written to."""
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(ConfigError, match="not empty"):
+        run(DemoOptions(quick=True, keep=tmp_path, progress=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.slow
+def test_quick(tmp_path: Path) -> None:
+    """Killed five times, twice inside a save, and equal to the bit; the runs are kept, with what Relight made of them."""
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    report = run(DemoOptions(quick=True, seed=7, keep=tmp_path / "runs", out=tmp_path / "demo.png", progress=False))
+    assert report.ok, report
+    assert len(report.kills) >= 5
+    assert report.kills_inside_save >= 2
+    assert all(kill.back_s is not None for kill in report.kills)
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert (tmp_path / "runs" / "report.json").exists()
+    assert {path.name for path in (tmp_path / "runs" / "store").iterdir() if path.is_dir()} == {"straight", "killed"}

@@ -1,0 +1,168 @@
+"""Everything a reader does with a store, and what came of it. Nothing but a ``RelightError`` may come out of any of it."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge import request
+
+from relight.catalog import Finding, candidates, list_runs, open_checkpoint, open_run, read_tensors, verify_checkpoint, verify_log
+from relight.catalog.opened import Opened
+from relight.commit import Attempt
+from relight.errors import RelightError
+from relight.format import decode_tree
+from relight.format.dtypes import dtype_named
+from relight.log import Checkpoint, View
+from relight.store import ByteStore
+
+Values = dict[str, bytes]
+
+
+class Straight:
+    """A sink with memory of its own, made only when the first byte is about to come."""
+
+    def __init__(self, length: int, itemsize: int) -> None:
+        self.length, self.itemsize, self.data = length, itemsize, bytearray()
+
+    def view(self) -> memoryview | None:
+        """The memory."""
+        if not self.data:
+            self.data = bytearray(self.length)
+        return memoryview(self.data)
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Never needed."""
+        raise AssertionError("a sink with memory was handed bytes")
+
+
+class Scattered(Straight):
+    """A sink that takes whole elements only, like a strided tensor."""
+
+    def view(self) -> memoryview | None:
+        """There is none."""
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Take a run of elements."""
+        assert start % self.itemsize == 0, "a run that starts inside an element"
+        assert len(data) % self.itemsize == 0, "a run that ends inside an element"
+        if not self.data:
+            self.data = bytearray(self.length)
+        self.data[start : start + len(data)] = data
+
+
+@dataclass
+class Seen:
+    """What came of looking at a store. ``good`` is newest first, as a restore would try them; ``bad`` has the errors met on the way."""
+
+    runs: list[str] = field(default_factory=list)
+    refused: RelightError | None = None
+    view: View | None = None
+    good: list[tuple[Checkpoint, Values]] = field(default_factory=list)
+    bad: list[tuple[Checkpoint, RelightError]] = field(default_factory=list)
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    log_findings: list[Finding] = field(default_factory=list)
+    said: list[RelightError] = field(default_factory=list)
+    trees: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> str | None:
+        """The first letter of the id of the newest good checkpoint."""
+        return self.good[0][0].id[0] if self.good else None
+
+    @property
+    def text(self) -> str:
+        """All that was said about what is wrong: errors, findings, faults, void records."""
+        lines = [str(error) for error in self.said]
+        for finding in [*self.log_findings, *(one for found in self.findings.values() for one in found)]:
+            lines += [finding.file, finding.detail, finding.tensor]
+        return "\n".join(lines)
+
+
+def examine(store: ByteStore, run: str, *, sink: Callable[[int, int], Any] = Straight) -> Seen:
+    """List, open, walk from newest to oldest reading everything, verify everything."""
+    seen = Seen()
+    with _Expecting(seen):
+        seen.runs = list_runs(store)
+    with _Expecting(seen) as attempt:
+        opened = open_run(store, run)
+        seen.view = view = opened.view()
+        history = opened.history()
+    if attempt.error is not None:
+        seen.refused = attempt.error
+        return seen
+    with _Expecting(seen):
+        seen.log_findings = verify_log(store, view)
+    for which in ("best", "keep", 20, "ccc"):
+        with _Expecting(seen):
+            candidates(history, which)
+    for checkpoint in candidates(history):
+        with _Expecting(seen) as attempt:
+            one = open_checkpoint(store, run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            seen.good.append((checkpoint, read_all(one, sink, seen)))
+        if attempt.error is not None:
+            seen.bad.append((checkpoint, attempt.error))
+        seen.findings[checkpoint.id] = verify_checkpoint(store, view, checkpoint)
+    return seen
+
+
+def read_all(opened: Opened, sink: Callable[[int, int], Any], seen: Seen) -> Values:
+    """Every tensor's bytes by name, the tree decoded first as a restore does."""
+    result: Values = {}
+    for part in opened.parts:
+        tree = decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, opened.prefix)
+        seen.trees.setdefault(opened.checkpoint.id, tree)
+        sinks = {index: sink(one.length, dtype_named(one.dtype).itemsize) for index, one in enumerate(part.tensors)}
+        read_tensors(opened, part, sinks)
+        result |= {one.name: bytes(sinks[index].data) for index, one in enumerate(part.tensors)}
+    return result
+
+
+def go_on(store: ByteStore, run: str) -> str:
+    """Take charge of the run and save once more; the id of what was saved."""
+    return Attempt.begin(store, run).save(request(40)).id
+
+
+class _Expecting:
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self.error: RelightError | None = None
+
+    def __enter__(self) -> _Expecting:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, RelightError):
+            self.error = error
+            self._seen.said.append(error)
+        return isinstance(error, RelightError)
+
+
+def unprintable(text: str) -> list[str]:
+    """Characters that could drive a terminal, break a line or fail to encode."""
+    return [char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")]
+
+
+class Peak:
+    """The most memory this process took within, beyond what it had before, in bytes. Linux only; 0 elsewhere."""
+
+    def __enter__(self) -> Peak:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self._before = None
+        else:
+            self._before = _status("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.extra = 0 if self._before is None else _status("VmHWM") - self._before
+
+
+def _status(name: str) -> int:
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(name))
+    return int(line.split()[1]) << 10
