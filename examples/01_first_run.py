@@ -1,7 +1,6 @@
 """Train a small language model on the source of Python's standard library, and lose nothing when it is killed.
 
-    python examples/01_first_run.py         Ctrl-C, kill or kill -9 it; run it again, and it goes on
-    relight ls runs/first                   what there is to go on from
+Ctrl-C, ``kill`` or ``kill -9`` it, then run it again: it goes on, to the bit. ``relight ls runs/first`` tells from where.
 """
 
 import sysconfig
@@ -21,7 +20,9 @@ class Bytes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.rnn, self.out = nn.Embedding(256, 128), nn.GRU(128, 256, 2, batch_first=True, dropout=0.1), nn.Linear(256, 256)
+        self.embed = nn.Embedding(256, 128)
+        self.rnn = nn.GRU(128, 256, 2, batch_first=True, dropout=0.1)
+        self.out = nn.Linear(256, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.rnn(self.embed(x))[0])

@@ -208,8 +208,10 @@ def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Pat
     if subprocess.run([*git, "init", "-q"], check=False).returncode:
         pytest.skip("no git")
 
+    env = {**os.environ, "PYTHONPATH": str(Path(room.__file__).parents[2])}
+
     def run() -> object:
-        done = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, check=True, env=os.environ)
+        done = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, check=True, env=env)
         return json.loads(done.stdout)
 
     subprocess.run([*git, "add", "."], check=True)

@@ -50,7 +50,7 @@ def test_learns() -> None:
     for _ in range(8):
         loss = model.loss(x[:, :-1], x[:, 1:])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.5

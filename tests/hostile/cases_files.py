@@ -102,7 +102,7 @@ def _names(store: Path) -> None:
 
 
 def _junk(store: Path) -> None:
-    for number in range(20_000):
+    for number in range(5_000):
         (store / RUN / "log" / f"junk-{number}").touch()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
@@ -199,8 +200,8 @@ def _huge(size: int) -> Any:
 
 
 def _many_small(forge: Forge) -> None:
-    """Two hundred thousand tensors of one byte, no two of a name, in a pack that is not there."""
-    count = 200_000
+    """Fifty thousand tensors of one byte, no two of a name, in a pack that is not there."""
+    count = 50_000
 
     def change(value: Any) -> None:
         value["packs"] = [["pack-00000-000.safetensors", 4096 + count, [[4096, bytes(32)], [count, bytes(32)]]]]
@@ -274,7 +275,7 @@ CASES: list[Case] = [
     Case("pack: no chunks", pack(chunks=[]), "b", PART),
     Case("pack: no chunks and no size", pack(chunks=[], size=0), "b", PART),
     Case("pack: listed twice", _same_pack_twice, "b", PART),
-    Case("pack: a second, empty and absent", _second_pack, "b", "pack-00000-001"),
+    Case("pack: a second, empty and absent", _second_pack, "c", "pack-00000-001"),
     Case("pack: one byte longer", _longer, "b", PACK),
     Case("pack: one byte shorter", _shorter, "b", PACK),
     Case("pack: missing", lambda f: f.files.pop(PACK), "b", PACK),
@@ -291,15 +292,15 @@ CASES: list[Case] = [
     Case("chunk: hash is text", chunks(lambda c: [[c[0][0], "x" * 32], *c[1:]]), "b", PART),
     Case("chunk: hash of zeros", chunks(lambda c: [*c[:-1], [c[-1][0], bytes(32)]]), "b", PACK),
     Case("chunk: three fields", chunks(lambda c: [[*c[0], 1], *c[1:]]), "b", PART),
-    Case("chunk: cuts an element", _cut(4096, 8, 384, 386, 14, 5), "b", PART),
+    Case("chunk: cuts an element", _cut(4096, 8, 384, 385, 15, 5), "b", PART),
     Case("chunk: cuts the header", _cut(4000, 104, 384, 384, 16, 5), "b", PART),
     Case("chunk: one for all tensors", _cut(4096, 797)),
-    Case("chunk: one for each four bytes", _cut(4096, *[4] * 196, 5 + 8)),
+    Case("chunk: one for each four bytes", _cut(4096, 8, *[4] * 196, 5)),
     Case("tensors: 2^30 bytes declared", _huge(2**30), "b", "c" * 10),
     Case("tensors: 2^40 bytes declared", _huge(2**40), "b", "c" * 10),
     Case("tensors: 2^62 bytes declared", _huge(2**62), "b", "c" * 10),
     Case("tensors: 100 MB declared", _huge(100 << 20), "b", "c" * 10),
-    Case("tensors: 200,000 of one byte", _many_small, "b", "c" * 10),
+    Case("tensors: 50,000 of one byte", _many_small, "b", "c" * 10),
     Case("tensors: one missing", part(lambda p: p["tensors"].pop()), "b", PART),
     Case("tensors: one twice", part(lambda p: p["tensors"].append(p["tensors"][0])), "b", PART),
     Case("tensors: one of seven fields", part(lambda p: p["tensors"][0].pop()), "c"),
@@ -317,15 +318,13 @@ def _lie(change: Any) -> Any:
     def make(forge: Forge) -> None:
         header = forge.header_of("c")
         given = change(header)
-        forge.header("c", given if isinstance(given, bytes) else msgpack_free(header))
+        forge.header("c", given if isinstance(given, bytes) else as_json(header))
 
     return make
 
 
-def msgpack_free(value: Any) -> bytes:
+def as_json(value: Any) -> bytes:
     """Plain JSON."""
-    import json
-
     return json.dumps(value).encode()
 
 
@@ -352,14 +351,14 @@ LIES: list[tuple[str, Any]] = [
     ("an integer of 3,500 digits", _lie(lambda h: b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,' + b"9" * 3500 + b"]}}")),
     ("offsets infinite", _lie(lambda h: _offsets(h, float("inf"), 5))),
     ("offsets NaN", _lie(lambda h: _offsets(h, float("nan"), 5))),
-    ("offsets 1e400", _lie(lambda h: msgpack_free(h).replace(b"[792, 797]", b"[1e400,797]"))),
+    ("offsets 1e400", _lie(lambda h: as_json(h).replace(b"[792, 797]", b"[1e400,797]"))),
     ("offsets as text", _lie(lambda h: _offsets(h, "792", "797"))),
     ("offsets as floats", _lie(lambda h: _offsets(h, 792.5, 797.5))),
     ("offsets swapped between two", _lie(_swap_offsets)),
     ("offsets missing", _lie(lambda h: h["flags"].pop("data_offsets") and None)),
     ("one tensor missing", _lie(lambda h: h.pop("flags") and None)),
     ("one tensor more", _lie(lambda h: h.update(more={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}))),
-    ("one tensor twice", _lie(lambda h: msgpack_free(h)[:-1] + b',"flags":' + msgpack_free(h["flags"]) + b"}")),
+    ("one tensor twice", _lie(lambda h: as_json(h)[:-1] + b',"flags":' + as_json(h["flags"]) + b"}")),
     ("another dtype", _lie(lambda h: h["model/w"].update(dtype="I32"))),
     ("another shape", _lie(lambda h: h["model/w"].update(shape=[8, 12]))),
     ("another name", _lie(lambda h: h.update({"flag\x1b": h.pop("flags")}))),

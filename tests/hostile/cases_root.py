@@ -141,8 +141,8 @@ def _strings(forge: Forge) -> None:
     forge.root("c", lambda root: dumps(root | {"user": {"a": ["x"] * 500_000}}))
 
 
-def _keys(forge: Forge) -> None:
-    forge.root("c", lambda root: dumps(root | {"user": {f"{n:x}": n for n in range(250_000)}}))
+def _keys(count: int) -> Any:
+    return lambda forge: forge.root("c", lambda root: dumps(root | {"user": {f"{n:x}": n for n in range(count)}}))
 
 
 def _ranks(forge: Forge) -> None:
@@ -164,7 +164,8 @@ CASES: list[Case] = [
     Case("root: another checkpoint's", _root_of_b, "b", ROOT),
     Case("root: 250,000 small objects", _containers, "b", ROOT),
     Case("root: 500,000 short texts", _strings, "b", ROOT),
-    Case("root: 250,000 keys", _keys, "b", ROOT),
+    Case("root: 250,000 keys", _keys(250_000), "b", ROOT),
+    Case("root: 130,000 keys", _keys(130_000)),
     Case("root: 28,000 ranks", _ranks, "b", "part-00000"),
     Case("root: user has __class__ and __proto__", root("user", {"__class__": "x", "__proto__": {"a": 1}})),
     Case("root: user has escapes", root("user", {ANSI: ANSI})),

@@ -1,6 +1,7 @@
-"""Where the forge is."""
+"""Where the forge and the tables are."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "format"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "format")]

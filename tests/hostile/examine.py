@@ -113,8 +113,8 @@ def examine(store: ByteStore, run: str, *, sink: Callable[[int, int], Any] = Str
 def read_all(opened: Opened, sink: Callable[[int, int], Any], seen: Seen) -> Values:
     """Every tensor's bytes by name, the tree decoded first as a restore does."""
     result: Values = {}
-    for part in opened.parts:
-        tree = decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, opened.prefix)
+    for ref, part in zip(opened.root.parts, opened.parts, strict=True):
+        tree = decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, f"{opened.prefix}/{ref.file}")
         seen.trees.setdefault(opened.checkpoint.id, tree)
         sinks = {index: sink(one.length, dtype_named(one.dtype).itemsize) for index, one in enumerate(part.tensors)}
         read_tensors(opened, part, sinks)

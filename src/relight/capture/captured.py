@@ -73,6 +73,14 @@ def capture(components: Mapping[str, object], *, micro_step: int | None = None, 
     return Captured(ordered, walker.items, kinds, [], found, missed)
 
 
+def capture_generators(states: Mapping[str, Any]) -> Captured:
+    """The state of this process's generators alone, from ``rng.frozen``."""
+    walker = Walker()
+    tree = {"rng": walker.value(dict(states), "rng", "rng")}
+    walker.finish()
+    return Captured(tree, walker.items, {"rng": RNG})
+
+
 def _component(
     walker: Walker, name: str, value: Any, kind: str, components: Mapping[str, object], trained: set[int]
 ) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,14 @@ def host_states() -> dict[str, Any]:
         "numpy": numpy.random.get_state(legacy=False) if numpy is not None else None,
         "torch": torch.get_rng_state(),
     }
+
+
+def frozen() -> Callable[[], dict[str, Any]]:
+    """All generators as they are now, kept raw: cheap enough for every step. The result makes the states when it is called."""
+    numpy = sys.modules.get("numpy")
+    python, torch_state, devices = random.getstate(), torch.get_rng_state(), device_states()
+    legacy = numpy.random.get_state(legacy=False) if numpy is not None else None
+    return lambda: {"python": _python_tree(python), "numpy": legacy, "torch": torch_state, **devices}
 
 
 def restore_host(state: dict[str, Any]) -> None:
@@ -63,7 +72,11 @@ def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
 
 def python_state(generator: random.Random) -> dict[str, Any]:
     """A ``random.Random``'s state."""
-    version, words, gauss = generator.getstate()
+    return _python_tree(generator.getstate())
+
+
+def _python_tree(state: tuple[Any, ...]) -> dict[str, Any]:
+    version, words, gauss = state
     return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
 
 

@@ -13,6 +13,7 @@ from relight.catalog.opened import Opened
 from relight.errors import CheckpointNotFound, CorruptCheckpoint
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
+from relight.format.strict import shown
 from relight.layout import Sink
 from relight.store import Reader
 
@@ -142,9 +143,9 @@ def _read(reader: Reader, want: _Want, key: str, scratch: _Scratch) -> None:
 
 def _check(data: memoryview, want: _Want, key: str) -> None:
     if Digest(data).digest() != want.hash:
-        names = [tensor.name for tensor, _ in want.takers]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
+        held = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
         raise CorruptCheckpoint(
-            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {shown}",
+            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {held}",
             where=key,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.errors import CheckpointNotFound
+from relight.errors import CheckpointNotFound, UnsafeContent
 from relight.format.names import check_run_name, check_tag_name, is_run_name
 from relight.format.records import Body, TagBody
 from relight.log import Checkpoint, History, Log, View, fold
@@ -58,6 +58,13 @@ def list_runs(store: ByteStore) -> list[str]:
     """Names of the store's runs, sorted: directories with a log in them."""
     found = []
     for entry in store.list(""):
-        if entry.is_dir and is_run_name(entry.name) and any(True for _ in store.list(f"{entry.name}/log")):
+        if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):
             found.append(entry.name)
     return sorted(found)
+
+
+def _has_log(store: ByteStore, run: str) -> bool:
+    try:
+        return any(True for _ in store.list(f"{run}/log"))
+    except UnsafeContent:  # one run whose log is no directory must not hide the others: opening it says what is wrong
+        return True

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
-from relight.format import Digest, Part
+from relight.format import Digest, Part, decode_tree, dtype_named
 from relight.format.manifest import Pack
 from relight.format.pack import parse_header
 from relight.log import Checkpoint, View, read_store
@@ -57,7 +57,12 @@ def verify_checkpoint(
     except RelightError as error:
         return [Finding(error.kind, error.where, "", error.what)]
     findings: list[Finding] = []
-    for part in opened.parts:
+    for ref, part in zip(opened.root.parts, opened.parts, strict=True):
+        where = f"{opened.prefix}/{ref.file}"
+        try:
+            decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, where)
+        except RelightError as error:
+            findings.append(Finding(error.kind, where, "", error.what))
         for index, pack in enumerate(part.packs):
             findings += _verify_pack(opened, part, index, pack, data, progress)
     return findings
@@ -79,20 +84,21 @@ def _verify_pack(
             findings.append(Finding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
-        buffer = memoryview(bytearray(max(length for length, _ in pack.chunks)))
+        buffer = memoryview(bytearray(min(reader.size, max(length for length, _ in pack.chunks))))
         at = 0
         for number, (length, value) in enumerate(pack.chunks):
             piece = buffer[:length]
             try:
+                if at + length > reader.size:
+                    raise CorruptCheckpoint("the file ends sooner")
                 reader.read_into(at, piece)
                 if Digest(piece).digest() != value:
-                    held = [t.name for t in part.tensors if t.pack == index and t.offset < at + length and at < t.offset + t.length]
-                    detail = f"chunk {number}, bytes {at}–{at + length}, is not what was committed"
-                    findings.append(Finding("corrupt", key, ", ".join(held[:8]), detail))
-                elif number == 0:
+                    raise CorruptCheckpoint("is not what was committed")
+                if number == 0:
                     _check_header(bytes(piece), part, index, key)
             except RelightError as error:
-                findings.append(Finding(error.kind, key, "", f"chunk {number}: {error.what}"))
+                held = _held(part, index, at, at + length)
+                findings.append(Finding(error.kind, key, held, f"chunk {number}, bytes {at}–{at + length}: {error.what}"))
             at += length
             if progress:
                 progress(length)
@@ -101,10 +107,20 @@ def _verify_pack(
     return findings
 
 
+def _held(part: Part, index: int, start: int, end: int) -> str:
+    return ", ".join([t.name for t in part.tensors if t.pack == index and t.offset < end and start < t.offset + t.length][:8])
+
+
 def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
     """The safetensors header says the same as the part. It is hashed like all else; this guards against a writer that lied."""
     entries = parse_header(data, key)
-    expected = {t.name: (t.offset - len(data), t.offset - len(data) + t.length) for t in part.tensors if t.pack == index and t.length}
-    for name, span in expected.items():
-        if name not in entries or entries[name][2:] != span:
+    expected = {}
+    for tensor in part.tensors:
+        dtype = dtype_named(tensor.dtype)
+        dims = tensor.local_shape if dtype.safetensors else (*tensor.local_shape, dtype.itemsize)
+        at = tensor.offset - len(data)
+        if tensor.pack == index and (tensor.length or tensor.name in entries):
+            expected[tensor.name] = (dtype.safetensors or "U8", dims, at, at + tensor.length)
+    for name in entries.keys() | expected.keys():
+        if entries.get(name) != expected.get(name):
             raise CorruptCheckpoint(f"the pack's header disagrees with the part about {name[:80]!r}", where=key)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from relight.capture import Captured, capture, fingerprint, is_large
+from relight.capture import Captured, capture, capture_generators, fingerprint, frozen_generators, is_large
 from relight.format import Leaf
 
 SHARE_MAX = 0.01
-"""Remembering the boundary may cost this share of a step; beyond, it is given up, and said so where it matters."""
+FREE_S = 500e-6
+"""Remembering a boundary may cost this share of a step, or this many seconds; beyond both it is given up, and said where it matters."""
 
 
 class Boundary:
@@ -22,8 +23,10 @@ class Boundary:
         self._small = {name: value for name, value in components.items() if not is_large(value)}
         self.step: int | None = None
         self._captured: Captured | None = None
+        self._generators: Callable[[], dict[str, Any]] | None = None
         self._fingerprint: tuple[Any, ...] = ()
         self._cost_s = 0.0
+        self._measured = 0
         self._step_s = 0.0
         self._last_s = 0.0
 
@@ -33,21 +36,24 @@ class Boundary:
         if self._last_s:
             self._step_s = now - self._last_s
         self.step = step
-        if not self._step_s or self._cost_s <= SHARE_MAX * self._step_s:
-            self._captured = capture(self._small)
+        if self._measured < 3 or self._cost_s <= max(FREE_S, SHARE_MAX * self._step_s):
+            self._captured = capture(self._small, rng=False)
+            self._generators = frozen_generators()
             self._fingerprint = fingerprint(self._components)
-            self._cost_s = time.perf_counter() - now
+            cost = time.perf_counter() - now
+            self._cost_s = min(cost, self._cost_s) if self._cost_s else cost  # other load on the machine is not our cost
+            self._measured += 1
         else:
             self._captured = None
-            self._cost_s *= 0.9  # try again once in a while
         self._last_s = time.perf_counter()
 
     def consistent(self) -> Captured | None:
         """The whole state as it was at the boundary, if parameters and optimizer have not changed since; else None."""
-        if self._captured is None or fingerprint(self._components) != self._fingerprint:
+        if self._captured is None or self._generators is None or fingerprint(self._components) != self._fingerprint:
             return None
         large = {name: value for name, value in self._components.items() if name not in self._small}
-        return merge(capture(large, rng=False), self._captured)
+        small = merge(self._captured, capture_generators(self._generators()))
+        return merge(capture(large, rng=False), small)
 
 
 def merge(first: Captured, second: Captured) -> Captured:

@@ -219,7 +219,7 @@ class Checkpointer:
     # -- what there is -------------------------------------------------------------------------------------------------------
 
     def captured(self) -> dict[str, Any]:
-        """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Costs no copy of the state."""
+        """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
         state = capture(self._components)
         return {"found": state.found, "missed": state.missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
 

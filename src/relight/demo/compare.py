@@ -17,7 +17,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first step at which the runs differ, and how. ``step`` is None for a difference at the end, in parameters or optimizer."""
+    """The first step at which the runs differ, and how. ``step`` is None if it is only parameters or optimizer at the end."""
 
     step: int | None
     what: str

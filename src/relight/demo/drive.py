@@ -33,8 +33,11 @@ LOOK_S, LOOK_CLOSELY_S = 0.005, 0.0002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """``quick``: a smaller model, in half a minute. ``seed``: the same kills, data and curves again. ``keep``: where to leave the runs
-    (None: they are removed). ``out``: where the picture goes. ``progress``: whether to draw what happens, on standard error."""
+    """What to show, and how.
+
+    ``quick``: a smaller model, in half a minute. ``seed``: the same kills, data and curves again. ``keep``: where to leave the
+    runs (None: they are removed). ``out``: where the picture goes. ``progress``: whether to draw it all, on standard error.
+    """
 
     quick: bool = False
     seed: int = 0
@@ -46,7 +49,7 @@ class DemoOptions:
 def run(options: DemoOptions | None = None, *, console: Console | None = None) -> DemoReport:
     """Do it all, draw the picture, and give the report: ``rich.print(report)`` shows it, ``report.ok`` is the answer.
 
-    Errors: ``ConfigError`` where something it needs is missing, ``NoSpace``, and ``RelightError`` if training itself does not work.
+    Errors: ``ConfigError`` if something it needs is missing, ``NoSpace``, and ``RelightError`` if training itself fails.
     """
     options = options or DemoOptions()
     _check_installed()
@@ -122,7 +125,7 @@ def _report(options: DemoOptions, shape: Shape, straight: Lane, killed: Lane, ki
     inside = sum(kill.inside_save for kill in kills)
     problem = None
     if len(kills) < KILLS_MIN or inside < KILLS_SAVING_MIN:
-        problem = f"{len(kills)} kills, {inside} of them inside a save, where {KILLS_MIN} and {KILLS_SAVING_MIN} were to be shown: try again"
+        problem = f"only {len(kills)} kills, {inside} of them inside a save; {KILLS_MIN} and {KILLS_SAVING_MIN} are needed"
     stalls = sorted([*straight.stalls_s, *killed.stalls_s])
     sizes = [*straight.save_bytes, *killed.save_bytes]
     return DemoReport(

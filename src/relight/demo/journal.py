@@ -1,7 +1,7 @@
 """What a training run writes down as it goes, one JSON object a line, and how the other side reads it while it grows.
 
-The file outlives the process that writes it, as often as that is killed: it is opened to append, and each line leaves the process at
-once. So it tells of every step that was ever finished, and a step that was done twice is in it twice.
+The file outlives the process that writes it, as often as that is killed: it is opened to append, and each line leaves the
+process at once. So it tells of every step that was ever finished, and a step that was done twice is in it twice.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """Kill when ``step`` is done and ``moment`` (0 to 1) of what follows is over: of the next step, or of the save of ``step``."""
+    """Kill when ``step`` is done and ``moment`` (0 to 1) of what follows is over: of the next step, or of ``step``'s save."""
 
     step: int
     inside_save: bool

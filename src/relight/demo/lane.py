@@ -61,8 +61,9 @@ class Lane:
         self._heard_s = time.monotonic()
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(), start_new_session=True
-            )
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(),
+                start_new_session=True,
+            )  # fmt: skip
 
     def kill(self) -> tuple[float, str | None]:
         """SIGKILL to the process and its loader's workers: when that was, and the save it was inside of, if any."""
@@ -133,7 +134,7 @@ class Lane:
         return median(self.stalls_s) if self.stalls_s else 0.0
 
     def saving(self) -> str | None:
-        """The save that is being written now. Quick: one directory is listed, and the log is read only if there is a new name in it."""
+        """The save that is being written now. Quick: one directory is listed; the log is read only when there is a new name."""
         new = witness.saves(self.run) - self._over
         if new:
             self._over |= new & witness.committed(self.run)

@@ -49,8 +49,8 @@ def _title(figure: Figure, report: DemoReport) -> None:
     figure.text(
         0.07,
         0.9,
-        f"GPT of {report.parameters / 1e6:.1f} M parameters on the source of Python's standard library  ·  {report.steps} steps, "
-        f"saved every {report.save_every}  ·  {report.redone} steps redone  ·  seed {report.seed}",
+        f"GPT of {report.parameters / 1e6:.1f} M parameters on the source of Python's standard library  ·  "
+        f"{report.steps} steps, saved every {report.save_every}  ·  {report.redone} steps redone  ·  seed {report.seed}",
         fontsize=10.5,
         color=FAINT,
     )
@@ -64,12 +64,9 @@ def _curves(axes: Axes, report: DemoReport, straight: Sequence[Finished], killed
         colour, marker = _mark(kill)
         at = other.get(kill.step, 0.0)
         axes.axvline(kill.step, color=colour, linewidth=0.9, alpha=0.35, linestyle=(0, (4, 3)), zorder=1)
-        axes.plot([kill.step], [at], marker=marker, markersize=11, color=colour, markeredgecolor=PAPER, markeredgewidth=1.6, zorder=6)
+        _point(axes, kill.step, at, marker, colour, size=11)
         if kill.resumed_from is not None and kill.resumed_from in other:
-            axes.plot(
-                [kill.resumed_from], [other[kill.resumed_from]],
-                marker=">", markersize=9, color=RESUMED, markeredgecolor=PAPER, markeredgewidth=1.4, zorder=5,
-            )  # fmt: skip
+            _point(axes, kill.resumed_from, other[kill.resumed_from], ">", RESUMED, size=9)
     if report.difference is not None and report.difference.step is not None:
         axes.axvspan(report.difference.step, report.steps - 1, color=INSIDE, alpha=0.08, linewidth=0)
     axes.set_ylabel("loss, nats per byte", color=INK)
@@ -85,7 +82,7 @@ def _curves(axes: Axes, report: DemoReport, straight: Sequence[Finished], killed
 
 
 def _lives(axes: Axes, report: DemoReport) -> None:
-    """A bar for each life of the killed run, from its first step to its last; what was lost at its end and done again is hollow."""
+    """A bar for each life of the killed run, from its first step to its last; what was lost and done again is hatched."""
     starts = [0, *(kill.resumed_from or 0 for kill in report.kills)]
     ends = [*(kill.step for kill in report.kills), report.steps - 1]
     lost = [*(kill.resumed_from for kill in report.kills), None]
@@ -117,7 +114,7 @@ def _end(axes: Axes, row: int, kill: Kill) -> None:
     """The kill that ended a life, and how long it was until the next one worked."""
     colour, marker = _mark(kill)
     axes.axvline(kill.step, color=colour, linewidth=0.9, alpha=0.35, linestyle=(0, (4, 3)), zorder=1)
-    axes.plot([kill.step + 0.5], [row], marker=marker, markersize=9, color=colour, markeredgecolor=PAPER, markeredgewidth=1.4, zorder=5)
+    _point(axes, kill.step + 0.5, row, marker, colour, size=9)
     if kill.back_s is not None:
         axes.annotate(
             f"back at work in {kill.back_s:.1f} s", (kill.step + 0.5, row), xytext=(9, 0), textcoords="offset points",
@@ -131,6 +128,10 @@ def _losses(steps: Sequence[Finished]) -> dict[int, float]:
 
 def _mark(kill: Kill) -> tuple[str, str]:
     return (INSIDE, "D") if kill.inside_save else (OUTSIDE, "X")
+
+
+def _point(axes: Axes, x: float, y: float, marker: str, colour: str, *, size: float) -> None:
+    axes.plot([x], [y], marker=marker, markersize=size, color=colour, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=size)
 
 
 def _handle(colour: str, marker: str, label: str) -> Line2D:

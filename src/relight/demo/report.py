@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Kill:
     """One SIGKILL and what came after.
 
-    ``step`` was the last one done; ``saving`` names the directory of the save it fell into, None if it fell into none. Training went
-    on from step ``resumed_from``; ``back_s`` later its first step was done, ``caught_up_s`` later the first one that had not been done before.
+    ``step`` was the last one done; ``saving`` names the directory of the save it fell into, None if it fell into none. Training
+    went on from step ``resumed_from``: ``back_s`` after the kill its first step was done, ``caught_up_s`` after the kill the
+    first one that had not been done before.
     """
 
     number: int
@@ -54,7 +55,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The answer is ``ok``: enough kills, and no ``difference``. Sizes in bytes of one save; stalls are what the loop waits for a save."""
+    """The answer is ``ok``: enough kills, and no ``difference``. ``stall_ms`` is how long training waits for a save."""
 
     seed: int
     quick: bool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One size of the demo. ``kills_saving`` of the ``kills`` are to fall inside a save; a window is ``context`` bytes of text."""
+    """One size of the demo. ``kills_saving`` of the ``kills`` are to fall inside a save; a window is ``context`` bytes."""
 
     steps: int
     save_every: int

@@ -19,13 +19,15 @@ BYTES_MIN = 50_000
 
 BYTES_MAX = 2_000_000
 
-_BUILT_IN = ("builtins", "itertools", "math", "time", "errno", "marshal", "posix", "sys", "_codecs", "_collections", "_functools",
-             "_io", "_operator", "_sre", "_string", "_struct", "_thread", "_weakref", "_datetime", "_socket", "array", "cmath",
-             "select", "zlib", "unicodedata", "_decimal", "_json", "_random", "_hashlib", "_ssl", "mmap", "resource")  # fmt: skip
+_BUILT_IN = (
+    "builtins", "itertools", "math", "time", "errno", "marshal", "posix", "sys", "_codecs", "_collections", "_functools",
+    "_io", "_operator", "_sre", "_string", "_struct", "_thread", "_weakref", "_datetime", "_socket", "array", "cmath", "select",
+    "zlib", "unicodedata", "_decimal", "_json", "_random", "_hashlib", "_ssl", "mmap", "resource",
+)  # fmt: skip
 
 
 def read_text(limit: int = BYTES_MAX, *, stdlib: Path | None = None, zips: list[str] | None = None) -> bytes:
-    """At most ``limit`` bytes of text. Tries source files, then source in a zipped library, then docstrings, until it is enough.
+    """At most ``limit`` bytes of text: source files, then source in a zipped library, then docstrings, until it is enough.
 
     ``stdlib`` and ``zips`` are where to look, for tests.
     """

@@ -1,6 +1,6 @@
 """The training script: an ordinary one, and the lines marked ``relight:`` are all that makes it survive ``kill -9``.
 
-    python -m relight.demo.train --store runs --run mine --steps 100
+Run it with ``python -m relight.demo.train --store runs --run mine --steps 100``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
         for _ in range(shape.accumulate):
             ids, bytes_in, bytes_next = next(batches)
             micro_loss = model.loss(bytes_in, bytes_next) / shape.accumulate
-            micro_loss.backward()
+            micro_loss.backward()  # type: ignore[no-untyped-call]
             loss += micro_loss.item()
             samples.update(ids.numpy().tobytes())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

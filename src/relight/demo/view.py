@@ -64,9 +64,7 @@ class View:
 
     def back(self, kill: Kill) -> None:
         """The run is back at work."""
-        self._say(
-            Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}")
-        )
+        self._say(Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}"))
 
     def _advance(self, task: Any, entry: Mapping[str, Any]) -> None:
         match entry["what"]:

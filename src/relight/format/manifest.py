@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -12,10 +13,12 @@ from relight.format import names
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import dtype_named
 from relight.format.records import VERSION, Metric, check_metrics, check_version
-from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, to_json
+from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, shown, to_json
 from relight.layout import Box, check_tiling
 
 PART_BYTES_MAX = 1 << 30
+CHUNK_BYTES_MAX = 128 << 20
+"""A reader's memory is one chunk a thread. A safetensors header, which is one chunk, may have 100 MB."""
 NAME_BYTES_MAX = 4096
 DIMS_MAX = 64
 ROLES = ("param", "buffer", "optim", "grad", "rng", "value")
@@ -104,6 +107,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 _encoder = msgspec.msgpack.Encoder()
 _part_decoder = msgspec.msgpack.Decoder(Part, strict=True)
+_keys_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_PART_HEAD = bytes([0x80 | len(Part.__struct_fields__)])
+"""A map of exactly as many entries as there are fields."""
 
 
 def encode_part(part: Part) -> bytes:
@@ -128,10 +134,11 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
         raise CorruptCheckpoint("root.json is not the one that was committed", where=where)
     value = from_json(data, where, ROOT_BYTES_MAX)
     check_version(value, "root", where)
-    unknown = set(value.get("features") or ()) - FEATURES if isinstance(value.get("features"), list) else set()
+    features = value.get("features")
+    unknown = [one for one in features if isinstance(one, str) and one not in FEATURES] if isinstance(features, list) else []
     if unknown:
         raise UnsafeContent(
-            f"needs features this Relight lacks: {', '.join(sorted(map(str, unknown)))[:200]}",
+            f"needs features this Relight lacks: {shown(', '.join(sorted(unknown)))}",
             where=where,
             hint="upgrade relight",
         )
@@ -140,7 +147,7 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
         raise UnsafeContent("malformed store, run or checkpoint id", where=where)
     if not 0 <= root.step <= names.STEP_MAX or not 1 <= root.world <= 10**7:
         raise UnsafeContent("step or world out of range", where=where)
-    if [ref.rank for ref in root.parts] != list(range(root.world)):
+    if len(root.parts) != root.world or any(ref.rank != rank for rank, ref in enumerate(root.parts)):
         raise UnsafeContent(f"its parts are not those of ranks 0…{root.world - 1}", where=where)
     for ref in root.parts:
         names.require_name(ref.file, names.part_file(ref.rank), where)
@@ -158,8 +165,10 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
         raise CorruptCheckpoint("the part is not the one its root names", where=where)
     try:
         part = _part_decoder.decode(data)
+        if data[:1] != _PART_HEAD or len(_keys_decoder.decode(data)) != len(Part.__struct_fields__):
+            raise UnsafeContent("a part with a key twice, or one missing", where=where)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise UnsafeContent(f"not a part: {str(error)[:200]}", where=where) from None
+        raise UnsafeContent(f"not a part: {shown(error)}", where=where) from None
     if part.version > VERSION or part.version < 1:
         raise UnsafeContent(f"part of format version {part.version}", where=where, hint="upgrade relight")
     identity = (part.store, part.run, part.id, part.step, part.epoch, part.rank, part.world)
@@ -175,13 +184,13 @@ def check_part(part: Part, where: str) -> None:
         names.require_name(pack.file, names.pack_file(part.rank, index), where)
         total = 0
         for length, value in pack.chunks:
-            if length <= 0 or len(value) != DIGEST_BYTES:
+            if not 0 < length <= CHUNK_BYTES_MAX or len(value) != DIGEST_BYTES:
                 raise UnsafeContent(f"{pack.file}: a chunk of {length} bytes, or a malformed hash", where=where)
             total += length
         if total != pack.size or not pack.chunks or not 0 < pack.size < 2**63:
             raise UnsafeContent(f"{pack.file}: chunks hold {total} bytes of {pack.size}", where=where)
     seen: set[str] = set()
-    spans: list[list[tuple[int, int]]] = [[] for _ in part.packs]
+    spans: list[list[tuple[int, int, int]]] = [[] for _ in part.packs]
     for tensor in part.tensors:
         check_tensor(tensor, where)
         if tensor.name in seen:
@@ -190,13 +199,18 @@ def check_part(part: Part, where: str) -> None:
         if tensor.length:
             if not 0 <= tensor.pack < len(part.packs):
                 raise UnsafeContent(f"{tensor.name[:80]!r} lies in no pack of this part", where=where)
-            spans[tensor.pack].append((tensor.offset, tensor.length))
+            spans[tensor.pack].append((tensor.offset, tensor.length, dtype_named(tensor.dtype).itemsize))
     for pack, span in zip(part.packs, spans, strict=True):
-        at = pack.chunks[0][0]  # behind the header
-        for offset, length in sorted(span):
+        edges = iter(accumulate(length for length, _ in pack.chunks))
+        at = edge = next(edges)  # behind the header
+        for offset, length, itemsize in sorted(span):
             if offset != at:
                 raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(at, offset)}", where=where)
             at += length
+            while edge < at:  # sinks take whole elements
+                if edge > offset and (edge - offset) % itemsize:
+                    raise UnsafeContent(f"{pack.file}: a chunk ends inside an element, at byte {edge}", where=where)
+                edge = next(edges, at)
         if at != pack.size:
             raise UnsafeContent(f"{pack.file}: tensors end at {at}, the file at {pack.size}", where=where)
 
@@ -214,7 +228,9 @@ def check_tensor(tensor: Tensor, where: str) -> None:
     if tensor.box is not None and not tensor.box.inside(shape):
         raise UnsafeContent(f"{name[:80]!r}: its box leaves its shape", where=where)
     expected = math.prod(tensor.local_shape) * dtype_named(tensor.dtype).itemsize
-    if tensor.length != expected or tensor.offset < 0:
+    if not 0 <= tensor.offset < 2**63 or not 0 <= tensor.pack < 2**63:
+        raise UnsafeContent(f"{name[:80]!r}: impossible place", where=where)
+    if tensor.length != expected:
         raise UnsafeContent(f"{name[:80]!r}: {tensor.length} bytes where its shape needs {expected}", where=where)
 
 

@@ -50,12 +50,17 @@ def is_run_name(name: str) -> bool:
 
 def check_tag_name(name: str) -> str:
     """``name`` if it may be a tag's, else ``ConfigError``; ``latest`` and ``best`` are taken."""
-    if not _TAG.match(name) or name in ("latest", "best") or name.isdigit() or ".." in name:
+    if not is_tag_name(name):
         raise ConfigError(
             f"{name[:140]!r} cannot be a tag",
             hint="letters, digits and . _ / -; not a bare number, not 'latest' or 'best'",
         )
     return name
+
+
+def is_tag_name(name: str) -> bool:
+    """Whether ``name`` may be a tag's."""
+    return _TAG.match(name) is not None and name not in ("latest", "best") and not name.isdigit() and ".." not in name
 
 
 def is_id(text: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from relight.errors import CorruptCheckpoint
 from relight.format.dtypes import dtype_named
+from relight.format.strict import shown
 
 DATA_ALIGN = 4096
 HEADER_BYTES_MAX = 100_000_000
@@ -43,11 +44,24 @@ def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...
     if header_bytes(data[:8], where) != len(data):
         raise CorruptCheckpoint("the header's length is not what it says", where=where)
     try:
-        entries = json.loads(data[8:])
+        entries = json.loads(data[8:].decode("utf-8"), object_pairs_hook=_once)
         return {
-            name: (str(entry["dtype"]), tuple(entry["shape"]), int(entry["data_offsets"][0]), int(entry["data_offsets"][1]))
+            name: (str(entry["dtype"]), tuple(entry["shape"]), *(_whole(offset) for offset in entry["data_offsets"]))
             for name, entry in entries.items()
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"not a safetensors header: {error!r}", where=where) from None
+        raise CorruptCheckpoint(f"not a safetensors header: {type(error).__name__}, {shown(error)}", where=where) from None
+
+
+def _whole(offset: Any) -> int:
+    if type(offset) is not int:
+        raise TypeError("an offset that is no integer")
+    return offset
+
+
+def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(items)
+    if len(result) != len(items):
+        raise ValueError("a name twice")
+    return result

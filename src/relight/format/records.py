@@ -153,8 +153,8 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
     body = convert(frame.body, body_type, where)
     if not is_hex(frame.prev) or not names.RUN_ID.match(frame.store) or not names.RUN_ID.match(frame.run):
         raise UnsafeContent("malformed hash, store or run id", where=where)
-    if not 0 <= frame.epoch < 10**12:
-        raise UnsafeContent("epoch out of range", where=where)
+    if not 0 <= frame.epoch <= seq:  # each epoch took a FENCE: one that claims more would leave none above it
+        raise UnsafeContent(f"epoch {frame.epoch} at number {seq}", where=where)
     if (frame.kind == RUN) != (seq == 0):
         raise UnsafeContent(f"a {frame.kind} record at number {seq}", where=where)
     _check_body(body, where)
@@ -175,7 +175,7 @@ def _check_body(body: Body, where: str) -> None:
     if isinstance(body, CommitBody):
         parsed = names.parse_dir(body.dir)
         if parsed is None or parsed.id != body.id or parsed.step != body.step:
-            raise UnsafeContent(f"directory {body.dir[:80]!r} does not belong to {body.id[:20]} at {body.step}", where=where)
+            raise UnsafeContent(f"directory {body.dir[:80]!r} does not belong to {body.id[:20]!r} at {body.step}", where=where)
         if not is_hex(body.root):
             raise UnsafeContent("malformed root hash", where=where)
         sizes = (body.root_bytes, body.logical_bytes, body.stored_bytes, body.new_bytes)
@@ -185,8 +185,10 @@ def _check_body(body: Body, where: str) -> None:
         check_metrics(body.metrics, where)
     elif isinstance(body, RetireBody):
         _check_ids(body.ids, where)
-    elif isinstance(body, TagBody) and body.id is not None:
-        _check_ids([body.id], where)
+    elif isinstance(body, TagBody):
+        if not names.is_tag_name(body.name):
+            raise UnsafeContent(f"{body.name[:80]!r} cannot be a tag", where=where)
+        _check_ids([] if body.id is None else [body.id], where)
 
 
 def _check_ids(ids: list[str], where: str) -> None:

@@ -31,7 +31,7 @@ def from_json(data: bytes | memoryview, where: str, limit: int) -> Any:
         raise UnsafeContent(f"{len(data)} bytes of JSON where at most {limit} are allowed", where=where)
     # A container costs tens of bytes a byte of input: bound their number before building any.
     raw = bytes(data)
-    if raw.count(b"[") + raw.count(b"{") > limit // 16 or raw.count(b",") > limit // 8:
+    if raw.count(b"[") + raw.count(b"{") > limit // 64 or raw.count(b",") > limit // 32:
         raise UnsafeContent("JSON with an absurd number of values", where=where)
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -49,7 +49,10 @@ def from_json(data: bytes | memoryview, where: str, limit: int) -> Any:
         raise UnsafeContent("JSON nested without end", where=where) from None
     except (ValueError, UnicodeError) as error:
         raise CorruptCheckpoint(f"not JSON: {str(error)[:120]}", where=where) from None
-    _check(value, where, 0)
+    try:
+        _check(value, where, 0)
+    except UnicodeEncodeError:
+        raise UnsafeContent("text in JSON that is not Unicode (a lone surrogate)", where=where) from None
     return value
 
 
@@ -58,12 +61,15 @@ def _check(value: Any, where: str, depth: int) -> None:
         raise UnsafeContent(f"JSON nested deeper than {DEPTH_MAX}", where=where)
     if isinstance(value, dict):
         for key, item in value.items():
+            key.encode()
             if len(key) > 4096:
                 raise UnsafeContent("a JSON key of more than 4096 characters", where=where)
             _check(item, where, depth + 1)
     elif isinstance(value, list):
         for item in value:
             _check(item, where, depth + 1)
+    elif isinstance(value, str):
+        value.encode()
     elif isinstance(value, float) and not math.isfinite(value):
         raise UnsafeContent("a number out of range in JSON", where=where)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -75,7 +81,12 @@ def convert(value: Any, to: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, to, strict=True)
     except msgspec.ValidationError as error:
-        raise UnsafeContent(f"not as the format says: {error}", where=where) from None
+        raise UnsafeContent(f"not as the format says: {shown(error)}", where=where) from None
+
+
+def shown(what: object) -> str:
+    """``what`` as it may stand in a message: short, and nothing in it that drives a terminal or breaks a line."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(what)[:200])
 
 
 def seal(payload: bytes) -> bytes:

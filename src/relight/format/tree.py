@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from relight.errors import IncompatibleState, UnsafeContent
 
 LEVELS_MAX = 100
 DIGITS_MAX = 4096
+PATH_MAX = 8192
+"""Characters of a path that leaves are told; names of tensors are half as long at most."""
+EQUAL_HASHES_MAX = 64
 LEAF_KINDS: dict[str, int] = {
     "tensor": 1,
     "expanded": 1,
@@ -128,6 +132,8 @@ def _decode(node: Any, tensors: int, leaf: Callable[[Leaf, str], Any], path: str
     def child(item: Any, at: str) -> Any:
         return _decode(item, tensors, leaf, at, where, level + 1)
 
+    path = path if len(path) <= PATH_MAX else path[:PATH_MAX] + "…"  # each child gets a copy: a long one must not cost its square
+
     if tag in ("l", "t"):
         items = [child(item, join_path(path, i, sequence=True)) for i, item in enumerate(rest)]
         return items if tag == "l" else tuple(items)
@@ -135,15 +141,19 @@ def _decode(node: Any, tensors: int, leaf: Callable[[Leaf, str], Any], path: str
         if len(rest) % 2:
             raise UnsafeContent("a dict with a key and no value", where=where)
         result: dict[Any, Any] = {}
+        hashable = _Hashable(where)
         for i in range(0, len(rest), 2):
-            key = _hashable(child(rest[i], path), where)
+            key = hashable(child(rest[i], path))
             if key in result:
                 raise UnsafeContent(f"duplicate key {str(key)[:40]!r} in a dict", where=where)
             result[key] = child(rest[i + 1], join_path(path, key))
         return result
     if tag in ("s", "f"):
-        elements = [_hashable(child(item, path), where) for item in rest]
-        return set(elements) if tag == "s" else frozenset(elements)
+        hashable = _Hashable(where)
+        elements = {hashable(child(item, path)) for item in rest}
+        if len(elements) != len(rest):
+            raise UnsafeContent("a set with a member twice", where=where)
+        return elements if tag == "s" else frozenset(elements)
     if tag == "i" and len(rest) == 1 and isinstance(rest[0], str):
         digits = rest[0].removeprefix("-")
         if not digits.isascii() or not digits.isdigit() or len(digits) > DIGITS_MAX:
@@ -167,9 +177,20 @@ def _leaf(rest: list[Any], tensors: int, meta: Any, where: str) -> Leaf:
     return Leaf(kind, tuple(indices), meta)
 
 
-def _hashable(value: Any, where: str) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        raise UnsafeContent("a key or set member that cannot be one", where=where) from None
-    return value
+class _Hashable:
+    """Gives back the keys of one dict or members of one set. Refuses what has no hash, and many of one hash: they cost their square."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._counts: Counter[int] = Counter()
+
+    def __call__(self, value: Any) -> Any:
+        try:
+            code = hash(value)
+        except TypeError:
+            raise UnsafeContent("a key or set member that cannot be one", where=self._where) from None
+        if type(value) not in (str, bytes):  # those are hashed with a secret of this process
+            self._counts[code] += 1
+            if self._counts[code] > EQUAL_HASHES_MAX:
+                raise UnsafeContent("keys or set members made to collide", where=self._where)
+        return value

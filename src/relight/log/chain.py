@@ -85,6 +85,12 @@ class Log:
         except (CorruptCheckpoint, UnsafeContent):
             self._store_id = ""  # the records know: a damaged relight.json must not stop a run
         view = self._view()
+        if view.head >= 0 and not view.records and any(slot.record for slot in self._slots.values()):
+            raise CorruptCheckpoint(
+                "none of this run's records belongs to this store and run",
+                where=f"{self._store.url}/{self._run}",
+                hint="relight.json was replaced, or the run was copied here from another store",
+            )
         if view.head < 0:
             if not self._store_id:
                 raise CorruptCheckpoint(
@@ -193,24 +199,32 @@ class Log:
             except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
         if not self._run_id:
-            self._run_id = _most_common([slot.record.run for slot in slots.values() if slot.record])
+            self._run_id = _run_id(slots)
         good: list[Record] = []
         faults: list[Fault] = []
-        for seq in range(head + 1):
-            slot = slots.get(seq)
-            following = slots.get(seq + 1)
-            reason = self._reason(slot, following.record if following else None)
+        following: Record | None = None
+        above = head + 1
+        for seq in sorted(slots, reverse=True):  # downwards: only a record that counts can refute the one before it
+            if seq + 1 < above:
+                faults.append(Fault(seq + 1, self._key(seq + 1), _missing(seq + 1, above - 1)))
+                following = None
+            slot, above = slots[seq], seq
+            reason = self._reason(slot, following)
+            following = None
             if reason:
                 faults.append(Fault(seq, self._key(seq), reason))
-            elif slot is not None and slot.record is not None:
+            elif slot.record is not None:
                 good.append(slot.record)
+                following = slot.record
+        if above > 0:
+            faults.append(Fault(0, self._key(0), _missing(0, above - 1)))
+        good.reverse()
+        faults.reverse()
         last = slots.get(head)
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
         return View(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
 
-    def _reason(self, slot: _Slot | None, following: Record | None) -> str:
-        if slot is None:
-            return "the record is missing"
+    def _reason(self, slot: _Slot, following: Record | None) -> str:
         if slot.record is None:
             return slot.reason
         if slot.record.store != self._store_id:
@@ -219,12 +233,21 @@ class Log:
             return "the record belongs to another run"
         if slot.record.seq == 0 and slot.record.prev != ZERO_HEX:
             return "the first record claims one before it"
-        if following is not None and self._ours(following) and following.prev != slot.file_hash:
+        if following is not None and following.prev != slot.file_hash:
             return "the bytes are not those the next record was chained to"
         return ""
 
-    def _ours(self, record: Record) -> bool:
-        return record.store == self._store_id and record.run == self._run_id
+
+def _missing(first: int, last: int) -> str:
+    return "the record is missing" if first == last else f"the records from here to {last} are missing"
+
+
+def _run_id(slots: dict[int, _Slot]) -> str:
+    """Record 0 says which run this is, if record 1 was chained to it; else most of the records do."""
+    first, second = slots.get(0), slots.get(1)
+    if first and first.record and second and second.record and second.record.prev == first.file_hash:
+        return first.record.run
+    return _most_common([slot.record.run for slot in slots.values() if slot.record])
 
 
 def _most_common(values: list[str]) -> str:

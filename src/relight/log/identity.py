@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 
-from relight.errors import CheckpointNotFound, StoreUnavailable
-from relight.format import StoreRecord, decode_store, encode_store
-from relight.format.names import STORE_FILE
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
+from relight.format import StoreRecord, decode_record, decode_store, encode_store
+from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_file, record_file
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.store import ByteStore
 
@@ -34,9 +34,25 @@ def require_store(store: ByteStore) -> StoreRecord:
         try:
             return read_store(store)
         except CheckpointNotFound:
-            record = StoreRecord(id=secrets.token_hex(16), created=now_text())
+            record = StoreRecord(id=_recorded_id(store) or secrets.token_hex(16), created=now_text())
             if store.put_once(STORE_FILE, encode_store(record)):
                 return record
     raise StoreUnavailable("relight.json can neither be made nor read", where=store.url)
+
+
+def _recorded_id(store: ByteStore) -> str:
+    """The id that a run's records say, of a store that lost its relight.json: under a new one they would all count for nothing."""
+    for run in sorted(entry.name for entry in store.list("") if entry.is_dir and is_run_name(entry.name)):
+        try:
+            numbers = sorted(seq for entry in store.list(f"{run}/{LOG_DIR}") if (seq := parse_record_file(entry.name)) is not None)
+        except UnsafeContent:
+            continue
+        for seq in numbers:
+            key = f"{run}/{LOG_DIR}/{record_file(seq)}"
+            try:
+                return decode_record(store.get(key, SEALED_BYTES_MAX), seq, key).store
+            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+                continue
+    return ""
 
 

@@ -120,6 +120,7 @@ def _start(
         record_from=record_from,
         stop_after=stop_after,
         kill=kill,
+        seed=1 if name == "resumed" else 0,
     )
     command = [sys.executable, "-m", "relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args]
     output = folder / f"{name}.log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import runpy
 import signal
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
 from relight.capture import capture, observe_batches
 from relight.checkpointer import Checkpointer, observers
@@ -139,6 +142,9 @@ def main() -> None:
     script = sys.argv[2]
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    torch.manual_seed(config.seed)
     observers.append(Recorder(config))
     runpy.run_path(script, run_name="__main__")
 

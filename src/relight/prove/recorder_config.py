@@ -6,7 +6,10 @@ import msgspec
 
 
 class Config(msgspec.Struct, kw_only=True):
-    """What the driver wants. The run ends after step ``stop_after``, by SIGKILL behind a save if ``kill``."""
+    """What the driver wants. The run ends after step ``stop_after``, by SIGKILL behind a save if ``kill``.
+
+    ``seed`` is for generators the script does not seed itself; the resumed run gets another one, so that nothing agrees by luck.
+    """
 
     trace: str
     kinds: str
@@ -15,3 +18,4 @@ class Config(msgspec.Struct, kw_only=True):
     record_from: int
     stop_after: int
     kill: bool
+    seed: int

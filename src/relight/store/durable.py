@@ -39,6 +39,8 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
         return NoSpace(what, where=path, hint="make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
+    if code == errno.ENXIO:
+        return UnsafeContent("a socket or a device where a file of the store should be", where=path)
     if code == errno.ELOOP:
         return UnsafeContent("a symbolic link where a file of the store should be", where=path)
     if code == errno.EROFS:

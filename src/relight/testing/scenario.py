@@ -1,0 +1,324 @@
+"""A small life of a run, and what must hold of the store wherever that life is cut off.
+
+A scenario is a generator of *facts*: each is yielded only after the call it tells of has returned, so what has been yielded is what
+somebody was promised. ``examine`` compares a store with the facts; ``resume`` goes on with the run; ``check`` does it all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import relight.catalog.opened as opened_module
+import relight.commit.save as save_module
+import relight.log.chain as chain_module
+from relight.catalog import candidates, open_checkpoint, read_tensors
+from relight.catalog.run import Run
+from relight.commit import Attempt, SaveRequest, plan_save
+from relight.errors import CheckpointNotFound, Fenced, RelightError
+from relight.format import Leaf, decode_record, decode_root, encode_tree
+from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file
+from relight.layout import Bytes, Item
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy import keep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.store import ByteStore
+
+Fact: TypeAlias = tuple[str, ...]
+RUN = "run"
+PACK_BYTES_MAX = 9000
+"""Small, so that a state of a few tensors fills several packs."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What is saved: tensors by name, ``(dtype, shape, role, trainable, bytes)``, and the tree that names them."""
+
+    tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]]
+    tree: bytes
+
+    @property
+    def items(self) -> list[Item]:
+        """As a save takes them."""
+        return [Item(n, dtype, shape, role, Bytes(data), None, train) for n, (dtype, shape, role, train, data) in self.tensors.items()]
+
+
+@functools.lru_cache(maxsize=4096)
+def state_of(key: str) -> State:
+    """The state that ``key`` stands for: equal keys, equal bytes. A few tensors, several chunks, mostly two packs."""
+    rng = random.Random(key)
+    tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]] = {}
+
+    def add(name: str, dtype: str, itemsize: int, shape: tuple[int, ...], role: str, trainable: bool) -> None:
+        count = 1
+        for extent in shape:
+            count *= extent
+        tensors[name] = (dtype, shape, role, trainable, rng.randbytes(count * itemsize))
+
+    add("model/w", "float32", 4, (rng.randrange(1, 1500),), "param", True)
+    add("model/b", "bfloat16", 2, (3, rng.randrange(1, 40)), "param", True)
+    add("model/frozen", "float32", 4, (7,), "param", False)
+    add("optim/m", "float32", 4, (rng.randrange(1, 1500),), "optim", False)
+    add("optim/step", "int64", 8, (), "optim", False)
+    add("rng/state", "uint8", 1, (rng.randrange(1, 5000),), "rng", False)
+    add("model/empty", "float16", 2, (0, 4), "buffer", False)
+    leaves = {name: Leaf("tensor", (index,)) for index, name in enumerate(tensors)}
+    return State(tensors, encode_tree({"state": leaves, "key": key, "lr": rng.random()}))
+
+
+@dataclass
+class Facts:
+    """What is known to somebody, from the facts told so far. ``retiring`` were to go: they may be there or not."""
+
+    saving: set[str] = field(default_factory=set)
+    saved: dict[str, str] = field(default_factory=dict)
+    retiring: set[str] = field(default_factory=set)
+    retired: set[str] = field(default_factory=set)
+    tagging: dict[str, set[str]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, told: Iterable[Fact]) -> Facts:
+        """Gathered from the telling."""
+        facts = cls()
+        for kind, *rest in told:
+            if kind == "saving":
+                facts.saving.add(rest[0])
+            elif kind == "saved":
+                facts.saved[rest[0]] = rest[1]
+            elif kind == "retiring":
+                facts.retiring.update(rest)
+            elif kind == "retired":
+                facts.retired.update(rest)
+            elif kind == "tagging":
+                facts.tagging.setdefault(rest[0], set()).add(rest[1])
+            elif kind == "tagged":
+                facts.tags[rest[0]] = rest[1]
+                facts.tagging[rest[0]] = {rest[1]}
+        return facts
+
+
+def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
+    """Save the state of ``key``, telling before that it is tried and after that it is durable."""
+    yield ("saving", key)
+    state = state_of(key)
+    report = attempt.save(
+        SaveRequest(step=step, tree=state.tree, items=state.items, user={"key": key}, metrics={"loss": 1.0 / (step + 1)})
+    )
+    yield ("saved", report.id, key)
+
+
+def prune(store: ByteStore, rules: dict[str, int], epoch: int | None) -> Iterator[Fact]:
+    """Retention: plan, tell what may go, do it, tell what has gone."""
+    plan = plan_prune(store, RUN, keep(**rules), verified={})  # type: ignore[arg-type]
+    yield ("retiring", *plan.going)
+    report = execute(plan, store, epoch=epoch)
+    yield ("retired", *report.retired)
+
+
+def sweep(store: ByteStore) -> Iterator[Fact]:
+    """Delete what nobody can need."""
+    report = execute_sweep(plan_sweep(store, RUN), store)
+    yield ("swept", *report.deleted)
+
+
+def life(store: ByteStore, seed: int) -> Iterator[Fact]:
+    """Two attempts: saves, a tag, retention, a fence under the first one's feet, a sweep, more saves. Varies with ``seed``."""
+    rng = random.Random(f"life {seed}")
+    step = 0
+    first = Attempt.begin(store, RUN, reason="first")
+    yield ("begun", str(first.epoch))
+    for _ in range(rng.randrange(1, 4)):
+        step += rng.randrange(1, 5)
+        yield from save(first, f"{seed}/first/{step}", step)
+    if rng.random() < 0.6:
+        checkpoint = first.history().live[0].id
+        yield ("tagging", "gold", checkpoint)
+        Run(store, RUN).tag("gold", checkpoint)
+        yield ("tagged", "gold", checkpoint)
+    if rng.random() < 0.5:
+        yield from prune(store, {"last": rng.randrange(1, 3)}, first.epoch)
+    second = Attempt.begin(store, RUN, reason="second")
+    yield ("begun", str(second.epoch))
+    try:
+        yield from save(first, f"{seed}/fenced/{step}", step)
+        raise AssertionError("an attempt that was superseded has committed")
+    except Fenced:
+        pass
+    yield from sweep(store)
+    for _ in range(rng.randrange(1, 3)):
+        step += 1
+        yield from save(second, f"{seed}/second/{step}", step)
+        yield from prune(store, {"last": rng.randrange(1, 3), "best": 1}, rng.choice((second.epoch, None)))
+
+
+def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
+    """What a restarted job does: take charge, sweep, save, and thin out."""
+    attempt = Attempt.begin(store, RUN, reason="resume")
+    yield ("begun", str(attempt.epoch))
+    yield from sweep(store)
+    live = attempt.history().live
+    step = live[-1].step + 1 if live else 0
+    yield from save(attempt, f"{seed}/resume/{attempt.epoch}/{step}", step)
+
+
+def read_state(store: ByteStore, view: View, checkpoint: Checkpoint) -> tuple[str, State]:
+    """A checkpoint as it is stored, every byte verified: ``(its key, its state)``."""
+    opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
+    (part,) = opened.parts
+    buffers = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
+    read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in buffers.items()})
+    key = str(opened.root.user.get("key"))
+    expected = state_of(key).tensors
+    tensors = {
+        t.name: (t.dtype, t.shape, t.role, expected[t.name][3] if t.name in expected else False, bytes(buffers[i]))
+        for i, t in enumerate(part.tensors)
+    }
+    return key, State(tensors, part.tree)
+
+
+def look(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
+    """What is wrong with the history as it lies there, before anybody touches it. Empty if nothing is."""
+    facts = Facts.of(told)
+    try:
+        view = log.read()
+    except CheckpointNotFound:
+        return ["I1: the run is gone"] if any(kind == "begun" for kind, *_ in told) else []
+    except RelightError as error:
+        return [f"I5: the log cannot be read: {error.what}"]
+    wrong = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
+    history = fold(view)
+    wrong += _compare(history, facts)
+    newest = candidates(history)[:1]
+    for one in newest:
+        wrong += _restore(store, view, one, facts, "I5: the newest")
+    return wrong
+
+
+def _compare(history: History, facts: Facts) -> list[str]:
+    wrong = []
+    live = {one.id for one in history.live}
+    for checkpoint_id, key in facts.saved.items():
+        if checkpoint_id not in live and checkpoint_id not in facts.retiring:
+            wrong.append(f"I1: checkpoint {checkpoint_id} ({key}) was acknowledged and is gone")
+    for checkpoint_id in sorted(facts.retired & live):
+        wrong.append(f"I12: checkpoint {checkpoint_id} was retired and is back")
+    last_saved = next(reversed(facts.saved), None)
+    if last_saved and last_saved not in live and last_saved in facts.retiring:
+        wrong.append(f"I7: the newest checkpoint {last_saved} was retired")
+    for name, checkpoint_id in facts.tags.items():
+        if history.tags.get(name) not in facts.tagging[name] | {checkpoint_id}:
+            wrong.append(f"I1: tag {name} was acknowledged and is gone")
+    return wrong
+
+
+def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
+    """What is wrong with any checkpoint that the history lists, each restored to the last byte; and what is missing from it."""
+    facts = Facts.of(told)
+    try:
+        view = log.read()
+    except RelightError as error:
+        return [f"I5: the log cannot be read: {error.what}"]
+    wrong = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
+    history = fold(view)
+    wrong += _compare(history, facts)
+    for one in history.live:
+        wrong += _restore(store, view, one, facts, "I2: a live")
+    return wrong
+
+
+def _restore(store: ByteStore, view: View, one: Checkpoint, facts: Facts, which: str) -> list[str]:
+    try:
+        key, state = read_state(store, view, one)
+    except RelightError as error:
+        return [f"{which} checkpoint {one.id} at step {one.step} does not restore: {error}"]
+    expected = facts.saved.get(one.id, key)
+    if key != expected or key not in facts.saving or state != state_of(key):
+        return [f"{which} checkpoint {one.id} at step {one.step} restores as something else"]
+    return []
+
+
+def leftovers(store: ByteStore, log: Log) -> list[str]:
+    """Files and directories that are neither a live checkpoint's nor the log's. To be asked after a new attempt has swept."""
+    live = {one.body.dir for one in fold(log.read()).live}
+    found = [entry.name for entry in store.list("") if entry.name not in (STORE_FILE, RUN)]
+    for entry in store.list(RUN):
+        if entry.name == LOG_DIR:
+            found += [f"{LOG_DIR}/{one.name}" for one in store.list(f"{RUN}/{LOG_DIR}") if parse_record_file(one.name) is None]
+        elif entry.name in live:
+            files = store.list(f"{RUN}/{entry.name}")
+            found += [f"{entry.name}/{one.name}" for one in files if one.is_dir or not is_written_file(one.name)]
+        else:
+            found.append(entry.name)
+    return [f"I10: left behind: {name}" for name in found]
+
+
+def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
+    """All of it: look, go on with the run, restore everything, look for leftovers. Empty if every invariant holds."""
+    log = Log(store, RUN)
+    wrong = look(store, log, told)
+    more = list(told)
+    try:
+        for fact in resume(store, seed):
+            more.append(fact)
+    except RelightError as error:
+        wrong.append(f"I4: the run does not go on: {type(error).__name__}: {error}")
+    wrong += examine(store, log, more)
+    with contextlib.suppress(RelightError):
+        wrong += leftovers(store, log)
+    return list(dict.fromkeys(wrong))
+
+
+class Names:
+    """Where the random names come from that the product makes, so that what is replayed is the same to the byte."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random()
+
+    def token_hex(self, nbytes: int | None = None) -> str:
+        """As ``secrets.token_hex``."""
+        return self._rng.randbytes(nbytes or 32).hex()
+
+    def choice(self, among: Sequence[Any]) -> Any:
+        """As ``secrets.choice``."""
+        return among[self._rng.randrange(len(among))]
+
+    def seed(self, seed: object) -> None:
+        """Start again."""
+        self._rng.seed(f"names {seed}")
+
+    @contextlib.contextmanager
+    def apart(self, seed: object) -> Iterator[None]:
+        """Other names, as in another process; afterwards go on where it was."""
+        state = self._rng.getstate()
+        self.seed(seed)
+        try:
+            yield
+        finally:
+            self._rng.setstate(state)
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[Names]:
+    """Small packs; pure decoding remembered, for speed; and names from a seed."""
+    names = Names()
+    patched: list[tuple[Any, str, Any]] = [
+        (secrets, "token_hex", names.token_hex),
+        (secrets, "choice", names.choice),
+        (save_module, "plan_save", functools.partial(plan_save, pack_bytes_max=PACK_BYTES_MAX)),
+        (chain_module, "decode_record", functools.lru_cache(maxsize=1 << 14)(decode_record)),
+        (opened_module, "decode_root", functools.lru_cache(maxsize=1 << 12)(decode_root)),
+    ]
+    kept = [(where, name, getattr(where, name)) for where, name, _ in patched]
+    for where, name, value in patched:
+        setattr(where, name, value)
+    try:
+        yield names
+    finally:
+        for where, name, value in kept:
+            setattr(where, name, value)

@@ -1,0 +1,367 @@
+"""The Checkpointer in a loop: triggers, restore, failures, signals, exceptions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+import relight.store.local as local
+from relight.observe import counters
+from relight.store.disk import Disk
+
+
+def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    loss = model(torch.randn(3, 4)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def state_of(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    return str(tmp_path / "store" / "run")
+
+
+def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: str) -> None:
+    """``restore`` gives the first step still to do."""
+    model, optimizer = make()
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+        assert ckpt.restore() == 0
+        for step in range(5):
+            ckpt.step(step, loss=one_step(model, optimizer))
+    saved = state_of(model)
+    model, optimizer = make(seed=9)
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        assert ckpt.restore() == 5
+    assert all(torch.equal(a, b) for a, b in zip(saved, state_of(model)))
+    assert [one.step for one in relight.open(run).checkpoints()] == [1, 3, 4]
+
+
+def test_immutable_values_come_back_through_the_checkpointer(run: str) -> None:
+    """Plain values that cannot be changed in place are read from ``ckpt[name]``; mutable ones are changed in place."""
+    meters = {"seen": 1, 5: [1.5, float("inf")]}
+    ckpt = relight.Checkpointer(run, epoch=3, name="x", meters=meters)
+    ckpt["epoch"] = 4
+    ckpt.save(0)
+    ckpt.close()
+    other = {"seen": 7}
+    again = relight.Checkpointer(run, epoch=0, name="", meters=other)
+    again.restore()
+    assert (again["epoch"], again["name"]) == (4, "x")
+    assert other == {"seen": 1, 5: [1.5, float("inf")]}
+    again.close()
+
+
+def test_a_missing_an_unexpected_and_a_wrongly_shaped_entry_stand_in_one_error(run: str) -> None:
+    """All mismatches are listed at once, before anything is changed."""
+    relight.Checkpointer(run, model=nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})).save(0)
+    live = nn.ModuleDict({"a": nn.Linear(2, 3), "c": nn.Linear(2, 2)})
+    before = state_of(live)
+    with pytest.raises(relight.IncompatibleState) as caught:
+        relight.Checkpointer(run, model=live).restore()
+    text = "\n".join(caught.value.details)
+    assert "model/a.weight: stored float32 [2, 2], live float32 [3, 2]" in text
+    assert "model/c.weight: missing in the checkpoint" in text
+    assert "model/b.weight: in the checkpoint" in text
+    assert all(torch.equal(a, b) for a, b in zip(before, state_of(live)))
+    relaxed = relight.Checkpointer(run, model=live)
+    assert relaxed.restore(strict=False) == 1
+
+
+def test_only_restores_a_part_and_map_renames(run: str) -> None:
+    """Partial recovery leaves the rest of the live state alone, random numbers too; renaming reaches module and optimizer."""
+    model, optimizer = make()
+    one_step(model, optimizer)
+    relight.Checkpointer(run, model=model, optimizer=optimizer).save(0)
+    stored = state_of(model)
+    other, other_optimizer = make(seed=3)
+    torch.manual_seed(77)
+    expected = torch.get_rng_state()
+    relight.Checkpointer(run, model=other, optimizer=other_optimizer).restore(only=["model/0.*"])
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert torch.equal(other[0].weight, stored[0])
+    assert not torch.equal(other[2].weight, stored[2])
+    assert not other_optimizer.state
+    wrapped = nn.ModuleDict({"body": make(seed=4)[0]})
+    renamed = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+    relight.Checkpointer(run, model=wrapped, optimizer=renamed).restore(map={"model/*": "model/body.*"})
+    assert torch.equal(wrapped["body"][2].weight, stored[2])
+    assert renamed.state[wrapped["body"][2].weight]["step"] == 1
+
+
+def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest good checkpoint is restored; what was passed over is named with file, chunk and tensor."""
+    model, optimizer = make()
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
+    kept = []
+    for step in range(3):
+        one_step(model, optimizer)
+        ckpt.step(step)
+        kept.append(state_of(model))
+    ckpt.close()
+    newest = sorted(Path(run).glob("0*"))[-1]
+    pack = next(newest.glob("pack*"))
+    data = bytearray(pack.read_bytes())
+    data[-5] ^= 4
+    pack.write_bytes(data)
+    model, optimizer = make(seed=9)
+    again = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=1), save=relight.every(steps=1))
+    assert again.restore() == 2
+    assert all(torch.equal(a, b) for a, b in zip(kept[1], state_of(model)))
+    assert "chunk" in caplog.text
+    assert pack.name in caplog.text
+    one_step(model, optimizer)
+    again.step(2)
+    assert [one.step for one in relight.open(run).checkpoints()] == [2]
+
+
+class Broken(Disk):
+    """Fails fsync while told to."""
+
+    failing = False
+
+    def fsync(self, fd: int) -> None:
+        if Broken.failing:
+            raise OSError(5, "planted")
+        super().fsync(fd)
+
+
+def test_a_failing_store_costs_a_warning_not_the_run(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on, one warning a failed save, nothing partial stays, and the next save works."""
+    monkeypatch.setattr(local, "Disk", Broken)
+    model, optimizer = make()
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
+    assert ckpt.step(0)
+    before = counters["save.failed"]
+    Broken.failing = True
+    try:
+        save = ckpt.step(1)
+    finally:
+        Broken.failing = False
+    assert save is not None
+    assert not save
+    assert save.error is not None
+    assert save.error.kind == "store"
+    with pytest.raises(relight.StoreUnavailable):
+        save.wait()
+    assert counters["save.failed"] == before + 1
+    assert len(list(Path(run).glob("0*"))) == 1
+    assert ckpt.step(2)
+    ckpt.close()
+
+
+def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``retries`` tries at once again with a new file; ``raise_after`` ends the run after so many failures in a row."""
+    calls = []
+
+    class Once(Disk):
+        def fsync(self, fd: int) -> None:
+            calls.append(fd)
+            if len(calls) in wrong:
+                raise OSError(28, "planted")
+            super().fsync(fd)
+
+    wrong: set[int] = set()
+    monkeypatch.setattr(local, "Disk", Once)
+    model, optimizer = make()
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, on_failure=relight.failures(retries=1, raise_after=2))
+    ckpt.save(0)
+    wrong.update(range(len(calls) + 1, len(calls) + 2))
+    assert ckpt.save(1)
+    wrong.update(range(len(calls) + 1, len(calls) + 1000))
+    assert ckpt.save(2).error.kind == "no_space"
+    with pytest.raises(relight.SaveFailed):
+        ckpt.save(3)
+
+
+def test_a_model_that_does_not_change_is_said(run: str) -> None:
+    """A save whose trainable tensors all equal the previous one's warns; one that trains does not."""
+    model, optimizer = make()
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    before = counters["save.stale"]
+    for step in range(3):
+        one_step(model, optimizer)
+        ckpt.save(step)
+    assert counters["save.stale"] == before
+    ckpt.save(3)
+    assert counters["save.stale"] == before + 1
+    ckpt.close()
+
+
+def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None:
+    """``best`` knows what earlier attempts reached; retention keeps the best and the newest."""
+    def go(values: list[float], first: int) -> None:
+        ckpt = relight.Checkpointer(run, x=1, save=relight.best("loss"), keep=relight.keep(best=1), signals=False)
+        ckpt.restore()
+        for step, value in enumerate(values, first):
+            ckpt.step(step, loss=torch.tensor(value))
+        ckpt.close(save=False)
+
+    go([3.0, 2.0, 2.5], 0)
+    go([2.2, 1.9, float("nan")], 3)
+    assert [(one.step, one.body.metrics) for one in relight.open(run).checkpoints()] == [(4, {"loss": 1.899999976158142})]
+
+
+def test_a_superseded_attempt_can_never_save_again(run: str) -> None:
+    """Two processes on one run: the older one is told, and its save is no checkpoint."""
+    old = relight.Checkpointer(run, x=1)
+    old.save(0)
+    new = relight.Checkpointer(run, x=2)
+    assert new.restore() == 1
+    new.save(1)
+    with pytest.raises(relight.Fenced):
+        old.save(2)
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+
+
+def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
+    """Looking at a run from elsewhere does not stop the process that trains it."""
+    job = relight.Checkpointer(run, x=1)
+    job.save(0)
+    relight.Checkpointer(run, x=0).restore()
+    assert job.save(1)
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) -> None:
+    """Every refusal is in one error, with its path, at the first call."""
+    with pytest.raises(relight.IncompatibleState) as caught:
+        relight.Checkpointer(run, a={"f": print}, b=[object()]).restore()
+    assert [line.split(":")[0] for line in caught.value.details] == ["a/f", "b/0"]
+    assert not Path(run).exists()
+
+
+def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str) -> None:
+    """A save in mid-accumulation carries gradients, and tells which micro-batch comes next."""
+    model, optimizer = make()
+    model(torch.ones(1, 4)).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    relight.Checkpointer(run, model=model, optimizer=optimizer).save(7, micro_step=2)
+    model, optimizer = make(seed=2)
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    assert (ckpt.restore(), ckpt.micro_step) == (7, 3)
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters()))
+
+
+def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> None:
+    """An exception in forward or backward saves the state as it was at the end of the last step, random numbers included."""
+    model, optimizer = make()
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        for step in range(6):
+            loss = model(torch.randn(3, 4)).pow(2).mean()
+            if step == 4:
+                raise ZeroDivisionError
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state, rng = state_of(model), torch.get_rng_state()
+            ckpt.step(step)
+    model, optimizer = make(seed=8)
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    assert ckpt.restore() == 4
+    assert all(torch.equal(a, b) for a, b in zip(state, state_of(model)))
+    assert torch.equal(rng, torch.get_rng_state())
+    assert relight.open(run).latest().body.reason == "exception: ZeroDivisionError"
+
+
+def test_an_exception_behind_the_update_saves_nothing_inconsistent(run: str) -> None:
+    """If parameters changed since the last step ended, there is no consistent state, and that is said."""
+    model, optimizer = make()
+    before = counters["save.none"]
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        for step in range(3):
+            one_step(model, optimizer)
+            if step == 2:
+                raise ZeroDivisionError
+            ckpt.step(step)
+    assert counters["save.none"] == before + 1
+    assert relight.open(run).run().history().live == []
+
+
+SIGNALLED = """
+import os, signal, sys, time
+import torch
+from torch import nn
+import relight
+
+torch.set_num_threads(1)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer)
+start = ckpt.restore()
+for step in range(start, 50):
+    model(torch.randn(2, 4)).sum().backward()
+    if step == 3:
+        for number in sys.argv[2:]:
+            os.kill(os.getpid(), getattr(signal, number))
+    optimizer.step()
+    optimizer.zero_grad()
+    ckpt.step(step)
+    if step == 5:
+        break
+print("went on to", step)
+ckpt.close(save=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "code", "steps"),
+    [
+        (["SIGTERM"], -signal.SIGTERM, [3]),
+        (["SIGINT"], -signal.SIGINT, [3]),
+        (["SIGINT", "SIGINT"], -signal.SIGINT, []),
+        (["SIGUSR1"], 0, [3]),
+    ],
+)
+def test_a_signal_finishes_the_step_saves_and_ends_as_it_asks(run: str, signals: list[str], code: int, steps: list[int]) -> None:
+    """SIGTERM and SIGINT save the step they fall into and end by the signal; a second SIGINT ends at once; SIGUSR1 only saves."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SIGNALLED), run, *signals], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    assert [one.step for one in relight.open(run).checkpoints()] == steps if steps else True
+    if code == 0:
+        assert "went on to 5" in done.stdout
+
+
+def test_signal_handlers_are_given_back(run: str) -> None:
+    """After close the process has the handlers it had before."""
+    before = signal.getsignal(signal.SIGTERM)
+    ckpt = relight.Checkpointer(run, x=1)
+    ckpt.save(0)
+    assert signal.getsignal(signal.SIGTERM) != before
+    ckpt.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_functions_without_a_loop_round_trip(tmp_path: Path) -> None:
+    """``relight.save`` and ``relight.load`` carry a plain tree; ``only`` reads a part."""
+    url = f"{tmp_path}/s/weights"
+    state = {"w": torch.arange(6.0).view(2, 3).bfloat16(), "meta": {"lr": 0.1, 1: ("a", None)}, "big": {"x": torch.ones(3)}}
+    relight.save(url, state, step=12, metrics={"loss": float("nan")})
+    loaded = relight.load(url)
+    assert torch.equal(loaded["w"], state["w"])
+    assert loaded["meta"] == state["meta"]
+    assert list(relight.load(url, 12, only=["big/*"])) == ["big"]
+    with pytest.raises(relight.CheckpointNotFound):
+        relight.load(url, "nope")
+    assert os.listdir(tmp_path / "s") != []

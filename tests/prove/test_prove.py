@@ -1,0 +1,55 @@
+"""``relight prove`` on a right script and on six with a planted bug."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relight.errors import ConfigError
+from relight.prove import ProveOptions, compare, run
+from relight.prove.trace import Entry
+
+SCRIPT = str(Path(__file__).parent / "planted.py")
+BUGS = {
+    "rng": ("rng/torch", "random number generator"),
+    "scheduler": ("scheduler/", "learning-rate schedule"),
+    "loader": ("samples", "the loader is not where it was"),
+    "scaler": ("scaler/", "gradient scaler"),
+    "moment": ("optimizer/state/0.weight/exp_avg", "optimizer's state"),
+    "worker": ("batches", "randomness in the workers"),
+}
+
+
+def test_prove_passes_a_right_script() -> None:
+    """A script that resumes to the bit is said to, over all the steps that were asked for."""
+    report = run(ProveOptions(SCRIPT, ["none"], n=4, k=3))
+    assert report.ok, report.difference
+    assert report.steps_compared == 3
+    assert report.things_compared > 60
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_prove_names_each_planted_bug(bug: str) -> None:
+    """The first difference and its usual cause point at what was planted."""
+    report = run(ProveOptions(SCRIPT, [bug], n=4, k=2))
+    what, cause = BUGS[bug]
+    assert not report.ok
+    assert report.difference is not None
+    assert report.difference.what.startswith(what), report.difference
+    assert cause in report.difference.cause
+
+
+def test_prove_says_when_a_script_never_gets_there() -> None:
+    """A script with too few steps is bad usage, with its own last words."""
+    with pytest.raises(ConfigError, match="needs at least"):
+        run(ProveOptions(SCRIPT, ["none"], n=19, k=5))
+
+
+def test_the_first_difference_is_ordered_by_cause() -> None:
+    """Within a step, a scheduler's difference comes before that of the parameters it leads to."""
+    a = Entry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "a", "scheduler/last_epoch": "3"})
+    b = Entry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "b", "scheduler/last_epoch": "4"})
+    _, difference = compare([a], [b], kinds={"model": "module", "scheduler": "scheduler"})
+    assert difference is not None
+    assert (difference.what, difference.also) == ("scheduler/last_epoch", ("model/w",))
