@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from relight.version import VERSION
+
 if TYPE_CHECKING:
     from relight.api import Store, load, open, save
     from relight.checkpointer import Checkpointer, Save, failures
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     )
     from relight.policy import best, every, keep
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "relight.api": ("Store", "load", "open", "save"),

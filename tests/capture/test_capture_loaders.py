@@ -453,3 +453,82 @@ def test_the_state_of_a_loader_is_plain_values() -> None:
         next(iter(loader))
         stored: Stored = save({"data": loader})
         assert stored.kinds["data"] == "loader"
+
+
+def _shift(worker: int) -> None:
+    """A worker_init_fn that has a say in the worker's seeds."""
+    random.seed(random.randrange(1000) + worker)
+
+
+@pytest.mark.parametrize("init", [None, _shift], ids=["plain", "own init"])
+@pytest.mark.parametrize("at", [EPOCH, 2 * EPOCH, 2 * EPOCH + 2])
+def test_persistent_workers_resume_behind_an_edge(at: int, init) -> None:
+    """Saved once the end of an epoch was seen, or later: no seed is drawn that living workers would not have needed."""
+
+    def trace(stop: int | None) -> list:
+        seed(1)
+        make = plain(num_workers=2, persistent_workers=True, worker_init_fn=init)
+        loader, seen, count = make(), [], 0
+        watch_loaders({"data": loader})
+        while count < 3 * EPOCH:
+            for batch in loader:
+                seen.append(([part.tolist() for part in batch], torch.rand(2).tolist()))
+                count += 1
+                if count == stop and stop % EPOCH:
+                    break
+            if count == stop:
+                stored = save({"data": loader})
+                seed(70)
+                loader, stop = make(), None
+                restore(stored, {"data": loader})
+        return seen
+
+    assert trace(at) == trace(None)
+
+
+class Told(DataLoader):
+    """A loader of somebody's own that knows where it is."""
+
+    at = 0
+
+    def __iter__(self):
+        for index in range(self.at, SAMPLES):
+            self.at = index + 1
+            yield torch.tensor([index])
+        self.at = 0
+
+    def state_dict(self) -> dict:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.at = state["at"]
+
+
+def test_a_loader_with_a_state_of_its_own_is_asked_for_it() -> None:
+    """Subclasses that define state_dict and load_state_dict are taken at their word, before the first batch too."""
+    for steps in (0, 3):
+        loader = Told(Noisy(False))
+        loader.at = 2
+        iterator = iter(loader)
+        for _ in range(steps):
+            next(iterator)
+        other = Told(Noisy(False))
+        restore(save({"data": loader}), {"data": other})
+        assert next(iter(other)).item() == 2 + steps
+
+
+def test_a_stream_without_a_state_is_not_counted_twice_by_its_workers() -> None:
+    """A second resume within an epoch, of an iterable without a state and with workers, goes on where it was."""
+
+    def make() -> DataLoader:
+        return StatefulDataLoader(Stream(), batch_size=1, num_workers=2)
+
+    expected = [batch.tolist() for batch in make()]
+    loader, seen = make(), []
+    for steps in (2, 3, 3):
+        iterator = iter(loader)
+        seen += [next(iterator).tolist() for _ in range(steps)]
+        stored = save({"data": loader})
+        loader = make()
+        restore(stored, {"data": loader})
+    assert seen + [batch.tolist() for batch in loader] == expected

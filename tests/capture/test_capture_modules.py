@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -326,3 +328,43 @@ def test_inference_tensors_and_frozen_parameters_are_restored() -> None:
         transposed.weight = nn.Parameter(torch.zeros(2, 2).t(), requires_grad=False)
     restore(save({"model": one}, rng=False), {"model": transposed})
     assert torch.equal(one.weight, transposed.weight)
+
+
+def test_a_finished_plan_keeps_nothing_alive() -> None:
+    """Temporaries of a restore (a second copy, where a module loads by itself) go when it ends, not when the collector comes round."""
+    stored = save({"model": nn.Sequential(Custom(), nn.Linear(2, 2)), "d": {"n": 1}}, rng=False)
+    live = nn.Sequential(Custom(), nn.Linear(2, 2))
+    gc.collect()
+    gc.disable()
+    try:
+        plan = restore(stored, {"model": live, "d": {}})
+        sinks = [weakref.ref(sink) for sink in plan.sinks.values()]
+        gone = weakref.ref(plan)
+        del plan
+        assert gone() is None and all(sink() is None for sink in sinks)
+    finally:
+        gc.enable()
+
+
+class Versioned(nn.Module):
+    """Converts states of before its second version when it loads."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest) -> None:
+        if local_metadata.get("version") != 2:
+            state_dict[prefix + "weight"] = -state_dict[prefix + "weight"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_modules_that_look_at_their_version_see_the_one_they_have() -> None:
+    """A state saved by this code is not converted as if it were an old one's."""
+    one, other = Versioned(), Versioned()
+    with torch.no_grad():
+        one.weight.fill_(5)
+    restore(save({"model": one}, rng=False), {"model": other})
+    assert other.weight.tolist() == [5, 5]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import relight
+from relight.version import VERSION
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
 _EXACT = {
@@ -40,7 +40,7 @@ def environment() -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.is_available()
     return {
-        "relight": relight.__version__,
+        "relight": VERSION,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": getattr(numpy, "__version__", None),

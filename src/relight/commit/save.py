@@ -85,14 +85,16 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
     directory = CheckpointDir(request.step, checkpoint_id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
+    committing = False
     try:
         root, digest = _write(place, request, plan, directory, prefix, timings)
+        committing = True
         record = _commit(place, root, prefix, str(directory), timings)
-    except Uncertain:
-        raise  # it may be committed: nothing of it may be touched
-    except BaseException:
-        with contextlib.suppress(RelightError):
-            delete_directory(place.store, prefix)
+    except BaseException as error:
+        # An interrupt while committing may come just behind the commit, as Uncertain says it did: nothing of it may then be touched.
+        if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
+            with contextlib.suppress(RelightError):
+                delete_directory(place.store, prefix)
         raise
     timings["total"] = time.perf_counter() - started
     return SaveReport(

@@ -16,6 +16,7 @@ from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import now_text, read_store, require_store
 from relight.store import ByteStore
+from relight.store.base import Uncertain
 
 RECORDS_MAX = 2_000_000
 APPEND_TRIES = 1000
@@ -138,12 +139,21 @@ class Log:
             raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
         decode_record(data, record.seq, "the record about to be written")  # what no reader would take is never written
         key = self._key(record.seq)
-        if not self._store.put_once(key, data) and self._store.get(key, SEALED_BYTES_MAX) != data:
-            return None
+        if not self._store.put_once(key, data):
+            if not self._is_ours(key, data):
+                return None
+            self._store.settle(f"{self._run}/{LOG_DIR}")
         self._own_head = record.seq
         written = decode_record(data, record.seq, key)
         self._slots[record.seq] = _Slot(written.file_hash, written)
         return written
+
+    def _is_ours(self, key: str, data: bytes) -> bool:
+        """Whether what lies under a taken number is what we just wrote: a reply may have been lost, and the creation tried again below us."""
+        try:
+            return self._store.get(key, SEALED_BYTES_MAX) == data
+        except StoreUnavailable as error:
+            raise Uncertain(f"cannot tell whose record that is: {error.what}", where=key) from error
 
     def _settle(self, view: View) -> None:
         """Before the first append, and whenever the head is another writer's, make durable what we are about to stand on.

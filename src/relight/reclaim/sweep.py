@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relight.commit import delete_directory
 from relight.errors import StoreUnavailable
-from relight.format.names import parse_dir
+from relight.format.names import LOG_DIR, parse_dir
 from relight.log import History, Log, fold
 from relight.store import ByteStore
+from relight.store.durable import temporary_of
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """Directories that may be deleted, each with the reason; ``held`` are those that may not be, although nothing names them."""
+    """Directories that may be deleted, each with the reason; ``held`` are those that may not be, although nothing names them.
+
+    ``temporaries`` are keys of files that were to become a record, or the store's own, and never can: that name is taken.
+    """
 
     run: str
     directories: list[tuple[str, str]]
     held: list[tuple[str, str]]
+    temporaries: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class SweepReport:
 def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     """Find what nobody can need any more. The listing is taken *before* the log is read: what is committed in between is then seen."""
     names = [entry.name for entry in store.list(run) if entry.is_dir]
+    temporaries = [*_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
     view = Log(store, run).read()
     history = fold(view)
     retired = {one.body.dir for one in history.retired.values()}
@@ -50,7 +57,12 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
             going.append((name, f"left by attempt {parsed.epoch}, which attempt {history.epoch} has superseded"))
         else:
             held.append((name, "its attempt may still be writing it"))
-    return SweepPlan(run, going, held)
+    return SweepPlan(run, going, held, temporaries)
+
+
+def _temporaries(store: ByteStore, prefix: str) -> list[str]:
+    names = {entry.name for entry in store.list(prefix) if not entry.is_dir}
+    return [f"{prefix}/{name}".lstrip("/") for name in sorted(names) if temporary_of(name) in names]
 
 
 def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
@@ -59,6 +71,10 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
     left: list[str] = []
     for name, _ in plan.directories:
         _delete(store, plan.run, name, deleted, left)
+    for key in plan.temporaries:
+        with contextlib.suppress(StoreUnavailable):
+            store.delete(key)
+            deleted.append(key)
     return SweepReport(deleted, left)
 
 

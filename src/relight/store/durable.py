@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 
@@ -27,6 +28,7 @@ from relight.store.disk import Disk
 
 ALIGN = 4096
 TMP_PREFIX = ".tmp-"
+_TEMPORARY = re.compile(re.escape(TMP_PREFIX) + r"(.+)-[0-9a-f]{16}\Z")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -183,6 +185,8 @@ def _link(disk: Disk, temporary: str, path: str) -> bool:
         try:
             links = disk.lstat(temporary).st_nlink
         except OSError as second:
+            if isinstance(second, FileNotFoundError) and _is_there(disk, path):
+                return False  # swept, as temporaries of names that are taken are
             raise Uncertain(f"cannot tell whether a name was created: {second}", where=path) from error
         if links == 2:
             return True
@@ -190,6 +194,20 @@ def _link(disk: Disk, temporary: str, path: str) -> bool:
             return False
         raise translate(error, "creating a name", path) from error
     return True
+
+
+def _is_there(disk: Disk, path: str) -> bool:
+    try:
+        disk.lstat(path)
+    except OSError:
+        return False
+    return True
+
+
+def temporary_of(name: str) -> str | None:
+    """The name that a file called ``name`` was on the way to, None if it is no temporary of ``create_once``."""
+    match = _TEMPORARY.match(name)
+    return match[1] if match else None
 
 
 class OpenFile:

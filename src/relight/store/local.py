@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from relight.errors import UnsafeContent
+from relight.errors import StoreUnavailable, UnsafeContent
 from relight.store.base import Entry, Properties, Reader, Writer
 from relight.store.disk import Disk
 from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
@@ -46,8 +46,20 @@ class LocalStore:
         return NewFile(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
 
     def settle(self, prefix: str) -> None:
-        """fsync the directory."""
-        sync_dir(self._disk, self._path(prefix))
+        """fsync the directory; of the store itself, also its own name and those above it.
+
+        Whoever made the store may have been killed between a mkdir and the fsync of its parent, and nobody after him can tell.
+        """
+        path = self._path(prefix)
+        sync_dir(self._disk, path)
+        while not prefix and self._device(path) == self._device(os.path.dirname(path)) and path != os.path.dirname(path):
+            path = os.path.dirname(path)
+            try:
+                sync_dir(self._disk, path)
+            except StoreUnavailable as error:
+                if error.retryable:
+                    raise
+                break  # not ours to open, so not made by us
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -135,6 +147,12 @@ class LocalStore:
             except OSError as error:
                 raise translate(error, "looking at", base) from error
         make_dirs(self._disk, base, parent)
+
+    def _device(self, path: str) -> int:
+        try:
+            return self._disk.lstat(path).st_dev
+        except OSError as error:
+            raise translate(error, "looking at", path) from error
 
     def _check_parents(self, path: str) -> None:
         parent = os.path.dirname(path)

@@ -42,6 +42,8 @@ TORN = ("half", "byte", "page")
 ENGINES = ("simulated", "fork")
 MIXED_SEEDS = 3
 """Power cuts of kind ``mixed`` at each call."""
+CALLS_MAX = 100_000
+"""More than a life makes."""
 KILL_CUTS = 2
 """Power cuts after each death, while the next process is at work."""
 
@@ -124,17 +126,20 @@ class Watch:
 
 
 class _Observed(HookedDisk):
-    """Calls ``see(number, when, call)`` before and after each changing call, and with a torn copy in the middle of writes."""
+    """Calls ``see(number, when, call, disk)`` before and after each changing call (or ``every`` call), and, if ``torn``, with a copy of the
+    disk in the middle of each write."""
 
-    def __init__(self, inner: SimulatedDisk, see: Callable[[int, str, Call, SimulatedDisk], None], torn: bool = True) -> None:
+    def __init__(
+        self, inner: SimulatedDisk, see: Callable[[int, str, Call, SimulatedDisk], None], *, torn: bool = False, every: bool = False
+    ) -> None:
         super().__init__(inner)
         self.simulated = inner
         self.see = see
-        self.torn = torn
+        self.torn, self.every = torn, every
         self.n = 0
 
     def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if call.name not in CHANGING:
+        if call.name not in CHANGING and not self.every:
             return go(*args, **kwargs)
         self.n += 1
         number = self.n
@@ -186,10 +191,11 @@ def simulate(seed: int, watch: Watch, names: Names) -> None:
                     watch.put(point, call, _kill_then_cut(disk.clone(), told, seed, point))
 
     names.seed(seed)
-    tell(life(LocalStore(ROOT, disk=_Observed(fresh_disk(), see)), seed), told)
-    n = 1
-    while not watch.done and _alongside(seed, n, watch, names, prefix):
-        n += 1
+    tell(life(LocalStore(ROOT, disk=_Observed(fresh_disk(), see, torn=True)), seed), told)
+    for alongside in (_interrupted, _taken_over):
+        n = 1
+        while not watch.done and alongside(seed, n, watch, names, prefix):
+            n += 1
     watch.report.lives["simulated"] += 1
 
 
@@ -215,15 +221,15 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
         if when == "after" and n == at:
             cuts.append((then.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(more)))
 
-    tell(resume(LocalStore(ROOT, disk=_Observed(disk, see, torn=False)), seed), more)
+    tell(resume(LocalStore(ROOT, disk=_Observed(disk, see)), seed), more)
     if not cuts:  # it was through before: the cut comes afterwards
         cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), more))
     ((after, then_told),) = cuts
     return check(LocalStore(ROOT, disk=after), then_told, seed)
 
 
-def _alongside(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bool:
-    """Points that need a life of their own: interrupted at call ``n``, or with another attempt taking over there. False behind the end."""
+def _interrupted(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bool:
+    """A life interrupted by an exception at its ``n``-th changing call, so that its own cleaning up runs. False behind the end."""
     for mode in ("interrupt-before", "interrupt-after"):
         if watch.wants(point := f"{prefix}:{mode}:{n}"):
             told: list[Fact] = []
@@ -235,6 +241,11 @@ def _alongside(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bo
                 return False
             with names.apart(point):
                 watch.put(point, broken.calls[-1], check(LocalStore(ROOT, disk=broken.inner), told, seed))
+    return n < CALLS_MAX
+
+
+def _taken_over(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bool:
+    """A life during whose ``n``-th call, reads too, another attempt takes over. False behind the end."""
     for mode in ("takeover", "takeover-then-cut"):
         if watch.wants(point := f"{prefix}:{mode}:{n}"):
             names.seed(seed)
@@ -242,7 +253,7 @@ def _alongside(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bo
             if calls is None:
                 return False
             watch.put(point, calls, wrong)
-    return n < 100_000
+    return n < CALLS_MAX
 
 
 def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[Call | None, list[str]]:
@@ -252,7 +263,7 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
     told: list[Fact] = []
     at: list[Call] = []
     dies_at = rng.randrange(1, 90) if rng.random() < 0.5 else 0
-    cut_at = n + rng.randrange(1, 60) if cut else 0
+    cut_at = n + rng.randrange(1, 200) if cut else 0
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
 
     def die() -> None:
@@ -268,7 +279,7 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
             cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(told)))
 
     with contextlib.suppress(RelightError):  # it is told by an error; which one depends on where it was
-        tell(life(LocalStore(ROOT, disk=_Observed(disk, see, torn=False)), seed), told)
+        tell(life(LocalStore(ROOT, disk=_Observed(disk, see, every=True)), seed), told)
     if not at:
         return None, []
     if cut:

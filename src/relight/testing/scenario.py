@@ -10,7 +10,7 @@ import contextlib
 import functools
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -208,9 +208,9 @@ def _compare(history: History, facts: Facts) -> list[str]:
             wrong.append(f"I1: checkpoint {checkpoint_id} ({key}) was acknowledged and is gone")
     for checkpoint_id in sorted(facts.retired & live):
         wrong.append(f"I12: checkpoint {checkpoint_id} was retired and is back")
-    last_saved = next(reversed(facts.saved), None)
-    if last_saved and last_saved not in live and last_saved in facts.retiring:
-        wrong.append(f"I7: the newest checkpoint {last_saved} was retired")
+    newest = max((one for one in (*history.live, *history.retired.values())), key=lambda one: one.seq, default=None)
+    if newest and newest.id in history.retired:
+        wrong.append(f"I7: the newest checkpoint {newest.id} was retired")
     for name, checkpoint_id in facts.tags.items():
         if history.tags.get(name) not in facts.tagging[name] | {checkpoint_id}:
             wrong.append(f"I1: tag {name} was acknowledged and is gone")
