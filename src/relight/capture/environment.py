@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from relight.format import hexdigest
 from relight.version import VERSION
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
@@ -68,26 +69,24 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for key, name in _EXACT.items():
         if key in saved and key in now and saved[key] != now[key]:
             found.append(f"{name} was {saved[key]}, is {now[key]}")
-    code = now.get("code")
-    if isinstance(code, dict) and code.get("dirty") and saved.get("code") == code:
-        found.append("the code has uncommitted changes, now and then: they may differ")
     return found
 
 
 def _code() -> dict[str, Any] | None:
-    """The commit of the script's repository, and whether it has changes; None outside one."""
+    """The commit of the script's repository and a digest of what was changed since; None outside one."""
     folder = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
 
-    def git(*arguments: str) -> str | None:
+    def git(*arguments: str) -> bytes | None:
         try:
             done = subprocess.run(
-                ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=2, check=False, stdin=subprocess.DEVNULL
+                ["git", "-C", folder, *arguments], capture_output=True, timeout=2, check=False, stdin=subprocess.DEVNULL
             )
         except (OSError, subprocess.SubprocessError):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout if done.returncode == 0 else None
 
     commit = git("rev-parse", "HEAD")
     if not commit:
         return None
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    changes = git("diff", "HEAD")
+    return {"commit": commit.decode().strip(), "changes": hexdigest(changes)[:16] if changes else None}

@@ -108,7 +108,8 @@ def _verify_pack(
 
 
 def _held(part: Part, index: int, start: int, end: int) -> str:
-    return ", ".join([t.name for t in part.tensors if t.pack == index and t.offset < end and start < t.offset + t.length][:8])
+    names = [t.name for t in part.tensors if t.pack == index and t.offset < end and start < t.offset + t.length]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _check_header(data: bytes, part: Part, index: int, key: str) -> None:

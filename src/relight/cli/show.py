@@ -144,6 +144,6 @@ def _software(environment: dict[str, Any]) -> str:
     code = environment.get("code")
     revision = ""
     if isinstance(code, dict) and "commit" in code:
-        revision = f", code {str(code['commit'])[:10]}{' + changes' if code.get('dirty') else ''}"
+        revision = f", code {str(code['commit'])[:10]}{' + changes' if code.get('changes') else ''}"
     named = [f"{key} {environment[key]}" for key in ("relight", "torch", "python") if environment.get(key)]
     return (", ".join(named) or "unknown") + revision

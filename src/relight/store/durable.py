@@ -137,6 +137,8 @@ def make_dirs(disk: Disk, root: str, path: str) -> None:
             missing.append(path)
             path = os.path.dirname(path)
             continue
+        except OSError as error:
+            raise translate(error, "looking at", path) from error
         if not stat.S_ISDIR(mode):
             raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=path)
         break

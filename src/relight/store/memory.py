@@ -33,7 +33,7 @@ class MemoryStore:
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
         with self._lock:
-            if _key(key) in self._files:
+            if _file_key(key) in self._files:
                 return False
             self._files[key] = bytes(data)
             return True
@@ -41,7 +41,7 @@ class MemoryStore:
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""
         with self._lock:
-            if _key(key) in self._files:
+            if _file_key(key) in self._files:
                 raise StoreUnavailable("that name exists", where=key, retryable=False)
             buffer = bytearray(size)
             self._files[key] = buffer
@@ -116,6 +116,12 @@ class _MemoryReader:
 
     def close(self) -> None:
         pass
+
+
+def _file_key(key: str) -> str:
+    if not key:
+        raise UnsafeContent("an empty name is no name inside a store")
+    return _key(key)
 
 
 def _key(key: str) -> str:

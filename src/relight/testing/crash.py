@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,20 +31,18 @@ from typing import ParamSpec, TypeVar
 
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
-from relight.testing.disks import CHANGING, CUTS, Call, CrashDisk, HookedDisk, InterruptNth, SimulatedDisk, torn_length
-from relight.testing.scenario import Fact, Names, check, life, prepared, resume
+from relight.testing.disks import CHANGING, CUTS, Call, CountingDisk, CrashDisk, HookedDisk, InterruptNth, SimulatedDisk, torn_length
+from relight.testing.scenario import ROOT, Fact, Names, check, fresh_disk, life, prepared, resume, tell
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROOT = "/disk/above/store"
-"""On the simulated disk: ``/disk`` is there and durable, what is below it the run makes."""
 TORN = ("half", "byte", "page")
 ENGINES = ("simulated", "fork")
 MIXED_SEEDS = 3
 """Power cuts of kind ``mixed`` at each call."""
-CALLS_MAX = 100_000
-"""More than a life makes."""
+INTERRUPTS, TAKEOVERS = 2, 8
+"""One in so many calls is interrupted, or sees another attempt take over: these need a life each."""
 KILL_CUTS = 2
 """Power cuts after each death, while the next process is at work."""
 
@@ -66,6 +65,8 @@ class Report:
     violations: list[Violation] = field(default_factory=list)
     lives: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
+    cpu_seconds: Counter[str] = field(default_factory=Counter)
+    """Of this process and its children: what it takes on a machine that has nothing else to do."""
 
     @property
     def total(self) -> int:
@@ -86,6 +87,7 @@ class Report:
             "by_mode": dict(sorted(self.points.items())),
             "lives": dict(self.lives),
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
+            "cpu_seconds": {name: round(value, 1) for name, value in self.cpu_seconds.items()},
             "violations": len(self.violations),
             "first": [vars(one) for one in self.violations[:20]],
         }
@@ -160,17 +162,11 @@ class _Observed(HookedDisk):
         return super().pwrite(fd, data, offset)
 
 
-def fresh_disk() -> SimulatedDisk:
-    """A simulated disk with a directory that has been there for long."""
-    disk = SimulatedDisk()
-    disk.mkdir("/disk")
-    return disk.sync()
-
-
 def simulate(seed: int, watch: Watch, names: Names) -> None:
     """All simulated points of one life."""
     told: list[Fact] = []
     prefix = f"{seed}:simulated"
+    changing = 0
 
     def done(point: str, call: Call, disk: SimulatedDisk) -> None:
         with names.apart(point):
@@ -191,18 +187,14 @@ def simulate(seed: int, watch: Watch, names: Names) -> None:
                     watch.put(point, call, _kill_then_cut(disk.clone(), told, seed, point))
 
     names.seed(seed)
-    tell(life(LocalStore(ROOT, disk=_Observed(fresh_disk(), see, torn=True)), seed), told)
-    for alongside in (_interrupted, _taken_over):
-        n = 1
-        while not watch.done and alongside(seed, n, watch, names, prefix):
-            n += 1
+    counted = CountingDisk(_Observed(fresh_disk(), see, torn=True))
+    tell(life(LocalStore(ROOT, disk=counted), seed), told)
+    for n, call in enumerate(counted.calls, start=1):
+        _taken_over(seed, n, watch, names, prefix)
+        if call.name in CHANGING:
+            changing += 1
+            _interrupted(seed, changing, watch, names, prefix)
     watch.report.lives["simulated"] += 1
-
-
-def tell(facts: Iterable[Fact], told: list[Fact]) -> None:
-    """Live through ``facts``, writing each down as it happens."""
-    for fact in facts:
-        told.append(fact)
 
 
 def _number(point: str) -> int:
@@ -228,35 +220,31 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
     return check(LocalStore(ROOT, disk=after), then_told, seed)
 
 
-def _interrupted(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bool:
-    """A life interrupted by an exception at its ``n``-th changing call, so that its own cleaning up runs. False behind the end."""
+def _interrupted(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> None:
+    """A life interrupted by an exception at its ``n``-th changing call, so that its own cleaning up runs."""
     for mode in ("interrupt-before", "interrupt-after"):
-        if watch.wants(point := f"{prefix}:{mode}:{n}"):
+        point = f"{prefix}:{mode}:{n}"
+        if _number(point) % INTERRUPTS == 0 and watch.wants(point):
             told: list[Fact] = []
             broken = InterruptNth(n, after=mode == "interrupt-after", inner=fresh_disk())
             names.seed(seed)
             with contextlib.suppress(KeyboardInterrupt):
                 tell(life(LocalStore(ROOT, disk=broken), seed), told)
-            if broken.seen < n:
-                return False
             with names.apart(point):
                 watch.put(point, broken.calls[-1], check(LocalStore(ROOT, disk=broken.inner), told, seed))
-    return n < CALLS_MAX
 
 
-def _taken_over(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> bool:
-    """A life during whose ``n``-th call, reads too, another attempt takes over. False behind the end."""
+def _taken_over(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> None:
+    """A life during whose ``n``-th call, reads too, another attempt takes over."""
     for mode in ("takeover", "takeover-then-cut"):
-        if watch.wants(point := f"{prefix}:{mode}:{n}"):
+        point = f"{prefix}:{mode}:{n}"
+        if _number(point) % TAKEOVERS == 0 and watch.wants(point):
             names.seed(seed)
-            calls, wrong = _takeover(seed, n, names, point, cut=mode == "takeover-then-cut")
-            if calls is None:
-                return False
-            watch.put(point, calls, wrong)
-    return n < CALLS_MAX
+            call, wrong = _takeover(seed, n, names, point, cut=mode == "takeover-then-cut")
+            watch.put(point, call, wrong)
 
 
-def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[Call | None, list[str]]:
+def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[Call, list[str]]:
     """At call ``n`` another process takes over the run, dies or finishes; the first one, unaware, goes on until it is told."""
     rng = random.Random(point)
     disk = fresh_disk()
@@ -280,8 +268,6 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
 
     with contextlib.suppress(RelightError):  # it is told by an error; which one depends on where it was
         tell(life(LocalStore(ROOT, disk=_Observed(disk, see, every=True)), seed), told)
-    if not at:
-        return None, []
     if cut:
         left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), told)
     else:
@@ -337,7 +323,7 @@ class _Elsewhere(Disk):
         self.root, self.now = root, root
 
     def _at(self, path: str) -> str:
-        return self.now + path.removeprefix(self.root)
+        return self.now + path.removeprefix(self.root) if path.startswith(self.root) else path
 
     def open_new(self, path: str, *, direct: bool = False) -> int:
         return super().open_new(self._at(path), direct=direct)
@@ -388,13 +374,16 @@ def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts:
         def note(call: Call, length: int) -> None:
             calls.append((call.name, call.path, length))
 
-        moved.now, crash.note = there, note
-        with contextlib.suppress(StopIteration):
-            next(facts)
-        data = json.dumps(calls).encode()
-        while data:
-            data = data[os.write(write_end, data) :]
-        os._exit(0)
+        try:
+            moved.now, crash.note = there, note
+            next(facts, None)
+            data = json.dumps(calls).encode()
+            while data:
+                data = data[os.write(write_end, data) :]
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         told = json.loads(pipe.read() or b"null")
@@ -438,7 +427,7 @@ def run(
     gc.freeze()
     with prepared() as names, _scratch() as directory:
         for engine in engines:
-            started = time.perf_counter()
+            started, started_cpu = time.perf_counter(), _cpu()
             limit = points - report.total if engine == engines[-1] else round(points * shares[engine])
             watch = Watch(report, share=share, limit=limit, tick=(lambda: progress(report, points)) if progress else None)
             number = seed
@@ -449,6 +438,7 @@ def run(
                     simulate(number, watch, names)
                 number += 1
             report.seconds[engine] += time.perf_counter() - started
+            report.cpu_seconds[engine] += _cpu() - started_cpu
     gc.unfreeze()
     return report
 
@@ -464,6 +454,11 @@ def replay(point: str) -> Report:
         else:
             simulate(int(seed), watch, names)
     return report
+
+
+def _cpu() -> float:
+    times = os.times()
+    return sum(times[:4])
 
 
 @contextlib.contextmanager
@@ -486,7 +481,7 @@ def show(report: Report) -> str:
             done = sum(count for name, count in report.points.items() if name.startswith(engine))
             lines.append(
                 f"  {engine}: {done:,} points in {report.lives[engine]} lives, {report.seconds[engine]:.0f} s, "
-                f"{report.seconds[engine] / max(done, 1) * 1000:.1f} ms a point"
+                f"{report.seconds[engine] / max(done, 1) * 1000:.1f} ms a point ({report.cpu_seconds[engine]:.0f} s of CPU)"
             )
     for name, count in sorted(report.points.items()):
         lines.append(f"    {name:32} {count:>8,}")

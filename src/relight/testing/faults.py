@@ -1,0 +1,150 @@
+"""A save that fails, at each of its calls, in each way a disk has: what must be true of it, and of everything around it.
+
+``fail_at`` does one such trial on a simulated disk and gives what is wrong; ``positions`` are the trials there are.
+"""
+
+from __future__ import annotations
+
+import errno as codes
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from relight.commit import Attempt
+from relight.errors import NoSpace, RelightError
+from relight.format.names import LOG_DIR
+from relight.log import Log, fold
+from relight.store import Disk, LocalStore
+from relight.store.base import Uncertain
+from relight.store.durable import temporary_of
+from relight.testing.disks import CHANGING, Call, CountingDisk, FailNth, SimulatedDisk
+from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, prepared, save, tell
+
+ERRORS = (codes.EIO, codes.ENOSPC, codes.EDQUOT, codes.EROFS)
+READS = frozenset({"open_read", "open_dir", "lstat", "fstat", "preadv", "scan"})
+
+
+class Trial(NamedTuple):
+    """The ``n``-th changing call (or read) of a save fails with ``errno``; ``forever``: and all changing ones after it."""
+
+    n: int
+    name: str | None
+    errno: int
+    forever: bool = False
+    lost_reply: bool = False
+
+    def __str__(self) -> str:
+        how = "and all after it " if self.forever else "after doing its work " if self.lost_reply else ""
+        return f"call {self.n} of {self.name or 'all'} fails {how}with {codes.errorcode[self.errno]}"
+
+
+def positions(*, reads: bool = True) -> Iterator[Trial]:
+    """Every changing call of a save × every error, once and for ever, lost replies of links; and every read with EIO."""
+    with prepared() as names:
+        calls = _calls(names)
+    changing = [call for call in calls if call.name in CHANGING]
+    for n, call in enumerate(changing, start=1):
+        for error in ERRORS:
+            yield Trial(n, None, error)
+        yield Trial(n, None, codes.EIO, forever=True)
+        yield Trial(n, None, codes.EROFS, forever=True)
+        if call.name == "link":
+            yield Trial(n, None, codes.EIO, lost_reply=True)
+            yield Trial(n, None, codes.EEXIST, lost_reply=True)
+    if reads:
+        counted: Counter[str] = Counter(call.name for call in calls if call.name in READS)
+        for name, count in sorted(counted.items()):
+            for n in range(1, count + 1):
+                yield Trial(n, name, codes.EIO)
+
+
+def _begin(disk: Disk, names: Names) -> tuple[Attempt, list[Fact]]:
+    """A run with one checkpoint, in the middle of its life."""
+    names.seed("faults")
+    told: list[Fact] = []
+    attempt = Attempt.begin(LocalStore(ROOT, disk=disk), RUN)
+    tell(save(attempt, "faults/before", 1), told)
+    return attempt, told
+
+
+def _calls(names: Names) -> list[Call]:
+    disk = CountingDisk(fresh_disk())
+    attempt, told = _begin(disk, names)
+    before = len(disk.calls)
+    tell(save(attempt, "faults/struck", 2), told)
+    return disk.calls[before:]
+
+
+def fail_at(trial: Trial, names: Names) -> list[str]:
+    """What is wrong after that failure. Empty if all is as it should be."""
+    simulated = fresh_disk()
+    disk = FailNth(trial.n, trial.errno, trial.name, inner=simulated, forever=trial.forever, lost_reply=trial.lost_reply)
+    disk.armed = False
+    attempt, told = _begin(disk, names)
+    files = _files(simulated)
+    disk.calls.clear()
+    disk.armed = True
+    failure: BaseException | None = None
+    try:
+        tell(save(attempt, "faults/struck", 2), told)
+    except BaseException as error:
+        failure = error
+    disk.armed = False
+    wrong = _judge(trial, disk, simulated, failure, files)
+    wrong += _poisoned(disk.calls, disk.failed)
+    log = Log(LocalStore(ROOT, disk=simulated.clone()), RUN)
+    if isinstance(failure, RelightError) and not isinstance(failure, Uncertain) and len(fold(log.read()).live) != 1:
+        wrong.append("a save that failed is visible")
+    with names.apart(str(trial)):
+        wrong += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), told, 0)]
+        wrong += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), told, 0)]
+    try:
+        tell(save(attempt, "faults/next", 3), told)
+    except RelightError as error:
+        wrong.append(f"the next save fails: {error}")
+    store = LocalStore(ROOT, disk=simulated)
+    wrong += [f"after the next save: {text}" for text in examine(store, Log(store, RUN), told)]
+    return list(dict.fromkeys(wrong))
+
+
+def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseException | None, before: set[str]) -> list[str]:
+    if disk.failed is None:
+        return ["the fault was never reached"]
+    if failure is None:
+        harmless = disk.failed.name in ("unlink", "close", "fstat", "lstat", "link") or (
+            disk.failed.name == "fallocate" and trial.errno in (codes.EOPNOTSUPP, codes.EINVAL)
+        )
+        return [] if harmless or trial.lost_reply else [f"{disk.failed.name} of {disk.failed.path} failed, and the save did not"]
+    if not isinstance(failure, RelightError):
+        return [f"an untyped error: {failure!r} from {disk.failed.name} of {disk.failed.path}"]
+    wrong = []
+    full = trial.errno in (codes.ENOSPC, codes.EDQUOT) and not isinstance(failure, Uncertain)
+    if full and not isinstance(failure, NoSpace):
+        wrong.append(f"a full disk is told as {type(failure).__name__}")
+    left = _files(simulated) - before
+    if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and left:
+        wrong.append(f"left behind: {sorted(left)}")
+    return wrong
+
+
+def _poisoned(calls: list[Call], failed: Call | None) -> list[str]:
+    """A file whose fsync or close failed is never synced, closed for good, or written again."""
+    if failed is None or failed.name not in ("fsync", "close", "pwrite") or not failed.file:
+        return []
+    later = calls[calls.index(failed) + 1 :]
+    again = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
+    return [f"{name} again of a file whose {failed.name} failed" for name in again]
+
+
+def _files(disk: SimulatedDisk) -> set[str]:
+    found: set[str] = set()
+    todo = [ROOT]
+    while todo:
+        path = todo.pop()
+        for name, is_dir in disk.scan(path):
+            inside = f"{path}/{name}"
+            if is_dir:
+                todo.append(inside)
+            if not (path.endswith(f"/{LOG_DIR}") and temporary_of(name) is None):
+                found.add(inside.removeprefix(ROOT))
+    return found

@@ -1,0 +1,306 @@
+"""What every ``ByteStore`` promises, as tests: subclass, make a store, run pytest.
+
+::
+
+    class TestMine(StoreSuite):
+        def make(self, tmp_path):
+            return MyStore(tmp_path)
+
+Each test's docstring is the promise. A test gets a new, empty store.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
+from relight.store import ByteStore, put
+from relight.store.base import Reader, Writer
+
+BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
+LARGE = (1 << 20) + 12345
+"""Above the size from which a store may write past the page cache, and no multiple of anything."""
+
+
+def refuses(kind: type[RelightError] | tuple[type[RelightError], ...], call: Callable[[], object]) -> RelightError:
+    """The error that ``call`` raises, which is one of ``kind``; ``AssertionError`` if it raises none, or another."""
+    try:
+        result = call()
+    except kind as error:
+        return error
+    raise AssertionError(f"gave {result!r} instead of refusing")
+
+
+def read_all(store: ByteStore, key: str) -> bytes:
+    """A whole file through a reader."""
+    reader = store.open(key)
+    try:
+        data = bytearray(reader.size)
+        reader.read_into(0, memoryview(data))
+        return bytes(data)
+    finally:
+        reader.close()
+
+
+def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> None:
+    """A whole file through a writer, in pieces, aligned as the writer asks, not in order."""
+    writer = store.write(key, len(data))
+    padded = mmap.mmap(-1, max(-(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.PAGESIZE))
+    padded[: len(data)] = data
+    for start in reversed(range(0, len(data), step)):
+        stop = min(start + step, len(data))
+        stop = min(-(-stop // writer.align) * writer.align, len(padded)) if stop == len(data) else stop
+        writer.write_at(start, memoryview(padded)[start:stop])
+    writer.finish()
+
+
+class StoreSuite:
+    """Subclass it as ``TestSomething`` and give ``make``."""
+
+    across_processes = True
+    """Whether a forked child reaches the same files through the same store."""
+
+    def make(self, tmp_path: Path) -> ByteStore:
+        """A new, empty store; ``tmp_path`` is an empty directory to use if it needs one."""
+        raise NotImplementedError
+
+    def test_put_once_creates_what_get_gives(self, tmp_path: Path) -> None:
+        """What ``put_once`` created is read back whole, through ``get`` and through a reader."""
+        store = self.make(tmp_path)
+        for key, data in (("a.json", b"one"), ("run/log/000.json", b"x" * 100_000), ("run/empty", b"")):
+            assert store.put_once(key, data) is True
+            assert store.get(key, 1 << 20) == data
+            assert read_all(store, key) == data
+
+    def test_put_once_never_replaces(self, tmp_path: Path) -> None:
+        """The second ``put_once`` of a name gives False and changes nothing, whatever it brings."""
+        store = self.make(tmp_path)
+        assert store.put_once("a/b", b"first")
+        assert store.put_once("a/b", b"second, and longer") is False
+        assert store.put_once("a/b", b"first") is False
+        assert store.get("a/b", 99) == b"first"
+        assert [entry.name for entry in store.list("a")] == ["b"], "nothing is left of the losers"
+
+    def test_put_once_has_one_winner_among_threads(self, tmp_path: Path) -> None:
+        """Of any number of threads that create a name at the same moment, exactly one is told True, and it is its bytes that are there."""
+        store = self.make(tmp_path)
+        for round_ in range(20):
+            won: list[int] = []
+            gate = threading.Barrier(6)
+
+            def race(me: int, won: list[int] = won, gate: threading.Barrier = gate, key: str = f"log/{round_}") -> None:
+                gate.wait()
+                if store.put_once(key, b"%d" % me * (me + 1)):
+                    won.append(me)
+
+            threads = [threading.Thread(target=race, args=(me,)) for me in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(won) == 1
+            assert store.get(f"log/{round_}", 99) == b"%d" % won[0] * (won[0] + 1)
+        assert len(list(store.list("log"))) == 20
+
+    def test_put_once_has_one_winner_among_processes(self, tmp_path: Path) -> None:
+        """Of any number of processes that create a name at the same moment, exactly one is told True."""
+        if not self.across_processes:
+            return
+        store = self.make(tmp_path)
+        rounds, processes = 25, 4
+        wins = mmap.mmap(-1, rounds * processes)
+        ready, go = os.pipe()
+        children = []
+        for me in range(processes):
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.close(go)
+                    os.read(ready, 1)  # all start when the parent closes its end
+                    for round_ in range(rounds):
+                        wins[round_ * processes + me] = store.put_once(f"log/{round_}", b"%d" % me)
+                finally:
+                    os._exit(0)
+            children.append(child)
+        os.close(go)
+        os.close(ready)
+        for child in children:
+            os.waitpid(child, 0)
+        for round_ in range(rounds):
+            won = [me for me in range(processes) if wins[round_ * processes + me]]
+            assert len(won) == 1, f"round {round_}: {len(won)} winners"
+            assert store.get(f"log/{round_}", 9) == b"%d" % won[0]
+
+    def test_writer_writes_by_offset(self, tmp_path: Path) -> None:
+        """A writer takes its pieces in any order, and the file has exactly the size that was announced."""
+        store = self.make(tmp_path)
+        for size in (1, 4095, 4096, 4097, 100_000, LARGE):
+            data = os.urandom(size)
+            write_all(store, f"dir/{size}", data)
+            assert read_all(store, f"dir/{size}") == data
+
+    def test_writer_of_nothing(self, tmp_path: Path) -> None:
+        """A file of no bytes is a file."""
+        store = self.make(tmp_path)
+        put(store, "dir/empty", b"")
+        assert store.get("dir/empty", 0) == b""
+
+    def test_write_never_replaces(self, tmp_path: Path) -> None:
+        """``write`` of a name that is there fails, and leaves what is there as it was."""
+        store = self.make(tmp_path)
+        put(store, "dir/file", b"first")
+        refuses(StoreUnavailable, lambda: store.write("dir/file", 9))
+        refuses(StoreUnavailable, lambda: put(store, "dir/file", b"second"))
+        assert store.get("dir/file", 99) == b"first"
+
+    def test_abort_leaves_nothing(self, tmp_path: Path) -> None:
+        """An aborted writer's file is gone, its name is free, and aborting again does nothing."""
+        store = self.make(tmp_path)
+        for size in (10, LARGE):
+            writer: Writer = store.write("dir/file", size)
+            writer.abort()
+            writer.abort()
+            assert list(store.list("dir")) == []
+        put(store, "dir/file", b"again")
+        assert store.get("dir/file", 99) == b"again"
+
+    def test_what_was_put_can_be_settled(self, tmp_path: Path) -> None:
+        """``settle`` takes the top, a directory, and a directory of directories."""
+        store = self.make(tmp_path)
+        put(store, "a/b/file", b"x")
+        for prefix in ("a/b", "a", ""):
+            store.settle(prefix)
+        assert store.get("a/b/file", 9) == b"x"
+
+    def test_get_is_bounded(self, tmp_path: Path) -> None:
+        """``get`` refuses a file longer than its limit, and takes one exactly as long."""
+        store = self.make(tmp_path)
+        put(store, "file", b"12345")
+        assert store.get("file", 5) == b"12345"
+        refuses(UnsafeContent, lambda: store.get("file", 4))
+
+    def test_absent_files_are_not_found(self, tmp_path: Path) -> None:
+        """Reading what is not there is ``CheckpointNotFound``, in a store that is not there yet, too."""
+        store = self.make(tmp_path)
+        refuses(CheckpointNotFound, lambda: store.get("nothing", 9))
+        refuses(CheckpointNotFound, lambda: store.open("run/nothing"))
+        put(store, "run/file", b"x")
+        refuses(CheckpointNotFound, lambda: store.get("run/other", 9))
+        refuses(CheckpointNotFound, lambda: store.open("other/file"))
+
+    def test_reading_behind_the_end_is_corruption(self, tmp_path: Path) -> None:
+        """A reader never fills up with anything else: a file shorter than what is asked of it is ``CorruptCheckpoint``."""
+        store = self.make(tmp_path)
+        put(store, "file", b"12345")
+        reader: Reader = store.open("file")
+        try:
+            assert reader.size == 5
+            middle = bytearray(3)
+            reader.read_into(1, memoryview(middle))
+            assert bytes(middle) == b"234"
+            refuses(CorruptCheckpoint, lambda: reader.read_into(3, memoryview(bytearray(3))))
+            refuses(CorruptCheckpoint, lambda: reader.read_into(99, memoryview(bytearray(1))))
+        finally:
+            reader.close()
+
+    def test_reader_survives_delete(self, tmp_path: Path) -> None:
+        """What was opened can be read to its end after its name is gone, and after another file got the name."""
+        store = self.make(tmp_path)
+        put(store, "dir/file", b"first")
+        reader = store.open("dir/file")
+        try:
+            store.delete("dir/file")
+            put(store, "dir/file", b"other")
+            data = bytearray(5)
+            reader.read_into(0, memoryview(data))
+            assert bytes(data) == b"first"
+        finally:
+            reader.close()
+
+    def test_list_gives_names_directly_below(self, tmp_path: Path) -> None:
+        """``list`` gives each name directly below the prefix once, and says which are directories; nothing where there is nothing."""
+        store = self.make(tmp_path)
+        assert list(store.list("")) == []
+        assert list(store.list("run")) == []
+        for key in ("top", "run/a", "run/b", "run/log/0", "run/log/1", "running/x"):
+            put(store, key, b"x")
+        assert sorted(store.list("")) == [("run", True), ("running", True), ("top", False)]
+        assert sorted(store.list("run")) == [("a", False), ("b", False), ("log", True)]
+        assert sorted(entry.name for entry in store.list("run/log")) == ["0", "1"]
+        assert list(store.list("ru")) == [], "a prefix is a directory, not the beginning of a name"
+
+    def test_delete_is_idempotent(self, tmp_path: Path) -> None:
+        """Deleting what is not there is fine; deleting takes exactly the one name."""
+        store = self.make(tmp_path)
+        store.delete("nothing/at/all")
+        put(store, "dir/a", b"a")
+        put(store, "dir/ab", b"ab")
+        store.delete("dir/a")
+        store.delete("dir/a")
+        assert [entry.name for entry in store.list("dir")] == ["ab"]
+
+    def test_delete_dir_spares_what_is_not_empty(self, tmp_path: Path) -> None:
+        """``delete_dir`` removes an empty directory, says False of one that is not empty, and never removes a file."""
+        store = self.make(tmp_path)
+        put(store, "dir/file", b"x")
+        assert store.delete_dir("dir") is False
+        assert store.get("dir/file", 9) == b"x"
+        store.delete("dir/file")
+        assert store.delete_dir("dir") is True
+        assert store.delete_dir("dir") is True
+        assert list(store.list("")) == []
+
+    def test_no_key_leaves_the_store(self, tmp_path: Path) -> None:
+        """Keys that are empty, climb, start at the root, or hold a zero byte are refused by every operation that would make or read a file."""
+        store = self.make(tmp_path / "store")
+        put(store, "a/b", b"x")
+        for key in BAD_KEYS:
+            for call in (
+                lambda key=key: store.put_once(key, b"evil"),
+                lambda key=key: store.write(key, 4),
+                lambda key=key: store.get(key, 1 << 20),
+                lambda key=key: store.open(key),
+            ):
+                refuses((UnsafeContent, CheckpointNotFound) if not key else UnsafeContent, call)
+            if key:
+                refuses(UnsafeContent, lambda key=key: store.delete(key))
+                refuses(UnsafeContent, lambda key=key: list(store.list(key)))
+                refuses(UnsafeContent, lambda key=key: store.delete_dir(key))
+                refuses(UnsafeContent, lambda key=key: store.settle(key) or list(store.list(key)))
+        assert {entry.name for entry in store.list("")} == {"a"}
+        assert [path.name for path in tmp_path.iterdir() if path.name != "store"] == [], "something was made outside"
+
+    def test_many_writers_at_once(self, tmp_path: Path) -> None:
+        """Files being written at the same time, from several threads each, do not mix."""
+        store = self.make(tmp_path)
+        datas = {f"dir/{n}": os.urandom(200_000) for n in range(4)}
+        threads = [threading.Thread(target=write_all, args=(store, key, data, 65536)) for key, data in datas.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {key: read_all(store, key) for key in datas} == datas
+
+    def test_properties_and_room(self, tmp_path: Path) -> None:
+        """A store says what it honours, and how much room is left or that it does not know, before it exists, too."""
+        store = self.make(tmp_path)
+        assert isinstance(store.properties().exclusive_create, bool)
+        assert isinstance(store.properties().durable, bool)
+        for _ in range(2):
+            room = store.free_bytes()
+            assert room is None or room > 0
+            put(store, f"file{_}", b"x")
+        assert store.url
+
+    def test_no_room_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
+        """A file larger than any disk is ``NoSpace`` (or refused otherwise) when its writer is made, and leaves no name."""
+        store = self.make(tmp_path)
+        room = store.free_bytes()
+        if room is None:
+            return
+        refuses((NoSpace, StoreUnavailable), lambda: store.write("dir/huge", room + (1 << 30)))
+        assert list(store.list("dir")) == []
