@@ -154,7 +154,7 @@ def one_rank(expected: dict[str, Any]) -> MemoryStore:
             metrics={"loss": math.nan, "accuracy": 0.5, "high": math.inf, "low": -math.inf, "count": 2**63},
             user={"note": "é", "nested": {"list": [1, None, True, 1.5]}},
             environment={"python": "3.11.7"},
-            components={name: "value" for name in tree},
+            components=dict.fromkeys(tree, "value"),
             exact=["a reason"],
             parents=["x" * 10],
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from blake3 import blake3
 from case import BOMBS, NEWEST_RECORD, Case
 from forge import DIRS, RUN, SEQ, Forge, dumps, record_key
-from blake3 import blake3
+
 from relight.format.strict import seal
 
 ANSI = "\x1b[31mred\x1b[0m\r\nfake line"

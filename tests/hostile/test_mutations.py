@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from case import part_of
-from examine import examine, read_all, Seen, Straight
+from examine import Seen, Straight, examine, read_all
 from forge import RUN, SEQ, STEPS, Forge, dumps, load, values
 
 from relight.catalog import candidates, open_checkpoint

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from relight.capture import rng as generators
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, is_large, kind_of, swapped_in, unwrap
-from relight.capture.loaders import loader_notes, loader_state
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
+from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.optimizers import capture_optimizer, own_parameters, parameter_names
+from relight.capture.swap import Swap
+from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
+from relight.errors import ConfigError
 from relight.format.tree import join_path
 from relight.layout import Item
 
@@ -44,6 +48,17 @@ def capture(components: Mapping[str, object], *, micro_step: int | None = None, 
     Costs Python time in the number of tensors, no copy of contiguous host tensors. ``IncompatibleState`` lists all that cannot be saved.
     """
     walker = Walker()
+    taken = [name for name in ("rng", "grad") if name in components]
+    if taken:
+        raise ConfigError(f"a component cannot be called {taken[0]!r}: Relight's own state has that name")
+    walker.trained = frozenset(
+        identity(p.detach())
+        for value in components.values()
+        if isinstance(value, torch.optim.Optimizer)
+        for p in own_parameters(value)
+        if p.requires_grad and p.layout == torch.strided and why_not(p) is None
+    )
+    notes: list[str] = []
     tree: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     found: list[str] = []
@@ -55,6 +70,7 @@ def capture(components: Mapping[str, object], *, micro_step: int | None = None, 
         before = len(walker.items)
         tree[name] = _component(walker, name, value, kind, components, trained)
         size = sum(item.source.length for item in walker.items[before:])
+        notes += _notes(name, value, kind)
         flag = swapped_in(value)
         found.append(
             f"{name}: {kind} ({type(value).__qualname__}), {len(walker.items) - before} tensors, {size} bytes"
@@ -70,7 +86,7 @@ def capture(components: Mapping[str, object], *, micro_step: int | None = None, 
         found.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
     walker.finish()
     ordered = {name: tree[name] for name in [*components, *(key for key in tree if key not in components)]}
-    return Captured(ordered, walker.items, kinds, [], found, missed)
+    return Captured(ordered, walker.items, kinds, notes, found, missed)
 
 
 def capture_generators(states: Mapping[str, Any]) -> Captured:
@@ -95,7 +111,8 @@ def _component(
         return walker.value(generators.generator_state(value), path, "rng")
     if kind == VALUE:
         return walker.value(value, path)
-    return walker.value(dict(value.state_dict()), path)
+    state = value.state_dict()
+    return walker.value(dict(state) if isinstance(state, Mapping) else state, path)
 
 
 def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> dict[str, Any]:
@@ -104,7 +121,9 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
         walker.refuse(path, "sharded by FSDP, which this version does not understand yet")
         return {}
     node: dict[str, Any] = {}
-    for key, value in inner.state_dict(keep_vars=True).items():
+    wrappers = wrapped(inner)
+    for live, value in inner.state_dict(keep_vars=True).items():
+        key = own_name(live, wrappers)
         at = join_path(path, key)
         if isinstance(value, torch.Tensor):
             is_parameter = isinstance(value, nn.Parameter)
@@ -120,16 +139,33 @@ def _is_sharded(module: nn.Module) -> bool:
 
 
 def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Parameters of all modules by ``component/name``, once each."""
+    """Parameters of all modules, and tensors of plain components that require gradients, by ``component/name``, once each."""
     seen: set[int] = set()
     found: dict[str, torch.Tensor] = {}
     for name, value in components.items():
-        if kind_of(value) == MODULE:
-            for key, parameter in unwrap(value).named_parameters():  # type: ignore[arg-type]
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    found[f"{name}/{key}"] = parameter
+        kind = kind_of(value)
+        pairs: Iterable[tuple[str, torch.Tensor]] = ()
+        if kind == MODULE:
+            pairs = ((f"{name}/{key}", parameter) for key, parameter in named_parameters(value))  # type: ignore[arg-type]
+        elif kind == VALUE:
+            pairs = loose_tensors(value, name)
+        for at, tensor in pairs:
+            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[at] = tensor
     return found
+
+
+def loose_tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in plain containers, with their paths."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from loose_tensors(item, join_path(path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from loose_tensors(item, join_path(path, index, sequence=True))
 
 
 def _gradients(walker: Walker, components: Mapping[str, object]) -> dict[str, Any]:
@@ -154,16 +190,49 @@ def _missed(name: str, value: Any, kind: str) -> list[str]:
     return []
 
 
+def _notes(name: str, value: Any, kind: str) -> list[str]:
+    """Why a resume would not be exact as far as this component goes."""
+    if kind == LOADER:
+        return loader_doubts(name, value)
+    if swapped_in(value) and not isinstance(value, Swap) and kind != MODULE:
+        state = value.state_dict() if hasattr(value, "state_dict") else {}
+        if not isinstance(state, Mapping) or not {"swapped", "is_swapped", "swapped_in", "collected_params"} & state.keys():
+            return [f"{name}: averaged weights are swapped in, and its state does not say so"]
+    return []
+
+
+_steps: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+
+
+def _steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """Steps since this was first asked: fused kernels move no version counter, and without state (SGD) leave no other trace."""
+    if optimizer not in _steps:
+        _steps[optimizer] = 0
+        optimizer.register_step_post_hook(_count_step)
+    return _steps[optimizer]
+
+
+def _count_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _steps[optimizer] = _steps.get(optimizer, 0) + 1
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    address = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+    return address, 0 if tensor.is_inference() else tensor._version
+
+
 def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
     """Address and version of every parameter, buffer and optimizer tensor: equal as long as none of them is written or replaced."""
     found: list[tuple[int, int]] = []
     for value in components.values():
-        if not is_large(value):
-            continue
+        tensors: Iterable[torch.Tensor] = ()
         if isinstance(value, nn.Module):
             tensors = [*value.parameters(), *value.buffers()]
-        else:
-            states = [state for state in value.state.values() if isinstance(state, dict)]  # type: ignore[attr-defined]
+        elif isinstance(value, torch.optim.Optimizer):
+            states = [state for state in value.state.values() if isinstance(state, dict)]
             tensors = [tensor for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor)]
-        found += [(tensor.data_ptr() if tensor.layout == torch.strided else id(tensor), tensor._version) for tensor in tensors]
+            found.append((-1, _steps_of(value)))
+        elif kind_of(value) == VALUE:
+            tensors = [tensor for _, tensor in loose_tensors(value, "")]
+        found += [_mark(tensor) for tensor in tensors]
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,19 +35,67 @@ def kind_of(value: Any) -> str:
 
 
 def is_large(value: object) -> bool:
-    """Whether a component's state is parameters or what an optimizer holds: too large to remember at every step."""
-    return kind_of(value) in (MODULE, OPTIMIZER)
+    """Whether a component's state is live memory (parameters, moments, tensors, arrays): too large to remember at every step, and
+    not a copy of what it was then."""
+    kind = kind_of(value)
+    if kind in (LOADER, RNG):
+        return False
+    if kind in (SCHEDULER, SCALER, STATEFUL):
+        return _holds_memory(value.state_dict(), set())  # type: ignore[attr-defined]
+    return kind != VALUE or _holds_memory(value, set())
+
+
+def _holds_memory(value: Any, seen: set[int]) -> bool:
+    if isinstance(value, torch.Tensor) or type(value).__name__ == "ndarray":
+        return True
+    if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(_holds_memory(item, seen) for item in (value.values() if isinstance(value, Mapping) else value))
 
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The user's own module inside ``torch.compile`` and data-parallel wrappers, in whatever order they are nested."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and type(module).__name__ in _WRAPPERS:
-            inner = getattr(module, "module", None)
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
+    while (name := _wraps(module)) is not None:
+        module = getattr(module, name)
+    return module
+
+
+def wrapped(module: nn.Module) -> list[tuple[str, str]]:
+    """For each wrapper below ``module``, innermost first: the prefix of its state's keys, and that with the wrapper's own element."""
+    found: list[tuple[str, str]] = []
+
+    def visit(node: nn.Module, prefix: str) -> None:
+        name = _wraps(node)
+        if name is not None:
+            found.append((prefix, f"{prefix}{name}."))
+        for key, child in node._modules.items():
+            if child is not None:
+                visit(child, f"{prefix}{key}.")
+
+    visit(module, "")
+    return sorted(found, key=lambda pair: -len(pair[1]))
+
+
+def own_name(key: str, wrappers: list[tuple[str, str]]) -> str:
+    """A state's key or a parameter's name as the module without wrappers would have it."""
+    for prefix, inside in wrappers:
+        if key.startswith(inside):
+            key = prefix + key.removeprefix(inside)
+    return key
+
+
+def named_parameters(module: nn.Module, *, repeats: bool = False) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of the unwrapped module under their own names."""
+    inner = unwrap(module)
+    wrappers = wrapped(inner)
+    return [(own_name(name, wrappers), parameter) for name, parameter in inner.named_parameters(remove_duplicate=not repeats)]
+
+
+def _wraps(module: nn.Module) -> str | None:
+    if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
+        return "_orig_mod"
+    return "module" if type(module).__name__ in _WRAPPERS and "module" in module._modules else None
 
 
 def swapped_in(value: object) -> bool | None:

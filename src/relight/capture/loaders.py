@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterDataPipe
 
 from relight.capture import rng as generators
+from relight.capture.workers import Reseed, born, persistent, seed_of
 from relight.errors import IncompatibleState
 
 Observe = Callable[[Any], None]
@@ -22,41 +23,52 @@ _ATTRIBUTE = "_relight_watch"
 _warned = False
 
 
+@dataclass
+class _Epoch:
+    """One pass over the loader: where all generators were before its iterator was made, and before its first batch was asked for."""
+
+    start: dict[str, Any]
+    first: dict[str, Any] | None = None
+    delivered: int = 0
+    over: bool = False
+
+
+@dataclass
 class _Watch:
     """What is known of one watched loader."""
 
-    def __init__(self, original: type) -> None:
-        self.original = original
-        self.active = False
-        self.delivered = 0
-        self.epochs = 0
-        self.start: dict[str, Any] | None = None
-        self.pending: dict[str, Any] | None = None
-        self.resume_rng: dict[str, Any] | None = None
-        self.observe: Observe | None = None
+    original: type
+    epochs: int = 0
+    epoch: _Epoch | None = None
+    base: int | None = None
+    """The seed persistent workers were born with, and the epochs since."""
+    age: int = 0
+    pending: dict[str, Any] | None = None
+    resume_rng: dict[str, Any] | None = None
+    unknown: bool = False
+    observe: list[Observe] = field(default_factory=list)
 
 
 class _Batches:
     """An epoch's iterator that counts what it delivers. Everything else is the loader's own iterator's."""
 
-    def __init__(self, inner: Iterator[Any], watch: _Watch) -> None:
-        self._inner, self._watch, self._epoch = inner, watch, watch.epochs
+    def __init__(self, inner: Iterator[Any], watch: _Watch, epoch: _Epoch) -> None:
+        self._inner, self._watch, self._epoch = inner, watch, epoch
 
     def __iter__(self) -> _Batches:
         return self
 
     def __next__(self) -> Any:
-        watch = self._watch
+        if self._epoch.first is None:
+            self._epoch.first = generators.host_states()
         try:
             batch = next(self._inner)
         except StopIteration:
-            if watch.epochs == self._epoch:
-                watch.active = False
+            self._epoch.over = True
             raise
-        if watch.epochs == self._epoch:
-            watch.delivered += 1
-        if watch.observe is not None:
-            watch.observe(batch)
+        self._epoch.delivered += 1
+        for observe in self._watch.observe:
+            observe(batch)
         return batch
 
     def __len__(self) -> int:
@@ -72,9 +84,9 @@ def tells_position(loader: DataLoader[Any]) -> bool:
 
 
 def watch_loaders(components: Mapping[str, object]) -> None:
-    """Begin to watch the plain loaders among the components."""
+    """Begin to watch the loaders among the components."""
     for value in components.values():
-        if isinstance(value, DataLoader) and not tells_position(value):
+        if isinstance(value, DataLoader):
             _watch(value)
 
 
@@ -82,7 +94,7 @@ def observe_batches(components: Mapping[str, object], observe: Observe) -> None:
     """Have ``observe(batch)`` called for every batch that any loader among the components delivers."""
     for value in components.values():
         if isinstance(value, DataLoader):
-            _watch(value).observe = observe
+            _watch(value).observe.append(observe)
 
 
 def unwatch_loaders(components: Mapping[str, object]) -> None:
@@ -102,65 +114,175 @@ def _watch(loader: DataLoader[Any]) -> _Watch:
     watch = _Watch(original)
 
     def __iter__(self: DataLoader[Any]) -> Any:
-        return _Batches(_begin(self, watch), watch)
+        inner, epoch = _begin(self, watch)
+        return _Batches(inner, watch, epoch)
 
     loader.__dict__[_ATTRIBUTE] = watch
     loader.__class__ = type(original.__name__, (original,), {"__iter__": __iter__, "__module__": original.__module__})
     return watch
 
 
-def _begin(loader: DataLoader[Any], watch: _Watch) -> Iterator[Any]:
-    plain_iter: Callable[[DataLoader[Any]], Iterator[Any]] = watch.original.__iter__  # type: ignore[attr-defined]
-    if tells_position(loader):
-        return plain_iter(loader)
+def _begin(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
+    """The next iterator: a new epoch's, or the interrupted one's, repositioned."""
+    watch.unknown = False
     pending, watch.pending = watch.pending, None
-    if pending is None or not pending["active"]:
-        watch.start = _epoch_start(loader)
-        watch.active, watch.delivered, watch.epochs = True, 0, watch.epochs + 1
-        return plain_iter(loader)
+    if tells_position(loader):
+        epoch = _resumed(pending) if pending is not None else _Epoch(_epoch_start(loader))
+        watch.epoch, watch.epochs = epoch, watch.epochs + (pending is None)
+        return watch.original.__iter__(loader), epoch  # type: ignore[attr-defined]
+    if pending is None:
+        watch.epoch, watch.epochs = _Epoch(_epoch_start(loader)), watch.epochs + 1
+        return _make(loader, watch), watch.epoch
+    return _reposition(loader, watch, pending)
+
+
+def _make(loader: DataLoader[Any], watch: _Watch) -> Iterator[Any]:
+    """The loader's own iterator, for the epoch that ``watch.age`` is one before."""
+    own: Callable[[DataLoader[Any]], Iterator[Any]] = watch.original.__iter__  # type: ignore[attr-defined]
+    if not persistent(loader):
+        return own(loader)
+    if watch.base is not None:
+        watch.age += 1
+    if loader._iterator is None:
+        with born(loader, watch.base, watch.age):
+            inner = own(loader)
+        if watch.base is None:
+            watch.base = int(inner._base_seed)  # type: ignore[attr-defined]
+        return inner
+    if watch.base is None:  # made before it was watched
+        watch.base, watch.age = int(loader._iterator._base_seed), 1
+    if not isinstance(loader.dataset, IterDataPipe):
+        loader._iterator._shared_seed = Reseed(seed_of(watch.base, watch.age))
+    try:
+        return own(loader)
+    finally:
+        loader._iterator._shared_seed = None
+
+
+def _reposition(loader: DataLoader[Any], watch: _Watch, pending: dict[str, Any]) -> tuple[Iterator[Any], _Epoch]:
     after = watch.resume_rng or generators.host_states()
+    devices, own_after = generators.device_states(), _own_states(loader)
     watch.resume_rng = None
-    start = pending["start"]
-    if loader.persistent_workers and loader.num_workers and pending["epochs"] > 1 and getattr(loader, "_iterator", None) is None:
-        plain_iter(loader)  # an epoch behind the first one resets the iterator that is there, and draws fewer numbers for it
-    _restore_epoch_start(loader, start)
-    inner = plain_iter(loader)
-    _warn(pending["delivered"])
-    for _ in range(pending["delivered"]):
-        next(inner)
+    epoch = _resumed(pending)
+    _restore_epoch_start(loader, epoch.start)
+    if watch.base is not None:
+        watch.age -= 1  # _make counts it again
+        if watch.age < 0:
+            watch.base, watch.age = None, 0  # the first epoch draws its seed as it did
+    inner = _make(loader, watch)
+    if pending["delivered"]:
+        if epoch.first is not None:
+            generators.restore_host(epoch.first)
+        _warn(pending["delivered"])
+    for done in range(pending["delivered"]):
+        try:
+            next(inner)
+        except StopIteration:
+            raise IncompatibleState(
+                f"the loader gives {done} batches where {pending['delivered']} had been delivered", hint="the data is not what it was"
+            ) from None
+    _set_own_states(loader, own_after)
+    generators.restore_devices(devices)
     generators.restore_host(after)
-    watch.start, watch.active, watch.delivered, watch.epochs = start, True, pending["delivered"], pending["epochs"]
-    return inner
+    watch.epoch, watch.epochs = epoch, pending["epochs"]
+    return inner, epoch
+
+
+def _resumed(pending: Mapping[str, Any]) -> _Epoch:
+    return _Epoch(pending["start"], pending["first"], pending["delivered"])
 
 
 def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Where the loader is, as a tree."""
-    if tells_position(loader):
-        return {"own": loader.state_dict()}  # type: ignore[attr-defined]
-    watch = loader.__dict__.get(_ATTRIBUTE)
-    if watch is None:
-        watch = _watch(loader)
+    """Where the loader is, as a tree. Draws no random number."""
+    known = loader.__dict__.get(_ATTRIBUTE)
+    watch = known or _watch(loader)
+    if known is None:
+        watch.unknown = True
+    state: dict[str, Any] = {"own" if tells_position(loader) else "counted": _counted(loader, watch)}
+    if "own" in state:
+        # Asked before its first iterator exists it would make one, and draw numbers for it: there is nothing to tell yet.
+        fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
+        state["told"] = None if fresh else _told(loader)
+    return state
+
+
+def _makes_ahead(loader: DataLoader[Any]) -> bool:
+    """Whether it is torchdata's, which makes an iterator to tell its state."""
+    return hasattr(loader, "next_iter_state") and hasattr(loader, "_iterator")
+
+
+def _told(loader: Any) -> Any:
+    before = generators.host_states()
+    told = loader.state_dict()
+    generators.restore_host(before)
+    return told
+
+
+def _counted(loader: DataLoader[Any], watch: _Watch) -> dict[str, Any]:
     if watch.pending is not None:
-        return {"counted": watch.pending}
-    start = watch.start if watch.active else None
-    return {"counted": {"active": watch.active, "delivered": watch.delivered, "epochs": watch.epochs, "start": start}}
+        return watch.pending
+    epoch = watch.epoch
+    active = epoch is not None and not epoch.over
+    return {
+        "active": active,
+        "delivered": epoch.delivered if active and epoch else 0,
+        "epochs": watch.epochs,
+        "start": epoch.start if active and epoch else None,
+        "first": epoch.first if active and epoch else None,
+        "generators": _own_states(loader),
+        "epoch": _epoch_number(loader),
+        "workers": [watch.base, watch.age],
+    }
 
 
 def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
     """Reposition; takes effect at the next ``iter(loader)``. To be called before the generators are restored."""
-    if tells_position(loader) != ("own" in state):
-        raise IncompatibleState(
-            f"the checkpoint's loader {'could' if 'own' in state else 'could not'} tell its position, this one "
-            f"{'can' if tells_position(loader) else 'cannot'}",
-            hint="use the kind of loader the run was saved with, or restore with only= and leave it out",
-        )
+    reason = loader_unfit(loader, state)
+    if reason is not None:
+        raise IncompatibleState(reason, hint="use the kind of loader the run was saved with, or restore with only= and leave it out")
+    watch = _watch(loader)
+    counted = dict(state["own"] if "own" in state else state["counted"])
+    watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
+    watch.pending = counted if counted["active"] else None
+    watch.base, watch.age = counted["workers"]
     if "own" in state:
-        loader.load_state_dict(state["own"])  # type: ignore[attr-defined]
-        # Make the iterator now: made at the next iter() it would draw its seed from generators that are restored by then.
-        if state["own"]:
-            loader.state_dict()  # type: ignore[attr-defined]
+        _load_told(loader, state["told"], counted)
+    elif persistent(loader):
+        loader._iterator = None  # its workers are elsewhere
+    _set_epoch_number(loader, counted["epoch"])
+    _set_own_states(loader, counted["generators"])
+
+
+def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
+    """Have the iterator made now: made at the next ``iter`` it would draw from generators that are restored by then.
+
+    It is made from the epoch's own generators, as its sampler may be one that draws its permutation from them.
+    """
+    if told is None:
+        loader.load_state_dict({})
         return
-    _watch(loader).pending = dict(state["counted"])
+    if counted["start"] is not None:
+        _restore_epoch_start(loader, counted["start"])
+    loader.load_state_dict(told)
+    if not _makes_ahead(loader):
+        return
+    loader.state_dict()
+    # Skipping data that has no state of its own, torchdata counts the skipped batches twice; the next save would be too far on.
+    iterator, inner = loader._iterator, told.get("_snapshot", told)
+    counts = {"_num_yielded": "_num_yielded", "_snapshot_step": "_num_yielded", "_sampler_iter_yielded": "_sampler_iter_yielded"}
+    for key, name in counts.items():
+        if key in inner and getattr(iterator, name, None) == 2 * inner[key]:
+            setattr(iterator, name, inner[key])
+
+
+def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:
+    """Why ``state`` is not one of this kind of loader; None if it is."""
+    if not isinstance(state, Mapping) or not ({"own", "counted"} & state.keys()):
+        return "stored by something that was no loader"
+    if tells_position(loader) == ("own" in state):
+        return None
+    could, can = ("could", "cannot") if "own" in state else ("could not", "can")
+    return f"the checkpoint's loader {could} tell its position, this one {can}"
 
 
 def remember_rng(loader: DataLoader[Any]) -> None:
@@ -175,41 +297,85 @@ def loader_notes(name: str, loader: Any) -> list[str]:
     notes = []
     if loader.num_workers and tells_position(loader) and not hasattr(loader.dataset, "state_dict"):
         notes.append(
-            f"{name}: random numbers drawn inside the workers are not captured; derive them from the sample's index, "
-            "or use a plain DataLoader"
+            f"{name}: random numbers drawn inside the workers are not captured; "
+            "derive them from the sample's index, or use a plain DataLoader"
         )
-    if loader.num_workers and loader.persistent_workers and not tells_position(loader):
-        notes.append(f"{name}: random numbers drawn inside persistent workers start afresh on resume in a later epoch")
     return notes
 
 
+def loader_doubts(name: str, loader: Any) -> list[str]:
+    """Why resuming this loader may not be exact."""
+    watch = loader.__dict__.get(_ATTRIBUTE)
+    doubts = []
+    if watch is not None and watch.unknown and not tells_position(loader):
+        doubts.append(f"{name}: batches it delivered before it was watched were not counted, so its position is unknown")
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        doubts.append(f"{name}: in_order=False delivers batches in the order workers happen to finish them")
+    return doubts
+
+
+def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The loader, and every sampler it stands on, by place; in the main process also the data, whose generators are there too."""
+    found: dict[str, Any] = {"loader": loader}
+    for place in ("batch_sampler", "sampler"):
+        at, value = place, getattr(loader, place, None)
+        while value is not None and not any(value is other for other in found.values()):
+            found[at] = value
+            at, value = f"{at}.sampler", getattr(value, "sampler", None)
+    if loader.num_workers == 0:
+        at, value = "dataset", loader.dataset
+        while value is not None and not any(value is other for other in found.values()):
+            found[at] = value
+            at, value = f"{at}.dataset", getattr(value, "dataset", None)
+    return found
+
+
+def _own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for place, owner in _samplers(loader).items():
+        for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+            if generators.is_generator(value) and not any(value is other for other in found.values()):
+                found[f"{place}.{name}"] = value
+    return found
+
+
+def _own_states(loader: DataLoader[Any]) -> dict[str, Any]:
+    return {place: generators.generator_state(generator) for place, generator in _own_generators(loader).items()}
+
+
+def _set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
+    for place, generator in _own_generators(loader).items():
+        if place in states:
+            generators.restore_generator(generator, states[place])
+
+
+def _epoch_number(loader: DataLoader[Any]) -> int | None:
+    numbers = [getattr(sampler, "epoch", None) for sampler in _samplers(loader).values() if hasattr(sampler, "set_epoch")]
+    return next((number for number in numbers if isinstance(number, int)), None)
+
+
+def _set_epoch_number(loader: DataLoader[Any], number: int | None) -> None:
+    for sampler in _samplers(loader).values():
+        if number is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(number)
+
+
 def _epoch_start(loader: DataLoader[Any]) -> dict[str, Any]:
-    own = {place: generator.get_state() for place, generator in _own_generators(loader).items()}
-    epoch = getattr(loader.sampler, "epoch", None)
-    return {"rng": generators.host_states(), "own": own, "epoch": epoch if isinstance(epoch, int) else None}
+    return {"rng": generators.host_states(), "own": _own_states(loader), "epoch": _epoch_number(loader)}
 
 
 def _restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
-    for place, generator in _own_generators(loader).items():
-        if place in start["own"]:
-            generator.set_state(start["own"][place])
-    if start["epoch"] is not None and hasattr(loader.sampler, "set_epoch"):
-        loader.sampler.set_epoch(start["epoch"])
+    _set_own_states(loader, start["own"])
+    _set_epoch_number(loader, start["epoch"])
     generators.restore_host(start["rng"])
-
-
-def _own_generators(loader: DataLoader[Any]) -> dict[str, torch.Generator]:
-    places = {"loader": loader, "sampler": loader.sampler, "batch_sampler": loader.batch_sampler}
-    found = {place: getattr(value, "generator", None) for place, value in places.items()}
-    return {place: generator for place, generator in found.items() if isinstance(generator, torch.Generator)}
 
 
 def _warn(delivered: int) -> None:
     global _warned
-    if not _warned and delivered:
+    if not _warned:
         _warned = True
         warnings.warn(
             f"a plain DataLoader cannot tell its position: repositioning by a counted, seeded skip of {delivered} batches; "
             "torchdata's StatefulDataLoader would not need to read them again",
-            stacklevel=4,
+            stacklevel=5,
         )

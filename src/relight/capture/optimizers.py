@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from relight.capture.kinds import MODULE, kind_of, unwrap
+from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.walk import Walker
 from relight.format.tree import join_path
 
@@ -28,9 +28,8 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     homes: dict[str, dict[int, str]] = {}
     for component, value in components.items():
         if kind_of(value) == MODULE:
-            named = unwrap(value).named_parameters(remove_duplicate=False)  # type: ignore[arg-type]
             found: dict[int, str] = {}
-            for name, parameter in named:
+            for name, parameter in named_parameters(value, repeats=True):  # type: ignore[arg-type]
                 if id(parameter) in wanted:
                     found.setdefault(id(parameter), name)
             if found:
@@ -60,7 +59,11 @@ def _loose(value: object, path: str, wanted: set[int], names: dict[int, str]) ->
 
 
 def is_custom(optimizer: Optimizer) -> bool:
-    """Whether the class has its own idea of ``state_dict``: then only through it."""
+    """Whether its class or a hook has its own idea of ``state_dict``: then only through it."""
+    hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
+             "_optimizer_load_state_dict_post_hooks")  # fmt: skip
+    if any(getattr(optimizer, name, None) for name in hooks):
+        return True
     return type(optimizer).state_dict is not Optimizer.state_dict or type(optimizer).load_state_dict is not Optimizer.load_state_dict
 
 
@@ -107,12 +110,16 @@ def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, names: Mapp
 
 def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
     """Give ``_capture_custom``'s tree back through the class's own ``load_state_dict``."""
+    # torch gives the nth number of a group to the group's nth live parameter: numbers go in live order, whatever the stored one was.
     numbers = {names[id(parameter)]: index for index, parameter in enumerate(own_parameters(optimizer))}
+    groups = []
+    for live, group in zip(optimizer.param_groups, saved["groups"], strict=True):
+        groups.append({**group, "params": [numbers[names[id(parameter)]] for parameter in live["params"]]})
     optimizer.load_state_dict(
         {
             **saved["extra"],
             "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
-            "param_groups": [{**group, "params": [numbers[name] for name in group["params"]]} for group in saved["groups"]],
+            "param_groups": groups,
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
     if kind == "tensor":
         return parts[0]
     if kind == "expanded":
-        if parts[0].dim() != len(meta) or any(a not in (1, b) for a, b in zip(parts[0].shape, meta, strict=True)):
+        if parts[0].dim() != len(meta) or any(b < 0 or a not in (1, b) for a, b in zip(parts[0].shape, meta, strict=True)):
             raise ValueError("shape")
         return parts[0].expand(meta)
     if kind == "numpy":
@@ -104,6 +105,10 @@ def _array(data: torch.Tensor, meta: Any) -> Any:
     import numpy as np
 
     dtype, shape = _numpy_dtype(meta[0]), tuple(meta[1])
+    if not isinstance(meta[1], tuple) or min(shape, default=0) < 0:
+        raise ValueError("shape")
+    if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():  # before anything of that size is made
+        raise ValueError("shape and bytes")
     raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else np.empty(0, np.uint8)
     return raw.view(dtype).reshape(shape) if dtype.itemsize and raw.size else np.zeros(shape, dtype)
 

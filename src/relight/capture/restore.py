@@ -13,11 +13,11 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.build import selected, thunks
 from relight.capture.captured import named_gradients
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, unwrap
-from relight.capture.loaders import remember_rng, restore_loader
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, SCALER, SCHEDULER, VALUE, kind_of, own_name, unwrap, wrapped
+from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.optimizers import is_custom, load_custom, own_parameters, parameter_names, place_like
 from relight.capture.rebuild import Memory, Thunk, torch_dtype
-from relight.capture.tensors import FanOut, TensorSink, touched, without_repeats
+from relight.capture.tensors import FanOut, TensorSink, identity, touched, without_repeats
 from relight.errors import IncompatibleState, RelightError
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
@@ -25,6 +25,10 @@ from relight.layout import Sink
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
 _FIRST, _STATE, _LOADERS, _LAST = range(4)
+_LIKE_PARAMETER = frozenset(
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "exp_inf", "prev")
+)
+"""State that has its parameter's shape in every optimizer that calls it so; other state (Adafactor's factors) need not."""
 
 
 @dataclass
@@ -42,6 +46,7 @@ class RestorePlan:
         with torch.no_grad():
             for _, action in sorted(self._actions, key=lambda pair: pair[0]):
                 action()
+        self._actions.clear()  # they hold the temporaries, and this plan: a cycle that would keep all of it until some later collection
 
 
 def plan_restore(
@@ -83,11 +88,14 @@ class _Planner:
         self.wrong: list[str] = []
         self._memory = Memory(tensors)
         self._direct: dict[int, list[TensorSink]] = {}
+        self._owners: dict[tuple[object, ...], int] = {}
+        self._resized: set[int] = set()
 
     def plan(self, root: Any) -> None:
         if not isinstance(root, dict):
             self.wrong.append("the stored state is not a dict of components")
             return
+        root = self._renamed(root)
         for name, value in self.components.items():
             if not self._touches(name):
                 continue
@@ -111,6 +119,20 @@ class _Planner:
         self.result.sinks = sinks
         return self.result
 
+    def _renamed(self, root: dict[Any, Any]) -> dict[Any, Any]:
+        """The stored components under live names: entries of dict-like ones one by one, so that they may also change component."""
+        out: dict[Any, Any] = {}
+        for component, node in root.items():
+            if component == "grad" and isinstance(node, dict):
+                out[component] = {self.rename(key): value for key, value in node.items()}
+            elif component == "rng" or not isinstance(node, dict) or not node or not all(isinstance(key, str) for key in node):
+                out[self.rename(component)] = node
+            else:
+                for key, value in node.items():
+                    home, _, entry = self.rename(f"{component}/{key}").partition("/")
+                    out.setdefault(home, {})[entry] = value
+        return out
+
     # -- components
 
     def _component(self, name: str, value: Any, node: Any) -> None:
@@ -127,6 +149,10 @@ class _Planner:
         elif not self._takes(path):
             return
         else:
+            reason = _unfit(kind, value, node)
+            if reason is not None:
+                self.wrong.append(f"{path}: {reason}")
+                return
             make = thunks(node, path, self._memory)
             if kind == LOADER:
                 self._do(_LOADERS, lambda: restore_loader(value, make()))
@@ -140,12 +166,11 @@ class _Planner:
         if not isinstance(node, dict):
             self.wrong.append(f"{path}: stored as something other than a module")
             return
-        live = module.state_dict(keep_vars=True)
-        stored: dict[str, Any] = {}
-        for key, value in node.items():
-            renamed = self.rename(f"{name}/{key}")
-            if renamed.startswith(f"{name}/"):
-                stored[renamed.removeprefix(f"{name}/")] = value
+        wrappers = wrapped(module)
+        keys = {own_name(key, wrappers): key for key in module.state_dict(keep_vars=True)}
+        state = module.state_dict(keep_vars=True)
+        live = {key: state[keys[key]] for key in keys}
+        stored: dict[str, Any] = node
         direct = _is_plain(module)
         taken: dict[str, Thunk] = {}
         for key, tensor in live.items():
@@ -157,11 +182,12 @@ class _Planner:
                 continue
             leaf = stored[key]
             if isinstance(tensor, torch.Tensor) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
-                if self._fits(at, leaf, tensor) and direct and self._into(leaf, tensor, at):
+                if not self._fits(at, leaf, tensor):
+                    self._resized.add(id(tensor))
                     continue
-                if self.wrong and self.wrong[-1].startswith(f"{at}:"):
+                if direct and self._into(leaf, tensor, at):
                     continue
-            taken[key] = thunks(leaf, at, self._memory)
+            taken[keys[key]] = thunks(leaf, at, self._memory)
         if self.only is None:
             for key in stored.keys() - live.keys():
                 self.wrong.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
@@ -179,8 +205,9 @@ class _Planner:
             for key in values.keys() - extra:
                 self._guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
             return
-        current = dict(module.state_dict())
-        self._guarded(path, lambda: module.load_state_dict({**current, **values}, strict=True))
+        current = module.state_dict()  # with its metadata: the versions that loading code looks at
+        current.update(values)
+        self._guarded(path, lambda: module.load_state_dict(current, strict=True))
 
     def _optimizer(self, name: str, optimizer: Any, node: Any, path: str) -> None:
         if not isinstance(node, dict) or not {"state", "groups", "extra"} <= node.keys():
@@ -197,6 +224,12 @@ class _Planner:
                 self.wrong.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
             if len(node["groups"]) != len(optimizer.param_groups):
                 self.wrong.append(f"{path}: {len(node['groups'])} parameter groups stored, {len(optimizer.param_groups)} live")
+            else:
+                for index, (group, saved) in enumerate(zip(optimizer.param_groups, node["groups"], strict=True)):
+                    mine = {names.get(id(p), "?") for p in group["params"]} & set(held)
+                    moved = sorted(mine - {renamed[one] for one in saved["params"]})
+                    if moved:
+                        self.wrong.append(f"{path}: group {index} was another one for {', '.join(moved[:4])}: settings would be mixed up")
         if is_custom(optimizer):
             if self._takes(path):
                 make = thunks(node, path, self._memory)
@@ -205,9 +238,16 @@ class _Planner:
         state = {renamed[one]: value for one, value in node["state"].items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                self._optimizer_state(optimizer, group, parameter, names.get(id(parameter), "?"), state, path)
+                name = names.get(id(parameter), "?")
+                if name in held:
+                    self._optimizer_state(optimizer, group, parameter, name, state, path)
         if self._takes(f"{path}/groups"):
-            for index, (group, saved) in enumerate(zip(optimizer.param_groups, node["groups"], strict=False)):
+            for index, group in enumerate(optimizer.param_groups):
+                mine = {names.get(id(p), "?") for p in group["params"]} & set(held)
+                homes = [one for one in node["groups"] if mine <= {renamed[name] for name in one["params"]}]
+                if not homes:
+                    continue
+                saved = node["groups"][index] if index < len(node["groups"]) and node["groups"][index] in homes else homes[0]
                 wanted = {key: value for key, value in saved.items() if key != "params"}
                 make = thunks(wanted, f"{path}/groups/{index}", self._memory)
                 self._do(_STATE, partial(_set_group, group, make))
@@ -225,6 +265,12 @@ class _Planner:
                 self._do(_STATE, lambda: optimizer.state.pop(parameter, None))
             return
         made: dict[Any, Thunk] = {}
+        shapes = {key: self.tensors[leaf.tensors[0]].shape for key, leaf in state[name].items() if type(leaf) is Leaf and leaf.tensors}
+        foreign = [key for key in _LIKE_PARAMETER & shapes.keys() if shapes[key] != tuple(parameter.shape)]
+        if foreign or id(parameter) in self._resized:
+            # Half a state is worse than none: the optimizer begins this parameter's afresh.
+            self.wrong.append(f"{at}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
+            return
         for key, leaf in state[name].items():
             below = join_path(at, key)
             if not self._takes(below):
@@ -238,19 +284,15 @@ class _Planner:
             dtype = torch_dtype(stored)
             tensor = current.get(key)
             if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
-                if stored.shape != tuple(parameter.shape) and len(stored.shape) == parameter.ndim and parameter.ndim:
-                    self.wrong.append(f"{below}: stored {_text(stored)}, the parameter is {list(parameter.shape)}")
-                    continue
                 tensor = place_like(parameter, group, str(key), stored.shape, dtype)
-            self._sink(leaf.tensors[0], tensor)
+            self._sink(leaf.tensors[0], tensor, below)
             made[key] = partial(touched, tensor)
-        self._do(_STATE, lambda: optimizer.state.__setitem__(parameter, {key: make() for key, make in made.items()}))
+        if made:
+            self._do(_STATE, lambda: optimizer.state.__setitem__(parameter, {key: make() for key, make in made.items()}))
 
     def _gradients(self, node: Any) -> None:
         live = named_gradients(self.components)
-        stored = node if isinstance(node, dict) else {}
-        if not stored and node is None:
-            return
+        stored = node if isinstance(node, dict) else {}  # none stored: none is left, or the next step would count a stale one
         for name, parameter in live.items():
             leaf = stored.get(name)
             if leaf is None:
@@ -279,6 +321,18 @@ class _Planner:
                 return None
             if self._into(node, live, path):
                 return lambda: live
+            if without_repeats(live.detach()).shape != live.shape:
+                self.wrong.append(f"{path}: elements of the live tensor share memory")
+                return None
+            return partial(_refill_tensor, live, thunks(node, path, self._memory))
+        if isinstance(live, torch.Tensor) and type(node) is Leaf and node.kind.startswith(("sparse", "quantized")) and self._takes(path):
+            return partial(_refill_tensor, live, thunks(node, path, self._memory))
+        if isinstance(live, (list, tuple)) and isinstance(node, (list, tuple)):
+            below = [join_path(path, i, sequence=True) for i in range(len(node))]
+            items = [self._value(live[i] if i < len(live) else None, one, below[i]) for i, one in enumerate(node)]
+            if not self._takes(path) and not all(items):
+                return None
+            return partial(_refill_sequence, live, items, type(node))
         if isinstance(live, dict) and isinstance(node, dict):
             parts = {key: self._value(live.get(key), value, join_path(path, key)) for key, value in node.items()}
             whole = self._takes(path)
@@ -288,9 +342,7 @@ class _Planner:
         if not self._takes(path):
             return None
         make = thunks(node, path, self._memory)
-        if isinstance(live, list) and isinstance(node, list):
-            return lambda: _refill_list(live, make())
-        if isinstance(live, set):
+        if isinstance(live, set) and isinstance(node, set):
             return lambda: _refill_set(live, make())
         if type(live).__module__ == "numpy" and type(live).__name__ == "ndarray":
             return lambda: _refill_array(live, make())
@@ -331,12 +383,20 @@ class _Planner:
         target = without_repeats(target)
         if tuple(target.shape) != self.tensors[leaf.tensors[0]].shape:
             return False
-        self._sink(leaf.tensors[0], target)
+        if not self._sink(leaf.tensors[0], target, path):
+            return True  # told; strict or not, nothing goes there
         self._do(_FIRST, lambda: touched(live))
         return True
 
-    def _sink(self, index: int, tensor: torch.Tensor) -> None:
+    def _sink(self, index: int, tensor: torch.Tensor, path: str) -> bool:
+        """Read ``index`` into ``tensor`` too. False, and told, if another stored tensor goes to the same memory."""
+        owner = self._owners.setdefault(identity(tensor), index) if tensor.numel() else index
+        if owner != index:
+            other = self.tensors[owner].name
+            self.wrong.append(f"{path}: tied to what {other} goes to, and stored apart from it")
+            return False
         self._direct.setdefault(index, []).append(TensorSink(tensor, torch_dtype(self.tensors[index])))
+        return True
 
     def _guarded(self, path: str, action: Thunk) -> None:
         try:
@@ -392,16 +452,50 @@ def _set_group(group: dict[str, Any], make: Thunk) -> None:
 
 
 def _refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: bool) -> dict[Any, Any]:
-    values = {key: make() for key, make in parts.items() if make is not None}
+    values = {key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live}
     if whole:
         live.clear()
     live.update(values)
     return live
 
 
-def _refill_list(live: list[Any], values: list[Any]) -> list[Any]:
+def _refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:
+    values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    if not isinstance(live, list) or kind is not list:
+        return kind(values)
     live[:] = values
     return live
+
+
+def _refill_tensor(live: torch.Tensor, make: Thunk) -> torch.Tensor:
+    """The live tensor with the made one's elements; the made one itself where torch cannot copy between the two."""
+    value: torch.Tensor = make()
+    if live.layout != value.layout or live.shape != value.shape or live.dtype != value.dtype:
+        return value
+    try:
+        if live.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+            live.resize_as_sparse_(value)
+        live.copy_(value)  # not detached: a detached sparse tensor has parts of its own
+    except RuntimeError:
+        return value
+    return live
+
+
+def _unfit(kind: str, value: Any, node: Any) -> str | None:
+    """Why a stored state is none of a live object's, as far as can be told without loading it."""
+    if kind == LOADER:
+        return loader_unfit(value, node)
+    if kind == RNG:
+        return generators.unfit(value, node)
+    if kind == SCALER and node == {} and value.is_enabled():
+        return "stored by a disabled scaler, the live one is enabled"
+    if kind == SCHEDULER and isinstance(node, dict):
+        live = value.state_dict()
+        lacking, foreign = live.keys() - node.keys(), node.keys() - live.keys()
+        if lacking and foreign:
+            has, lacks = (", ".join(sorted(map(str, keys))) for keys in (foreign, lacking))
+            return f"stored by another kind of scheduler: it has {has} and lacks {lacks}"
+    return None
 
 
 def _refill_set(live: set[Any], values: set[Any]) -> set[Any]:

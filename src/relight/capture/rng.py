@@ -114,3 +114,19 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
         value.bit_generator.state = state["numpy_generator"]
     else:
         value.set_state(state["numpy_legacy"])
+
+
+def unfit(value: Any, node: Any) -> str | None:
+    """Why ``node`` is not the state of a generator of ``value``'s kind; None if it is."""
+    kinds: dict[str, Any] = {"torch_generator": torch.Generator, "words": random.Random}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds |= {"numpy_generator": numpy.random.Generator, "numpy_legacy": numpy.random.RandomState}
+    found = next((key for key in kinds if isinstance(node, dict) and key in node), None)
+    if found is None or not isinstance(value, kinds[found]):
+        return f"stored by another kind of generator, the live one is a {type(value).__name__}"
+    if found == "numpy_generator":
+        stored = node[found].get("bit_generator") if isinstance(node[found], dict) else None
+        if stored != type(value.bit_generator).__name__:
+            return f"stored from {stored}, the live one draws from {type(value.bit_generator).__name__}"
+    return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.capture.kinds import unwrap
+from relight.capture.kinds import own_name, unwrap, wrapped
 from relight.errors import IncompatibleState
 
 
@@ -24,14 +24,18 @@ class Swap:
         self.swapped = False
 
     def swap(self) -> None:
-        """Exchange the values, in place."""
+        """Exchange the values of parameters and buffers, in place."""
         inner = unwrap(self._averaged)
         source = getattr(inner, "module", inner) if hasattr(inner, "n_averaged") else inner
-        theirs = dict(source.named_parameters())
+        mine, theirs = _tensors(self._model), _tensors(source)
+        wrong = [f"{name}: only one of the two has it" for name in sorted(mine.keys() ^ theirs.keys())]
+        for name in mine.keys() & theirs.keys():
+            if (mine[name].shape, mine[name].dtype) != (theirs[name].shape, theirs[name].dtype):
+                wrong.append(f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}")
+        if wrong:  # before the first value has moved
+            raise IncompatibleState("the averaged copy is not one of the model", details=wrong)
         with torch.no_grad():
-            for name, ours in unwrap(self._model).named_parameters():
-                if name not in theirs:
-                    raise IncompatibleState("the averaged copy lacks a parameter of the model", where=name)
+            for name, ours in mine.items():
                 kept = ours.detach().clone()
                 ours.copy_(theirs[name])
                 theirs[name].copy_(kept)
@@ -53,3 +57,10 @@ class Swap:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The flag as it was: the values themselves are restored with the two modules."""
         self.swapped = bool(state["swapped"])
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, once each, under the unwrapped module's names."""
+    inner = unwrap(module)
+    wrappers = wrapped(inner)
+    return {own_name(name, wrappers): tensor for name, tensor in (*inner.named_parameters(), *inner.named_buffers())}

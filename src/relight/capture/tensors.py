@@ -14,7 +14,8 @@ from relight.format import DTYPES
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
+_SLAB_BYTES = 16 << 20
+"""The most that is gathered or scattered at once."""
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
@@ -24,14 +25,21 @@ def dtype_name(dtype: torch.dtype) -> str | None:
 
 def why_not(tensor: torch.Tensor) -> str | None:
     """Why ``tensor`` cannot be saved, or None. Layouts other than strided are not looked at here."""
-    if type(tensor) not in _PLAIN and not isinstance(tensor, torch.nn.Parameter):
+    if torch.nn.parameter.is_lazy(tensor):
+        return "not initialised yet: run a forward pass before the first save"
+    # Not isinstance: any subclass wrapped as a parameter (fake, DTensor, quantised) claims to be an nn.Parameter.
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors are understood yet"
     if tensor.is_meta:
         return "a meta tensor: it has no values"
     if tensor.is_nested:
         return "a nested tensor; save its values() and offsets()"
-    if tensor.layout == torch.strided and not tensor.is_quantized and dtype_name(tensor.dtype) is None:
-        return f"dtype {tensor.dtype}, which the format has no name for"
+    if tensor.layout == torch.strided and not tensor.is_quantized:
+        if dtype_name(tensor.dtype) is None:
+            return f"dtype {tensor.dtype}, which the format has no name for"
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel() and (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+            return "its storage is smaller than the tensor: its memory was taken away (sharded or offloaded?)"
     return None
 
 
@@ -93,16 +101,17 @@ class TensorSource:
         return self._memory
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Gather a run of elements; temporary memory of the run's length."""
+        """Gather a run of elements; temporary memory of a slab at most."""
         size = self._tensor.element_size()
         integers = as_integers(self._tensor)
         at = 0
-        for piece in runs(integers, start // size, (start + len(into)) // size):
-            flat = piece.detach().reshape(-1).cpu().contiguous()
-            memory = memory_of(flat)
-            assert memory is not None
-            into[at : at + len(memory)] = memory
-            at += len(memory)
+        for first, last in _slabs(start // size, (start + len(into)) // size, size):
+            for piece in runs(integers, first, last):
+                flat = piece.detach().reshape(-1).cpu().contiguous()
+                memory = memory_of(flat)
+                assert memory is not None
+                into[at : at + len(memory)] = memory
+                at += len(memory)
 
 
 class TensorSink:
@@ -124,16 +133,17 @@ class TensorSink:
         """Scatter a run of elements, cast if the live dtype differs."""
         at = 0
         target = self._tensor if self._cast is not None else as_integers(self._tensor)
-        for piece in runs(target, start // self._size, (start + len(data)) // self._size):
-            length = piece.numel() * self._size
-            flat = torch.empty(piece.numel(), dtype=self._cast or self._tensor.dtype)
-            memory = memory_of(flat)
-            assert memory is not None
-            memory[:] = data[at : at + length]
-            source = flat if self._cast is not None else as_integers(flat)
-            with torch.no_grad():
-                piece.copy_(source.view(piece.shape))
-            at += length
+        for first, last in _slabs(start // self._size, (start + len(data)) // self._size, self._size):
+            for piece in runs(target, first, last):
+                length = piece.numel() * self._size
+                flat = torch.empty(piece.numel(), dtype=self._cast or self._tensor.dtype)
+                memory = memory_of(flat)
+                assert memory is not None
+                memory[:] = data[at : at + length]
+                source = flat if self._cast is not None else as_integers(flat)
+                with torch.inference_mode() if piece.is_inference() else torch.no_grad():
+                    piece.copy_(source.view(piece.shape))
+                at += length
 
 
 class FanOut:
@@ -155,6 +165,13 @@ class FanOut:
                 memory[start : start + len(data)] = data
             else:
                 sink.absorb(start, data)
+
+
+def _slabs(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """``start``…``end`` in consecutive pieces of at most a slab."""
+    step = max(1, _SLAB_BYTES // size)
+    for first in range(start, end, step):
+        yield first, min(end, first + step)
 
 
 def runs(tensor: torch.Tensor, start: int, end: int) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ from relight.capture.tensors import TensorSource, dtype_name, identity, resolved
 from relight.errors import IncompatibleState
 from relight.format import DTYPES, Leaf
 from relight.format.manifest import NAME_BYTES_MAX
-from relight.format.tree import LEVELS_MAX, join_path
+from relight.format.tree import DIGITS_MAX, LEVELS_MAX, join_path
 from relight.layout import Bytes, Item
 
 _SPARSE = {
@@ -31,6 +31,8 @@ class Walker:
         self.items: list[Item] = []
         self.refused: list[str] = []
         self._known: dict[tuple[object, ...], int] = {}
+        self._names: set[str] = set()
+        self.trained: frozenset[tuple[object, ...]] = frozenset()
         self._alive: list[object] = []
         self._open: set[int] = set()
 
@@ -51,6 +53,9 @@ class Walker:
         """The tree node for any supported value."""
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
+            reason = _unwritable(value)
+            if reason is not None:
+                self.refuse(path, reason)
             return value
         if isinstance(value, torch.Tensor):
             return self.tensor(value, path, role)
@@ -63,6 +68,9 @@ class Walker:
             return self._container(value, path, role, level)
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
+            if type(value) is not numpy.ndarray:
+                self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}; pass np.asarray() of it")
+                return None
             return self._array(value, path, role)
         if numpy is not None and isinstance(value, numpy.generic):
             if value.dtype.kind not in _NUMPY_KINDS:
@@ -133,27 +141,33 @@ class Walker:
         if known is not None:
             return known
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
-        self.items.append(Item(path, name, tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
+        trainable = trainable or key in self.trained
+        role = "param" if trainable and role == "value" else role
+        self.items.append(Item(self._unique(path), name, tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
         self._known[key] = len(self.items) - 1
         return len(self.items) - 1
+
+    def _unique(self, path: str) -> str:
+        """``path``, or another where two keys print alike (two NaNs): a part refuses a name twice."""
+        while path in self._names:
+            path += "~"
+        self._names.add(path)
+        return path
 
     def _array(self, array: Any, path: str, role: str) -> Leaf | None:
         import numpy as np
 
-        if array.dtype.kind not in _NUMPY_KINDS or array.dtype.hasobject:
+        if array.dtype.kind not in _NUMPY_KINDS or array.dtype.hasobject or not array.dtype.itemsize:
             self.refuse(path, f"a numpy array of dtype {array.dtype}")
             return None
         dtype_text, shape = array.dtype.str, array.shape
-        little = array if array.dtype.byteorder != ">" and array.dtype.str[0] != ">" else array.astype(array.dtype.newbyteorder("<"))
-        dense = np.ascontiguousarray(little)
+        dense = np.ascontiguousarray(array)
         name, dims = dense.dtype.name, tuple(shape)
-        if name not in DTYPES:
+        if name not in DTYPES or dtype_text[0] == ">":  # the table is little-endian: others go as the bytes they are
             name, dims = "uint8", (dense.nbytes,)
         self._alive.append(dense)
         data = memoryview(dense.reshape(-1).view(np.uint8).data) if dense.nbytes else memoryview(b"")
-        if dense.dtype.str != dtype_text:
-            dtype_text = dense.dtype.str
-        self.items.append(Item(path, name, dims, role, Bytes(data)))
+        self.items.append(Item(self._unique(path), name, dims, role, Bytes(data)))
         return Leaf("numpy", (len(self.items) - 1,), (dtype_text, tuple(shape)))
 
     def _container(self, value: Any, path: str, role: str, level: int) -> Any:
@@ -169,10 +183,7 @@ class Walker:
                     found[plain] = self.value(item, join_path(path, plain), role, level + 1)
                 return found
             if isinstance(value, (set, frozenset)):
-                if any(not isinstance(item, (type(None), bool, int, float, complex, str, bytes, tuple)) for item in value):
-                    self.refuse(path, "a set of something other than plain values")
-                    return None
-                return type(value)(value)
+                return type(value)(self._key(item, path) for item in value)
             items = [self.value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
             if type(value) not in (list, tuple):
                 self.refuse(path, f"a {type(value).__module__}.{type(value).__qualname__}")
@@ -181,9 +192,25 @@ class Walker:
             self._open.discard(id(value))
 
     def _key(self, key: Any, path: str) -> Any:
-        if isinstance(key, tuple):
-            return tuple(self._key(one, path) for one in key)
+        if type(key) in (tuple, frozenset):
+            return type(key)(self._key(one, path) for one in key)
         if type(key) in (bool, int, float, complex, str, bytes, type(None)):
-            return key
-        self.refuse(path, f"a key of type {type(key).__qualname__}")
-        return repr(key)
+            reason = _unwritable(key)
+            if reason is None:
+                return key
+        else:
+            reason = f"a {type(key).__module__}.{type(key).__qualname__}"
+        self.refuse(path, f"a key or member of a set: {reason}")
+        return repr(key).encode("ascii", "backslashreplace").decode()
+
+
+def _unwritable(value: Any) -> str | None:
+    """Why the tree cannot hold a plain value, in ``encode_tree``'s words; None if it can."""
+    if type(value) is int and value.bit_length() > DIGITS_MAX * 3:
+        return f"an integer of {value.bit_length()} bits"
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "text that is not valid Unicode (a lone surrogate)"
+    return None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from relight.errors import CorruptCheckpoint, UnsafeContent
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.format import names
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import dtype_named
@@ -119,7 +119,12 @@ def encode_part(part: Part) -> bytes:
 
 def encode_root(root: Root) -> bytes:
     """The bytes of ``root.json``."""
-    data = to_json(msgspec.to_builtins(root))
+    try:
+        data = to_json(msgspec.to_builtins(root))
+    except (TypeError, ValueError, RecursionError) as error:  # of Unicode too
+        raise IncompatibleState(
+            f"metadata that cannot be written as JSON: {shown(error)}", hint="text, finite numbers, booleans, lists and dicts can be"
+        ) from None
     if len(data) > ROOT_BYTES_MAX:
         raise UnsafeContent(
             f"a root of {len(data)} bytes; at most {ROOT_BYTES_MAX} are allowed",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.digest import ZERO_HEX
-from relight.format.names import LOG_DIR, parse_record_file, record_file
+from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
 from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import now_text, read_store, require_store
@@ -59,7 +59,7 @@ class Log:
     """One run's log. Not thread-safe. Records are immutable, so each is read once; damage that comes later is ``verify``'s to find."""
 
     def __init__(self, store: ByteStore, run: str, *, now: Callable[[], str] = now_text) -> None:
-        self._store, self._run, self._now = store, run, now
+        self._store, self._run, self._now = store, check_run_name(run), now
         self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._slots: dict[int, _Slot] = {}
         self._store_id = ""

@@ -137,6 +137,7 @@ class LocalStore:
         parent = os.path.dirname(path)
         if not os.path.isabs(parent) or not parent.startswith(self._root):
             raise UnsafeContent("outside the store", where=path)
+        self._check_parents(path)  # a symbolic link in the middle would lead out
         base = self._root
         while True:  # the root itself may be new, with directories above it
             try:
@@ -160,8 +161,9 @@ class LocalStore:
             try:
                 mode = self._disk.lstat(parent).st_mode
             except OSError as error:
-                if error.errno == errno.ENOENT:
-                    return  # the operation itself will say so
+                if error.errno == errno.ENOENT:  # the operation itself will say so, or make it
+                    parent = os.path.dirname(parent)
+                    continue
                 raise translate(error, "looking at", parent) from error
             if not stat.S_ISDIR(mode):
                 raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=parent)

@@ -1,0 +1,7 @@
+"""Where the forge and the examiner are."""
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / "format"), str(TESTS / "hostile")]
