@@ -43,7 +43,8 @@ def make_state(layers: int, width: int, vocabulary: int) -> tuple[nn.Module, tor
         )
         for _ in range(layers)
     )
-    model = nn.ModuleDict({"wte": nn.Embedding(vocabulary, width), "wpe": nn.Embedding(1024, width), "h": blocks, "ln": nn.LayerNorm(width)})
+    embeddings = {"wte": nn.Embedding(vocabulary, width), "wpe": nn.Embedding(1024, width)}
+    model = nn.ModuleDict({**embeddings, "h": blocks, "ln": nn.LayerNorm(width)})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -151,21 +152,24 @@ def report(figures: dict[str, list[float]], memory: dict[str, float], state_byte
         ("relight restore, warm, verified", "torch.load, warm"),
     ]
     ratios = {ours: statistics.median(a / b for a, b in zip(figures[ours], figures[theirs], strict=True)) for ours, theirs in pairs}
+    rounds = len(next(iter(figures.values())))
+    versions = f"torch {torch.__version__}, relight {relight.__version__}, Python {platform.python_version()}"
     lines = [
-        f"{state_bytes / 1e9:.2f} GB of state, {len(next(iter(figures.values())))} rounds, {os.cpu_count()} cores, "
-        f"torch {torch.__version__}, relight {relight.__version__}, Python {platform.python_version()}",
+        f"{state_bytes / 1e9:.2f} GB of state, {rounds} rounds, {os.cpu_count()} cores, {versions}",
         "",
         "| | median s | min–max s | GB/s | ratio, round by round |",
         "|---|---|---|---|---|",
     ]
     for name, values in figures.items():
         ratio = f"{ratios[name]:.2f}" if name in ratios else "1"
-        lines.append(f"| {name} | {medians[name]:.2f} | {min(values):.2f}–{max(values):.2f} | {state_bytes / medians[name] / 1e9:.2f} | {ratio} |")
+        spread, speed = f"{min(values):.2f}–{max(values):.2f}", state_bytes / medians[name] / 1e9
+        lines.append(f"| {name} | {medians[name]:.2f} | {spread} | {speed:.2f} | {ratio} |")
     lines += ["", f"restore: {memory['load_extra_bytes'] / 1e6:.0f} MB beyond the live state at its peak"]
     print("\n".join(lines))
     out.parent.mkdir(parents=True, exist_ok=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    out.write_text(json.dumps({"state_bytes": state_bytes, "figures_s": figures, "ratios": ratios, **memory, "peak_rss_kib": peak}, indent=1))
+    facts = {"state_bytes": state_bytes, "figures_s": figures, "ratios": ratios, **memory, "peak_rss_kib": peak}
+    out.write_text(json.dumps(facts, indent=1))
     out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 

@@ -172,10 +172,10 @@ def test_other_libraries_flags_are_reported(attribute: str) -> None:
 
 
 def test_the_environment_is_json_and_equal_to_itself() -> None:
-    """It goes into a root, and nothing differs from itself unless code is dirty."""
+    """It goes into a root, and nothing differs from itself."""
     now = environment()
     assert json.loads(json.dumps(now)) == now
-    assert [line for line in differences(now, environment()) if "uncommitted" not in line] == []
+    assert differences(now, environment()) == []
     for key in ("python", "torch", "numpy", "relight", "threads", "interop_threads", "cpu_capability", "argv", "code", "devices"):
         assert key in now, key
 
@@ -217,16 +217,16 @@ def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Pat
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
     code = run()
-    assert isinstance(code, dict) and len(code["commit"]) == 40 and not code["dirty"]
+    assert isinstance(code, dict) and len(code["commit"]) == 40 and code["changes"] is None
     script.write_text(script.read_text() + "# changed\n")
-    assert run()["dirty"]
+    assert run()["changes"]
 
 
-def test_dirty_code_on_either_side_is_told() -> None:
-    """Uncommitted changes when it was saved or now mean that the code may differ though the commit does not."""
-    clean, dirty = ({"code": {"commit": "a" * 40, "dirty": flag}} for flag in (False, True))
-    assert differences(clean, clean) == []
-    assert differences(dirty, dirty) and differences(clean, dirty) and differences(dirty, clean)
+def test_changed_code_is_told_also_where_it_is_not_committed() -> None:
+    """Equal commits with other uncommitted changes are other code; the same changes are the same code."""
+    clean, one, other = ({"code": {"commit": "a" * 40, "changes": digest}} for digest in (None, "1", "2"))
+    assert differences(clean, clean) == [] and differences(one, one) == []
+    assert differences(clean, one) and differences(one, other) and differences(other, clean)
 
 
 def test_public_names_are_pinned() -> None:

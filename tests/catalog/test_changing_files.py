@@ -67,12 +67,14 @@ class Meddling(Disk):
         self.done = False
 
     def open_read(self, path: str) -> int:
+        """Notes which file is the watched one."""
         fd = super().open_read(path)
         if path == str(self._watched):
             self._fd = fd
         return fd
 
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+        """Counts, and meddles before the n-th read."""
         if fd == self._fd and not self.done:
             self._at -= 1
             if self._at == 0:

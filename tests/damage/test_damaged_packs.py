@@ -23,7 +23,13 @@ from relight.store import MemoryStore
 
 PLACES = int(os.environ.get("RELIGHT_DAMAGE_PLACES", "12000"))
 PAGE = 4096
-SHAPES = [("w", "float32", (96, 64)), ("m", "float32", (96, 64)), ("h", "bfloat16", (64, 48)), ("n", "int64", (3,)), ("s", "float64", ())]
+SHAPES = [
+    ("w", "float32", (96, 64)),
+    ("m", "float32", (96, 64)),
+    ("h", "bfloat16", (64, 48)),
+    ("n", "int64", (3,)),
+    ("s", "float64", ()),
+]
 SHAPES += [(f"small/{n}", "float16", (40 + n,)) for n in range(20)] + [("bytes", "uint8", (5001,))]
 
 
@@ -41,6 +47,7 @@ class Target:
 
 
 def saved(attempt: Attempt, step: int) -> None:
+    """Save tensors of many sizes, full of noise."""
     rng = random.Random(step)
     items = []
     for name, dtype, shape in SHAPES:
@@ -63,7 +70,14 @@ def target() -> Target:
     older, newest = run.history().live
     opened = run.open(newest)
     key = f"{opened.prefix}/pack-00000-000.safetensors"
-    return Target(store, run, opened, key, bytes(store._files[key]), bytes(store._files[f"{RUN}/{older.body.dir}/pack-00000-000.safetensors"]))
+    return Target(
+        store,
+        run,
+        opened,
+        key,
+        bytes(store._files[key]),
+        bytes(store._files[f"{RUN}/{older.body.dir}/pack-00000-000.safetensors"]),
+    )
 
 
 def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
@@ -84,7 +98,9 @@ def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
         data[page : page + PAGE] = bytes(len(data[page : page + PAGE]))
     elif how == "doubled block":
         size = rng.choice((16, 512, PAGE))
-        data[at : at + size] = data[at - size : at][: len(data[at : at + size])] if at >= size else bytes(len(data[at : at + size]))
+        data[at : at + size] = (
+            data[at - size : at][: len(data[at : at + size])] if at >= size else bytes(len(data[at : at + size]))
+        )
     elif how == "lost page":  # a write that never reached the disk: the older bytes of the same place
         page = at // PAGE * PAGE
         data[page : page + PAGE] = older[page : page + PAGE]
@@ -95,7 +111,11 @@ def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
 
 def harmed(good: bytes, bad: bytes, opened: Opened) -> set[str]:
     """The tensors whose bytes are not what they were."""
-    return {one.name for one in opened.parts[0].tensors if good[one.offset : one.offset + one.length] != bad[one.offset : one.offset + one.length]}
+    return {
+        one.name
+        for one in opened.parts[0].tensors
+        if good[one.offset : one.offset + one.length] != bad[one.offset : one.offset + one.length]
+    }
 
 
 def check(case: Target, bad: bytes) -> str:
@@ -140,7 +160,7 @@ def sweep(seeds: range) -> Counter[tuple[str, str]]:
 
 
 def test_ten_thousand_places(capsys: pytest.CaptureFixture[str]) -> None:
-    """Wherever and however a pack is damaged, reading and verifying say so, with file and tensor, and no wrong byte is handed out."""
+    """Wherever and however a pack is damaged, reading and verifying name file and tensor, and no wrong byte is handed out."""
     started = time.perf_counter()
     seen = sweep(range(PLACES))
     assert sum(seen.values()) == PLACES
@@ -149,7 +169,10 @@ def test_ten_thousand_places(capsys: pytest.CaptureFixture[str]) -> None:
     for (_, place), count in seen.items():
         by_place[place] += count
     with capsys.disabled():
-        print(f"\n{PLACES} damaged places in packs: all found by verify ({time.perf_counter() - started:.0f} s); for a reader: {dict(by_place)}")
+        print(
+            f"\n{PLACES} damaged places in packs: all found by verify ({time.perf_counter() - started:.0f} s);"
+            f" what a reader met: {dict(by_place)}"
+        )
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every bit of every record, root and part, flipped one at a time: found, named, and the run goes on from the newest that is whole."""
+"""Every bit of every record, root and part, flipped: found, named, and the run goes on from the newest that is whole."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def run(every: int, goes_on_every: int, capsys: pytest.CaptureFixture[str]) -> i
         except BaseException as error:
             raise AssertionError(f"{key}, byte {byte}, bit {bit}: {error!r}") from error
     with capsys.disabled():
-        print(f"\n{count} flipped bits in {len(FILES)} records, roots and parts: all found ({time.perf_counter() - started:.0f} s)")
+        print(
+            f"\n{count} flipped bits in {len(FILES)} records, roots, parts: all found ({time.perf_counter() - started:.0f} s)"
+        )
     return count
 
 
@@ -148,7 +150,9 @@ def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
     check_goes_on(store, view)
 
 
-@pytest.mark.xfail(strict=True, reason="a new attempt takes the epoch of a FENCE it cannot read: Attempt.begin must leave room for those")
+@pytest.mark.xfail(
+    strict=True, reason="a new attempt takes the epoch of a FENCE it cannot read: Attempt.begin must leave room for those"
+)
 def test_a_damaged_fence_does_not_let_the_fenced_one_commit() -> None:
     """Two attempts are never in charge at once, also when the FENCE of the older can no longer be read."""
     store = load(Forge().files)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +39,36 @@ def test_keeps_nothing_over_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         run(DemoOptions(quick=True, keep=tmp_path, progress=False))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Ended in the middle, it ends its training processes too, and removes its temporary directory."""
+    pytest.importorskip("torch")
+    script = "from relight.demo import DemoOptions, run; run(DemoOptions(quick=True))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(drive.__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    demo = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(tmp_path.glob("*/*.out"))) == 2)
+    demo.send_signal(number)
+    assert demo.wait(30) != 0
+    assert list(tmp_path.iterdir()) == []
+    assert not any(str(tmp_path).encode() in command for command in commands())
+
+
+def wait_until(fact: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait, with a deadline."""
+    end = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def commands() -> Iterator[bytes]:
+    """The command lines of all processes, where the system lists them."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A good store in memory, and the tools to make a bad one of it: every seal, chain link and hash above a forged field is made anew."""
+"""A good store in memory, and tools to make a bad one of it: seals, chain and hashes above a forged field are made anew."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def values(step: int, tensors: Iterable[tuple[str, str, tuple[int, ...], str, bo
 def tree() -> dict[str, Any]:
     """The tree every checkpoint holds."""
     names = {name: Leaf("tensor", (index,)) for index, (name, *_) in enumerate(TENSORS)}
-    return {"model": {"w": names["model/w"], "b": names["model/b"], "tied": names["model/w"]}, "optim": {0: names["optim/m"]}, "rest": [names["scalar"], names["empty"], names["flags"], (1, 2.5, None, b"x", "é")]}  # fmt: skip
+    model = {"w": names["model/w"], "b": names["model/b"], "tied": names["model/w"]}
+    rest = [names["scalar"], names["empty"], names["flags"], (1, 2.5, None, b"x", "é")]
+    return {"model": model, "optim": {0: names["optim/m"]}, "rest": rest}
 
 
 def request(step: int, **more: Any) -> SaveRequest:

@@ -77,7 +77,9 @@ def everything() -> tuple[list[Row], dict[str, Any]]:
     kinds = {
         "numpy": leaf("numpy", add("kinds/numpy", "float64", (2, 2)), meta=("<f8", (2, 2))),
         "numpy of other order": leaf("numpy", add("kinds/numpy of other order", "uint8", (8,)), meta=(">i4", (2,))),
-        "numpy text": leaf("numpy", add("kinds/numpy text", "uint8", (16,), data="añ名!".encode("utf-32-le")), meta=("<U2", (2,))),
+        "numpy text": leaf(
+            "numpy", add("kinds/numpy text", "uint8", (16,), data="añ名!".encode("utf-32-le")), meta=("<U2", (2,))
+        ),
         "numpy scalar": leaf("numpy_scalar", meta=("<f4", b"\x00\x00\xc0\x7f")),
         "sparse_coo": leaf(
             "sparse_coo",
@@ -107,7 +109,16 @@ def everything() -> tuple[list[Row], dict[str, Any]]:
         "texts": ["", "a", "é名\U0001f525", "a\0b\n", "x" * 40],
         "bytes": [b"", b"\x00\xff"],
         "sequences": [[], (), [[]], ((1,), [2]), {1, 2}, frozenset({"a"}), set()],
-        "keys": {0: "int", 1.5: "float", None: "none", (1, "a"): "tuple", b"k": "bytes", "0": "text", True: "boolean", 2**70: "big"},
+        "keys": {
+            0: "int",
+            1.5: "float",
+            None: "none",
+            (1, "a"): "tuple",
+            b"k": "bytes",
+            "0": "text",
+            True: "boolean",
+            2**70: "big",
+        },
         "": {"": {}},
         "__class__": "os.system",
     }
@@ -132,7 +143,11 @@ def small(step: int) -> tuple[list[Row], dict[str, Any]]:
 def one_rank(expected: dict[str, Any]) -> MemoryStore:
     """A run of one rank with every record: saved as the library saves."""
     store = MemoryStore()
-    with fixed(iter("wxyz")), chunked(64, 48), mock.patch("relight.commit.save.plan_save", partial(plan_save, pack_bytes_max=360)):
+    with (
+        fixed(iter("wxyz")),
+        chunked(64, 48),
+        mock.patch("relight.commit.save.plan_save", partial(plan_save, pack_bytes_max=360)),
+    ):
         first = Attempt.begin(store, "run", now=lambda: TIME)
         for step in (1, 2):
             rows, tree = small(step)
@@ -165,7 +180,10 @@ def one_rank(expected: dict[str, Any]) -> MemoryStore:
 
 def keep(expected: dict[str, Any], name: str, ranks: list[tuple[list[Row], Any]]) -> None:
     """Note what a reader must find."""
-    expected[name] = [{"tensors": {row[0]: [row[1], list(row[2]), row[4].hex()] for row in rows}, "tree": render(tree)} for rows, tree in ranks]
+    expected[name] = [
+        {"tensors": {row[0]: [row[1], list(row[2]), row[4].hex()] for row in rows}, "tree": render(tree)}
+        for rows, tree in ranks
+    ]
 
 
 def two_ranks(expected: dict[str, Any]) -> MemoryStore:
@@ -207,12 +225,23 @@ def two_ranks(expected: dict[str, Any]) -> MemoryStore:
             refs.append(PartRef(rank=rank, file=f"part-{rank:05d}.msgpack", size=len(data), hash=hexdigest(data)))
             ranks.append((rows, tree))
             logical, stored = logical + plan.logical_bytes, stored + plan.stored_bytes + len(data)
-        root = Root(created=TIME, reason="asked", parts=refs, logical_bytes=logical, stored_bytes=stored, new_bytes=stored, **identity)
+        root = Root(
+            created=TIME, reason="asked", parts=refs, logical_bytes=logical, stored_bytes=stored, new_bytes=stored, **identity
+        )
         put(store, f"{prefix}/root.json", encode_root(root))
         digest, size = check_written(store, prefix, root)
         sizes = {"logical_bytes": logical, "stored_bytes": stored, "new_bytes": stored}
         body = CommitBody(
-            id="v" * 10, step=7, dir=prefix[4:], root=digest, root_bytes=size, parents=[], reason="asked", metrics={}, requires=[], **sizes
+            id="v" * 10,
+            step=7,
+            dir=prefix[4:],
+            root=digest,
+            root_bytes=size,
+            parents=[],
+            reason="asked",
+            metrics={},
+            requires=[],
+            **sizes,
         )
         log.append(lambda view: (body, 1))
         keep(expected, "v" * 10, ranks)

@@ -69,7 +69,9 @@ def test_relight_reads_them(name: str) -> None:
 def test_the_independent_reader_reads_them(name: str) -> None:
     """Eighty lines written from the page alone find the same checkpoints, tensors and trees."""
     live = independent_reader.checkpoints(GOLDEN / name, "run")
-    assert [record["body"]["id"] for record in live] == [one.id for one in candidates(Run(LocalStore(GOLDEN / name), "run").history())]
+    assert [record["body"]["id"] for record in live] == [
+        one.id for one in candidates(Run(LocalStore(GOLDEN / name), "run").history())
+    ]
     for record in live:
         _, read = independent_reader.read(GOLDEN / name, "run", record)
         ranks = [
@@ -96,7 +98,7 @@ def test_the_history_is_what_it_was() -> None:
 
 
 def test_they_hold_what_the_page_lists() -> None:
-    """Every dtype, every kind of record, two packs, two ranks, pieces: what is not in a golden file is not kept readable by one."""
+    """Every dtype, every kind of record, two packs, two ranks, pieces: what is in no golden file is not guarded."""
     store = LocalStore(GOLDEN / "one-rank")
     run = Run(store, "run")
     assert {record.kind for record in run.view().records} == {RUN, FENCE, COMMIT, RETIRE, TAG, NOTE}

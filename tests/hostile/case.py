@@ -11,12 +11,12 @@ from forge import DIRS, SEQ, Forge, record_key
 
 @dataclass(frozen=True)
 class Case:
-    """``make`` forges the files, ``after`` the directory they were written to. ``newest`` is the letter of what a restore must then take."""
+    """``make`` forges the files, ``after`` the directory they were written to."""
 
     name: str
     make: Callable[[Forge], object] = lambda forge: None
     newest: str | None = "c"
-    """``c`` if the newest is untouched, ``b`` if it must be passed over, None if the run must be refused."""
+    """The letter a restore must then take: ``c`` is the newest, ``b`` the one before it, None if the run must be refused."""
     named: str = ""
     """What must be said: most often the file."""
     after: Callable[[Path], object] | None = None

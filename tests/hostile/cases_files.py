@@ -153,7 +153,13 @@ CASES: list[Case] = [
     ),
     *(
         Case(f"{what}: the log", after=change(f"{RUN}/log"), newest=None, goes_on=False)
-        for what, change in (("symbolic link", link), ("dangling link", dangling), ("pipe", fifo), ("socket", listening), ("file", file))
+        for what, change in (
+            ("symbolic link", link),
+            ("dangling link", dangling),
+            ("pipe", fifo),
+            ("socket", listening),
+            ("file", file),
+        )
     ),
     *(
         Case(f"{what}: the run", after=change(RUN), newest=None, goes_on=False)

@@ -13,6 +13,8 @@ from relight.format.strict import seal
 ANSI = "\x1b[31mred\x1b[0m\r\nfake line"
 MISSING = object()
 HEX = "0123456789abcdef" * 4
+D, FAR = "d" * 10, 10**16 - 1
+NO_NUMBERS = ("10", "00000000010", "٠٠٠٠٠٠٠٠٠٠١٠", "-00000000010", "0000000000010")
 
 
 def _set(at: dict[str, Any], name: str, value: Any) -> None:
@@ -253,6 +255,10 @@ def _swap(forge: Forge) -> None:
     forge.files[a], forge.files[b] = forge.files[b], forge.files[a]
 
 
+def _fence_first(forge: Forge) -> None:
+    forge.record(0, lambda record: record.update(kind="FENCE", body={"attempt": "x", "reason": ""}))
+
+
 def _many_ids(forge: Forge) -> None:
     forge.append(lambda record: record["body"].update(ids=[f"{n:010d}" for n in range(70_000)]), SEQ["retire"])
 
@@ -300,9 +306,9 @@ CASES: list[Case] = [
     Case("record: number 400,000, empty", lambda f: _files(f, **{"000000400000": b""}), "c", "000000000010"),
     Case("record: number 1,000,000, empty", lambda f: _files(f, **{"000001000000": b""}), "c", "000000000010"),
     Case("record: number 999999999999", lambda f: _files(f, **{"999999999999": b""}), None, "999999999999", goes_on=False),
-    Case("record: names that are no numbers", lambda f: _files(f, **{"10": b"", "00000000010": b"", "٠٠٠٠٠٠٠٠٠٠١٠": b"", "-00000000010": b""})),
+    Case("record: names that are no numbers", lambda f: _files(f, **dict.fromkeys(NO_NUMBERS, b""))),
     Case("run: its name leaves the store", lambda f: f.record(0, lambda r: r["body"].update(name="../../x"))),
-    Case("run: number 0 is a fence", lambda f: f.record(0, lambda r: r.update(kind="FENCE", body={"attempt": "x", "reason": ""})), "c", record_key(0)),
+    Case("run: number 0 is a fence", _fence_first, "c", record_key(0)),
     Case("run: number 0 has one before it", lambda f: f.record(0, lambda r: r.update(prev=HEX)), "c", record_key(0)),
     Case("run: a second RUN", _append("run"), "c", "000000000010"),
     Case("fence: the highest epoch there is", _append("fence", epoch=10**12 - 1), "c", "000000000010"),
@@ -315,9 +321,9 @@ CASES: list[Case] = [
     Case("commit: the same id again with another root", _second_commit),
     Case("commit: a retired one again", _append("z", epoch=1), "c"),
     Case("commit: a retired one again in this epoch", _append("z", body={"dir": "0000000005-zzzzzzzzzz-e2"}, epoch=2), "c"),
-    Case("commit: a directory that is not there", _append("c", body={"id": "d" * 10, "dir": "0000000030-dddddddddd-e2"}), "c", "d" * 10),
+    Case("commit: a directory that is not there", _append("c", body={"id": D, "dir": f"0000000030-{D}-e2"}), "c", D),
     Case("commit: another's directory under its own id", _append("c", body={"id": "b" * 10}), "c", "000000000010"),
-    Case("commit: a step beyond all", _append("c", body={"id": "d" * 10, "step": 10**16 - 1, "dir": f"{10**16 - 1}-dddddddddd-e2"}), "c", "d" * 10),
+    Case("commit: a step beyond all", _append("c", body={"id": D, "step": FAR, "dir": f"{FAR}-{D}-e2"}), "c", D),
     Case("retire: ids leave the store", _append("retire", body={"ids": ["../../x"]}), "c", "000000000010"),
     Case("retire: ids that are not there", _append("retire", body={"ids": ["0123456789"]})),
     Case("retire: seventy thousand ids", _many_ids),

@@ -10,7 +10,16 @@ from typing import Any
 
 from forge import request
 
-from relight.catalog import Finding, candidates, list_runs, open_checkpoint, open_run, read_tensors, verify_checkpoint, verify_log
+from relight.catalog import (
+    Finding,
+    candidates,
+    list_runs,
+    open_checkpoint,
+    open_run,
+    read_tensors,
+    verify_checkpoint,
+    verify_log,
+)
 from relight.catalog.opened import Opened
 from relight.commit import Attempt
 from relight.errors import RelightError
@@ -57,7 +66,7 @@ class Scattered(Straight):
 
 @dataclass
 class Seen:
-    """What came of looking at a store. ``good`` is newest first, as a restore would try them; ``bad`` has the errors met on the way."""
+    """What came of looking at a store. ``good`` is newest first, as a restore tries them; ``bad`` has the errors met."""
 
     runs: list[str] = field(default_factory=list)
     refused: RelightError | None = None

@@ -1,4 +1,4 @@
-"""Every hostile store of the tables is refused by name, or the hostile item is passed over by name: nothing else ever happens."""
+"""Every hostile store of the tables is refused by name, or the hostile item passed over by name: nothing else happens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_hostile_store_is_named_and_passed_over(case: Case, tmp_path: Path) -> None:
-    """Whatever lies in a store, a reader answers quickly, in little memory, by name, and hands out only bytes that were saved."""
+    """Whatever lies in a store, a reader answers fast, in little memory, by name, and hands out only bytes that were saved."""
     forge = Forge()
     case.make(forge)
     root = tmp_path / "store"

@@ -18,7 +18,8 @@ from relight.layout import Bytes, Item
 from relight.store import LocalStore, MemoryStore
 
 KEYS = [
-    "../x", "../../etc/x", "/etc/x", "a/../../x", "a/../x", "./x", "a/./x", "a//x", "a/", "/", "..", ".", "a\0b", "\0", "a/b/../../../x",
+    "../x", "../../etc/x", "/etc/x", "a/../../x", "a/../x", "./x", "a/./x", "a//x", "a/", "/", "..", ".", "a\0b", "\0",
+    "a/b/../../../x",
 ]  # fmt: skip
 
 METADATA: list[tuple[str, dict[str, Any]]] = [
@@ -67,7 +68,11 @@ def test_nothing_is_written_through_a_link(deep: str, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "evil").symlink_to(outside)
     store = LocalStore(tmp_path / "store")
-    for attempt in (lambda: store.put_once(f"evil{deep}/x", b"x"), lambda: store.write(f"evil{deep}/x", 1), lambda: store.delete(f"evil{deep}/x")):
+    for attempt in (
+        lambda: store.put_once(f"evil{deep}/x", b"x"),
+        lambda: store.write(f"evil{deep}/x", 1),
+        lambda: store.delete(f"evil{deep}/x"),
+    ):
         with pytest.raises(UnsafeContent):
             attempt()
     assert [path.name for path in outside.rglob("*")] == ["log"]
@@ -91,7 +96,9 @@ def test_metadata_that_cannot_be_stored_is_refused_by_name(name: str, more: dict
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"betas": (0.9, 0.95)}, {1: 2}], ids=str)
-@pytest.mark.xfail(strict=True, reason="the root read back is compared as values, where a tuple has become a list and a key text")
+@pytest.mark.xfail(
+    strict=True, reason="the root read back is compared as values, where a tuple has become a list and a key text"
+)
 def test_tuples_in_metadata_do_not_fail_a_save(value: Any) -> None:
     """Metadata that JSON can hold is saved; nothing of it is called corrupt."""
     store = MemoryStore()
@@ -130,7 +137,10 @@ def test_a_step_out_of_range_is_refused(step: int) -> None:
         Attempt.begin(MemoryStore(), RUN).save(SaveRequest(step=step, tree=encode_tree(None), items=[]))
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc", "a/b", "a\0b", "-rf", ".x", "log", "a" * 129, "a\n", "é", "\x1b[31m", "a\\b", "%2e", "a b"])
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "/etc", "a/b", "a\0b", "-rf", ".x", "log", "a" * 129, "a\n", "é", "\x1b[31m", "a\\b", "%2e", "a b"],
+)
 def test_no_run_is_named_so(name: str) -> None:
     """A run's name is plain, or refused before the store is touched."""
     store = MemoryStore()
@@ -141,7 +151,11 @@ def test_no_run_is_named_so(name: str) -> None:
     assert not [key for key in store._files if key != "relight.json"]
 
 
-@pytest.mark.parametrize("which", ["", "../../x", "/etc/passwd", "\0", "\x1b[31m\n", "x" * 100_000, "c", -1, 10**30, "٣", "Latest", "best\n"], ids=repr)
+@pytest.mark.parametrize(
+    "which",
+    ["", "../../x", "/etc/passwd", "\0", "\x1b[31m\n", "x" * 100_000, "c", -1, 10**30, "٣", "Latest", "best\n"],
+    ids=repr,
+)
 def test_no_name_of_a_checkpoint_is_taken_literally(which: Any) -> None:
     """What is asked for is looked up, never opened; what is not there is said in printable words."""
     history = Run(load(Forge().files), RUN).history()

@@ -22,9 +22,11 @@ from relight.log import Log, fold
 COUNT = int(os.environ.get("RELIGHT_FUZZ", "20000"))
 BATCHES = 8
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1.5, 1e308, float("nan"),
+    None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1.5, 1e308,
+    float("nan"),
     "", "0", "../../x", "/etc/passwd", "\0", "\x1b[31m", "é", "\ud800", "a" * 64, "A" * 64, "0" * 32, "c" * 10, "x" * 5000, "nan",
-    [], [[]], {}, {"": 0}, [0] * 65, b"", b"\0" * 32, b"x" * 31, "float32", "float64", "param", "COMMIT", "RETIRE", "part-00000.msgpack",
+    [], [[]], {}, {"": 0}, [0] * 65, b"", b"\0" * 32, b"x" * 31, "float32", "float64", "param", "COMMIT", "RETIRE",
+    "part-00000.msgpack",
 )  # fmt: skip
 
 
@@ -92,7 +94,9 @@ def scramble(rng: random.Random, data: bytes) -> bytes:
         elif what == 2:
             out[at:at] = out[at : at + rng.randrange(1, 40)]
         else:
-            out[at:at] = rng.choice((b"\xdd\xff\xff\xff\xff", b"\x91" * 300, b"[" * 300, b"\xff", b"\0", b'"', b"9" * 400, b"1e999", b"NaN"))
+            out[at:at] = rng.choice(
+                (b"\xdd\xff\xff\xff\xff", b"\x91" * 300, b"[" * 300, b"\xff", b"\0", b'"', b"9" * 400, b"1e999", b"NaN")
+            )
     return bytes(out)
 
 
@@ -110,7 +114,9 @@ def mutate(rng: random.Random, forge: Forge) -> str:
     raw = rng.random() < 0.3
     if target == "record":
         payload = forge.payload(seq)
-        forge.record(seq, scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)), chain=rng.random() < 0.5)
+        forge.record(
+            seq, scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)), chain=rng.random() < 0.5
+        )
     elif target == "store":
         payload = json.loads(forge.files["relight.json"])["body"]
         forge.store_record(scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)))

@@ -56,6 +56,7 @@ def environment() -> dict[str, Any]:
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32": {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32},
         "default_dtype": str(torch.get_default_dtype()),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "argv": [argument[:1000] for argument in sys.argv[:100]],

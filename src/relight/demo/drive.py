@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import shutil
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -21,6 +23,7 @@ from relight.demo.kills import Aim, plan_kills
 from relight.demo.lane import Lane
 from relight.demo.report import DemoReport, Kill, curve_digest
 from relight.demo.shape import FULL, SHAPES, Shape
+from relight.demo.view import View
 from relight.errors import ConfigError, NoSpace
 
 if TYPE_CHECKING:
@@ -56,12 +59,13 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
     began = time.monotonic()
     name = "quick" if options.quick else "full"
     shape = SHAPES[name]
-    with _folder(options.keep, ROOM_BYTES[name]) as folder:
+    with _end_only_here() as end_if_asked, _folder(options.keep, ROOM_BYTES[name]) as folder:
         straight = Lane("straight", folder, name, shape, options.seed)
         killed = Lane("killed", folder, name, shape, options.seed)
         aim = Aim(plan_kills(options.seed, shape), shape.save_every)
         try:
-            kills = _run_both(straight, killed, aim, shape, options, console)
+            with View(shape, enabled=options.progress, console=console) as view:
+                kills = _run_both(straight, killed, aim, view, end_if_asked)
         finally:
             straight.stop()
             killed.stop()
@@ -76,42 +80,38 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
     return report
 
 
-def _run_both(
-    straight: Lane, killed: Lane, aim: Aim, shape: Shape, options: DemoOptions, console: Console | None
-) -> list[Kill]:
-    from relight.demo.view import View
-
+def _run_both(straight: Lane, killed: Lane, aim: Aim, view: View, end_if_asked: Callable[[], None]) -> list[Kill]:
     kills: list[Kill] = []
-    with View(shape, enabled=options.progress, console=console) as view:
 
-        def on_killed_entry(entry: dict[str, Any]) -> None:
-            view.killed(entry)
-            if kills and (told := kills[-1].after(entry)) is not kills[-1]:
-                if kills[-1].back_s is None and told.back_s is not None:
-                    view.back(told)
-                kills[-1] = told
+    def on_killed_entry(entry: dict[str, Any]) -> None:
+        view.killed(entry)
+        if kills and (told := kills[-1].after(entry)) is not kills[-1]:
+            if kills[-1].back_s is None and told.back_s is not None:
+                view.back(told)
+            kills[-1] = told
 
-        straight.on_entry = view.straight
-        killed.on_entry = on_killed_entry
-        straight.start()
-        killed.start()
-        looked_s = 0.0
-        while not (straight.ended and killed.ended):
-            closely = aim.watching_a_save(killed)
-            now = time.monotonic()
-            if not closely or now - looked_s > LOOK_S:
-                looked_s = now
-                straight.poll()
-            killed.poll()
-            if aim.due(killed, time.monotonic()):
-                kill = _kill(killed, len(kills) + 1)
-                kills.append(kill)
-                aim.fired(kill.step, kill.inside_save)
-                view.kill(kill)
-                killed.start()
-                if straight.ended:  # a free core, and nothing to look at until the new process has imported torch
-                    import_module("relight.demo.plot")
-            time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
+    straight.on_entry = view.straight
+    killed.on_entry = on_killed_entry
+    straight.start()
+    killed.start()
+    looked_s = 0.0
+    while not (straight.ended and killed.ended):
+        end_if_asked()
+        closely = aim.watching_a_save(killed)
+        now = time.monotonic()
+        if not closely or now - looked_s > LOOK_S:
+            looked_s = now
+            straight.poll()
+        killed.poll()
+        if aim.due(killed, time.monotonic()):
+            kill = _kill(killed, len(kills) + 1)
+            kills.append(kill)
+            aim.fired(kill.step, kill.inside_save)
+            view.kill(kill)
+            killed.start()
+            if straight.ended:  # a free core, and nothing to look at until the new process has imported torch
+                import_module("relight.demo.plot")
+        time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
     return kills
 
 
@@ -154,6 +154,31 @@ def _report(options: DemoOptions, shape: Shape, straight: Lane, killed: Lane, ki
         picture=str(options.out),
         kept=None if options.keep is None else str(options.keep),
     )
+
+
+@contextmanager
+def _end_only_here() -> Iterator[Callable[[], None]]:
+    """Gives what ends the demo if Ctrl-C, SIGTERM or SIGHUP asked for it since.
+
+    A signal's own exception could come in the middle of starting a process, which nobody would then know of and end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    asked: list[int] = []
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in previous:
+        signal.signal(number, lambda got, frame: asked.append(got))
+
+    def end_if_asked() -> None:
+        if asked:
+            raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
+
+    try:
+        yield end_if_asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

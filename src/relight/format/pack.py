@@ -45,19 +45,16 @@ def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...
         raise CorruptCheckpoint("the header's length is not what it says", where=where)
     try:
         entries = json.loads(data[8:].decode("utf-8"), object_pairs_hook=_once)
-        return {
-            name: (str(entry["dtype"]), tuple(entry["shape"]), *(_whole(offset) for offset in entry["data_offsets"]))
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        }
+        return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"not a safetensors header: {type(error).__name__}, {shown(error)}", where=where) from None
 
 
-def _whole(offset: Any) -> int:
-    if type(offset) is not int:
+def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    start, end = entry["data_offsets"]
+    if type(start) is not int or type(end) is not int:
         raise TypeError("an offset that is no integer")
-    return offset
+    return str(entry["dtype"]), tuple(entry["shape"]), start, end
 
 
 def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class Log:
         return written
 
     def _is_ours(self, key: str, data: bytes) -> bool:
-        """Whether what lies under a taken number is what we just wrote: a reply may have been lost, and the creation tried again below us."""
+        """Whether what lies under a taken number is what we just wrote: a reply may have been lost, and the creation tried again."""
         try:
             return self._store.get(key, SEALED_BYTES_MAX) == data
         except StoreUnavailable as error:

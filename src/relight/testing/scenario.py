@@ -36,6 +36,8 @@ PACK_BYTES_MAX = 9000
 """Small, so that a state of a few tensors fills several packs."""
 
 
+LARGE_BYTES = (1 << 20) + 4 * 1111
+"""Large enough for direct I/O, and no multiple of a page."""
 ROOT = "/disk/above/store"
 """On the simulated disk: ``/disk`` is there and durable, what is below it the run makes."""
 
@@ -72,6 +74,8 @@ def state_of(key: str) -> State:
     add("optim/step", "int64", 8, (), "optim", False)
     add("rng/state", "uint8", 1, (rng.randrange(1, 5000),), "rng", False)
     add("model/empty", "float16", 2, (0, 4), "buffer", False)
+    if key.endswith("/large"):
+        add("model/large", "float32", 4, (LARGE_BYTES // 4,), "param", True)
     leaves = {name: Leaf("tensor", (index,)) for index, name in enumerate(tensors)}
     return State(tensors, encode_tree({"state": leaves, "key": key, "lr": rng.random()}))
 
@@ -160,6 +164,13 @@ def life(store: ByteStore, seed: int) -> Iterator[Fact]:
         step += 1
         yield from save(second, f"{seed}/second/{step}", step)
         yield from prune(store, {"last": rng.randrange(1, 3), "best": 1}, rng.choice((second.epoch, None)))
+
+
+def save_large(store: ByteStore, seed: int) -> Iterator[Fact]:
+    """An attempt that saves once, a state large enough for the store's other way of writing."""
+    attempt = Attempt.begin(store, RUN, reason="large")
+    yield ("begun", str(attempt.epoch))
+    yield from save(attempt, f"{seed}/large", 0)
 
 
 def resume(store: ByteStore, seed: int) -> Iterator[Fact]:

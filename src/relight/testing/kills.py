@@ -1,0 +1,278 @@
+"""Real SIGKILLs, without the code's cooperation: strace kills a saving process at its n-th openat, pwrite64, fsync, link, close …
+
+``python -m relight.testing.kills --count 5000``. A small server process imports what is needed once; strace attaches to it, and each
+process that it forks lives the life of ``scenario.life`` and is killed by the kernel on entering its n-th system call of one kind
+(strace counts for each process anew). Before call n+1 is after call n. What was promised to the dead is in shared memory; what they
+left on the disk is then checked by ``scenario.check``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from relight.store import LocalStore
+from relight.testing.scenario import Fact, Names, check, life, prepared, save_large
+
+SYSCALLS = ("fsync", "pwrite64", "openat", "close", "link,linkat", "unlink,unlinkat", "mkdir,mkdirat", "rmdir", "fallocate", "ftruncate")
+CALLS_A_LIFE = 850
+"""About so many of these system calls a life makes: how many lives and how fine a step a number of kills takes."""
+JOURNAL_BYTES = 1 << 20
+WAIT_S = 60.0
+
+
+class Unavailable(RuntimeError):
+    """Processes cannot be killed this way here: no strace, or no permission to trace."""
+
+
+@dataclass
+class Report:
+    """Kills by system call, and what was violated."""
+
+    seed: int
+    kills: Counter[str] = field(default_factory=Counter)
+    survived: int = 0
+    violations: list[dict[str, object]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """All kills."""
+        return sum(self.kills.values())
+
+    @property
+    def ok(self) -> bool:
+        """Whether every invariant held after every kill, and there were kills at all."""
+        return not self.violations and self.total > 0
+
+    def to_dict(self) -> dict[str, object]:
+        """For ``--json``."""
+        return {
+            "ok": self.ok,
+            "seed": self.seed,
+            "kills": self.total,
+            "by_syscall": dict(self.kills),
+            "seconds": round(self.seconds, 1),
+            "violations": len(self.violations),
+            "first": self.violations[:20],
+        }
+
+
+def run(count: int, seed: int = 0, *, progress: Callable[[Report, int], None] | None = None) -> Report:
+    """Kill about ``count`` processes, and check after each. ``Unavailable`` if that cannot be done here."""
+    if shutil.which("strace") is None:
+        raise Unavailable("strace is not installed")
+    report = Report(seed)
+    began = time.perf_counter()
+    lives = max(1, round(count / CALLS_A_LIFE))
+    step = max(1, CALLS_A_LIFE // max(count, 1))
+    with prepared() as names, _server() as server:
+        while report.total < count:
+            for syscall in SYSCALLS:
+                first = 1 + seed % step
+                _kill_at_each(server, syscall, first, step, range(seed, seed + lives), report, names, count, progress)
+            seed += lives
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _kill_at_each(
+    server: _Server,
+    syscall: str,
+    first: int,
+    step: int,
+    seeds: Sequence[int],
+    report: Report,
+    names: Names,
+    count: int,
+    progress: Callable[[Report, int], None] | None,
+) -> None:
+    """Kill at the first, the first + step, … call of that kind, each of ``seeds``, until none makes so many calls."""
+    n, alive = first, list(seeds)
+    while alive and report.total < count:
+        with server.traced(syscall, n):
+            ended = [(seed, *server.live(seed)) for seed in alive]
+        for seed, directory, code, told in ended:
+            if code == -signal.SIGKILL:
+                report.kills[syscall.split(",")[0]] += 1
+                names.seed(f"after {seed}")
+                wrong = check(LocalStore(f"{directory}/above/store"), told, seed)
+                if wrong:
+                    report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": wrong[:5]})
+            elif code == 0:
+                report.survived += 1
+                alive.remove(seed)
+            else:
+                raise RuntimeError(f"the life of seed {seed} ended with {code}")
+            shutil.rmtree(directory)
+        if progress:
+            progress(report, count)
+        n += step
+
+
+class _Server:
+    """The process that forks the ones that die."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: str, journal: mmap.mmap) -> None:
+        self._process, self._directory, self._journal = process, directory, journal
+        self._count = 0
+
+    @contextlib.contextmanager
+    def traced(self, syscall: str, n: int) -> Iterator[None]:
+        """Its children are killed at their ``n``-th ``syscall``."""
+        command = ["strace", "-f", "-qq", "-o", "/dev/null", f"-etrace={syscall}", f"-einject={syscall}:signal=KILL:when={n}"]
+        strace = subprocess.Popen([*command, "-p", str(self._process.pid)], stderr=subprocess.PIPE)
+        try:
+            self._wait_traced(strace, True)
+            yield
+        finally:
+            strace.terminate()
+            strace.communicate()
+            self._wait_traced(None, False)
+
+    def _wait_traced(self, strace: subprocess.Popen[bytes] | None, wanted: bool) -> None:
+        status = Path(f"/proc/{self._process.pid}/status")
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            if (b"TracerPid:\t0\n" not in status.read_bytes()) == wanted:
+                return
+            if strace is not None and strace.poll() is not None:
+                said = strace.stderr.read().decode(errors="replace").strip() if strace.stderr else ""
+                raise Unavailable(f"strace cannot trace here: {said}")
+            time.sleep(0.001)
+        raise Unavailable("strace did not attach in time")
+
+    def live(self, seed: int) -> tuple[str, int, list[Fact]]:
+        """One life in a directory of its own: ``(directory, exit code, what was promised)``."""
+        directory = f"{self._directory}/{self._count}"
+        self._count += 1
+        os.mkdir(directory)
+        self._journal[:8] = bytes(8)
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{seed} {directory}\n".encode())
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        length = int.from_bytes(self._journal[:8], "little")
+        told = [tuple(json.loads(line)) for line in self._journal[8 : 8 + length].splitlines()]
+        return directory, code, told
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[_Server]:
+    base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
+    directory = tempfile.mkdtemp(prefix="relight-kills-", dir=base)
+    path = f"{directory}/journal"
+    Path(path).write_bytes(bytes(JOURNAL_BYTES))
+    with open(path, "r+b") as file:
+        journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
+    command = [sys.executable, "-m", "relight.testing.kills", "--serve", path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the server did not start")
+        yield _Server(process, directory, journal)
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def serve(path: str) -> None:
+    """Fork a life for each line of standard input. From "ready" on this process itself makes none of the calls that kill."""
+    with open(path, "r+b") as file:
+        journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
+    with prepared() as names:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as directory:  # everything is imported by living once
+            _live(names, 0, directory, journal)
+        os.write(1, b"ready\n")
+        pending = b""
+        while True:
+            while b"\n" not in pending:
+                data = os.read(0, 4096)
+                if not data:
+                    return
+                pending += data
+            line, _, pending = pending.partition(b"\n")
+            seed, _, where = line.decode().partition(" ")
+            child = os.fork()
+            if child == 0:
+                try:
+                    _live(names, int(seed), where, journal)
+                except BaseException as error:
+                    os.write(2, f"{error!r}\n".encode())
+                    os._exit(1)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            os.write(1, b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _live(names: Names, seed: int, directory: str, journal: mmap.mmap) -> None:
+    names.seed(f"killed {seed}")
+    store = LocalStore(f"{directory}/above/store")
+    at = 0
+    for fact in _facts(store, seed):
+        line = json.dumps(fact).encode() + b"\n"
+        journal[8 + at : 8 + at + len(line)] = line
+        at += len(line)
+        journal[:8] = at.to_bytes(8, "little")
+
+
+def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
+    if seed % 3 == 0:
+        yield from save_large(store, seed)
+    yield from life(store, seed)
+
+
+def show(report: Report) -> str:
+    """The report, for people."""
+    each = report.seconds / max(report.total, 1) * 1000
+    lines = [f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {each:.0f} ms a kill"]
+    lines += [f"  {name:12} {count:>7,}" for name, count in report.kills.items()]
+    lines += [f"  {one['syscall']} {one['n']} of seed {one['seed']}: {one['wrong']}" for one in report.violations[:10]]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. 0 if every invariant held after every kill, 1 if not, 2 if nothing can be killed here."""
+    parser = argparse.ArgumentParser(prog="python -m relight.testing.kills", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", metavar="JOURNAL", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.serve:
+        serve(options.serve)
+        return 0
+
+    def progress(report: Report, count: int) -> None:
+        if sys.stderr.isatty():
+            text = f"\r{report.total:,} of {count:,} killed, {len(report.violations)} violations "
+            print(text, end="", file=sys.stderr, flush=True)
+
+    try:
+        report = run(options.count, options.seed, progress=progress)
+    except Unavailable as error:
+        print(f"nothing was killed: {error}", file=sys.stderr)
+        return 2
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(json.dumps(report.to_dict(), indent=1) if options.json else show(report))
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
