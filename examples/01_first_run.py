@@ -36,7 +36,6 @@ loader = DataLoader(text[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT), ba
 model = Bytes()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-
 ckpt = relight.Checkpointer(  # relight: all that has a state, when to save it, what to keep
     "runs/first",
     model=model, optimizer=optimizer, scheduler=scheduler, data=loader,

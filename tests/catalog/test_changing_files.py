@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ from forge import DIRS, RUN, STEPS, Forge, load, request, values, write
 
 from relight.catalog import Run, candidates, list_runs, read_tensors, verify_checkpoint
 from relight.catalog.opened import Opened
+from relight.commit import Attempt, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
-from relight.layout import Bytes
+from relight.format import encode_tree
+from relight.layout import Bytes, Item
+from relight.log import Log
 from relight.store import Disk, LocalStore
 
 PACK = f"{DIRS['c']}/pack-00000-000.safetensors"
@@ -120,8 +124,6 @@ def test_the_log_grows_while_it_is_read() -> None:
     store = load(Forge().files)
     run = Run(store, RUN)
     before = run.history()
-    from relight.commit import Attempt
-
     Attempt.begin(store, RUN).save(request(40))
     assert [one.id for one in before.live] == [one.id for one in run.history().live[:-1]]
 
@@ -139,10 +141,6 @@ def test_one_hostile_run_hides_no_other(tmp_path: Path) -> None:
 
 def test_verify_says_when_it_names_not_all() -> None:
     """Of many tensors in one damaged chunk the first are named, and how many more there are."""
-    from relight.commit import Attempt, SaveRequest
-    from relight.format import encode_tree
-    from relight.layout import Item
-
     store = load({})
     items = [Item(f"t{n:02d}", "uint8", (4,), "value", Bytes(bytes([n] * 4))) for n in range(30)]
     saved = Attempt.begin(store, RUN).save(SaveRequest(step=1, tree=encode_tree(None), items=items))
@@ -152,3 +150,32 @@ def test_verify_says_when_it_names_not_all() -> None:
     [finding] = verify_checkpoint(store, run.view(), run.history().live[0])
     assert finding.tensor.startswith("t00, t01, ")
     assert finding.tensor.endswith(" and 22 more")
+
+
+class Private(Disk):
+    """A disk on which one directory is another user's."""
+
+    def lstat(self, path: str) -> os.stat_result:
+        """Refuses below that directory."""
+        if "/private/" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return super().lstat(path)
+
+
+def test_another_users_directory_beside_the_runs_is_no_obstacle(tmp_path: Path) -> None:
+    """A store may be made and listed in a directory where not all can be read, such as /tmp."""
+    (tmp_path / "private").mkdir()
+    store = LocalStore(tmp_path, disk=Private())
+    Attempt.begin(store, RUN).save(request(1))
+    assert list_runs(store) == [RUN]
+
+
+def test_a_record_that_vanishes_is_not_counted() -> None:
+    """A log object that has read a record forgets it when the record is gone: its view never reaches beyond its head."""
+    store = load(Forge().files)
+    log = Log(store, RUN)
+    assert log.read().head == 9
+    store.delete(f"{RUN}/log/000000000009.json")
+    view = log.read()
+    assert view.head == 8
+    assert max(record.seq for record in view.records) == 8

@@ -353,6 +353,23 @@ def test_signal_handlers_are_given_back(run: str) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_forgotten_checkpointer_swallows_no_signal(run: str) -> None:
+    """A process whose Checkpointer is gone, without having been closed, ends on SIGTERM as any other."""
+    code = f"""
+import gc, os, signal, time, relight
+ckpt = relight.Checkpointer({run!r}, x=1)
+ckpt.save(0)
+del ckpt
+gc.collect()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(5)
+print("still here")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == -signal.SIGTERM
+    assert "still here" not in done.stdout
+
+
 def test_functions_without_a_loop_round_trip(tmp_path: Path) -> None:
     """``relight.save`` and ``relight.load`` carry a plain tree; ``only`` reads a part."""
     url = f"{tmp_path}/s/weights"

@@ -150,9 +150,6 @@ def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
     check_goes_on(store, view)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a new attempt takes the epoch of a FENCE it cannot read: Attempt.begin must leave room for those"
-)
 def test_a_damaged_fence_does_not_let_the_fenced_one_commit() -> None:
     """Two attempts are never in charge at once, also when the FENCE of the older can no longer be read."""
     store = load(Forge().files)

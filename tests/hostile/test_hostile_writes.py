@@ -96,9 +96,6 @@ def test_metadata_that_cannot_be_stored_is_refused_by_name(name: str, more: dict
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"betas": (0.9, 0.95)}, {1: 2}], ids=str)
-@pytest.mark.xfail(
-    strict=True, reason="the root read back is compared as values, where a tuple has become a list and a key text"
-)
 def test_tuples_in_metadata_do_not_fail_a_save(value: Any) -> None:
     """Metadata that JSON can hold is saved; nothing of it is called corrupt."""
     store = MemoryStore()
@@ -174,7 +171,6 @@ def test_no_tag_is_named_so(tag: str) -> None:
     assert store._files == before
 
 
-@pytest.mark.xfail(strict=True, reason="the hint of Fenced holds the writer's name as it stands in the record")
 def test_a_fenced_attempt_prints_no_escapes() -> None:
     """Who is in charge now is told in printable words, whatever the record says."""
     store = load(Forge().files)

@@ -25,8 +25,8 @@ ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1.5, 1e308,
     float("nan"),
     "", "0", "../../x", "/etc/passwd", "\0", "\x1b[31m", "é", "\ud800", "a" * 64, "A" * 64, "0" * 32, "c" * 10, "x" * 5000, "nan",
-    [], [[]], {}, {"": 0}, [0] * 65, b"", b"\0" * 32, b"x" * 31, "float32", "float64", "param", "COMMIT", "RETIRE",
-    "part-00000.msgpack",
+    [], [[]], {}, {"": 0}, [0] * 65, b"", b"\0" * 32, b"x" * 31, "float32", "float64", "param", "COMMIT",
+    "RETIRE", "part-00000.msgpack",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -25,6 +26,7 @@ class Signals:
         self._on_signal = on_signal
         self._owner = os.getpid()
         self._previous: dict[int, Any] = {}
+        self._handler: Callable[[int, FrameType | None], None] | None = None
         self._ending: int | None = None
         self._wants_save = False
 
@@ -32,18 +34,19 @@ class Signals:
         """Take over; only possible, and only done, in the main thread."""
         if self._previous or threading.current_thread() is not threading.main_thread():
             return
+        self._handler = _handler(weakref.ref(self), self._previous)
         for number in (*ENDING, *SAVING):
-            self._previous[number] = signal.signal(number, self._handle)
+            self._previous[number] = signal.signal(number, self._handler)
 
     def restore(self) -> None:
         """Give the handlers back, where they are still ours."""
         if os.getpid() != self._owner or threading.current_thread() is not threading.main_thread():
             return
         for number, previous in self._previous.items():
-            if signal.getsignal(number) == self._handle:
+            if signal.getsignal(number) is self._handler:
                 with contextlib.suppress(TypeError, ValueError):  # None: was not installed from Python
                     signal.signal(number, previous)
-        self._previous = {}
+        self._previous.clear()
 
     @property
     def pending(self) -> str | None:
@@ -91,3 +94,17 @@ class Signals:
         else:
             self._ending = number
         self._on_signal(signal.Signals(number).name)
+
+
+def _handler(owner: weakref.ref[Signals], previous: dict[int, Any]) -> Callable[[int, FrameType | None], None]:
+    """A handler that does not keep a forgotten Checkpointer alive, nor swallow signals in its name: without one, the former handler's."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signals = owner()
+        if signals is not None:
+            signals._handle(number, frame)
+            return
+        signal.signal(number, previous.get(number) or signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    return handle

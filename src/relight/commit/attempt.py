@@ -25,7 +25,8 @@ class Attempt:
         log.start()
 
         def decide(view: View) -> tuple[Body, int]:
-            return FenceBody(attempt=secrets.token_hex(8), reason=reason), fold(view).epoch + 1
+            # Each record that cannot be read may have been a FENCE: leave room for those, or two attempts could share an epoch.
+            return FenceBody(attempt=secrets.token_hex(8), reason=reason), fold(view).epoch + 1 + len(view.faults)
 
         record = log.append(decide)
         assert record is not None

@@ -200,7 +200,7 @@ def refuse_if_fenced(view: View, epoch: int) -> None:
         raise Fenced(
             f"attempt {epoch} of this run was superseded by attempt {history.epoch}",
             where=view.run,
-            hint=f"{newer} is in charge now: stop this process, or give it a run of its own",
+            hint=f"{newer!r} is in charge now: stop this process, or give it a run of its own",
         )
 
 
@@ -208,7 +208,7 @@ def check_written(store: ByteStore, prefix: str, expected: Root) -> tuple[str, i
     """Read root and parts back from the store and check all that a reader would, but for the chunks. The root's hash and length."""
     data = store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
     root = decode_root(data, hexdigest(data), f"{prefix}/{ROOT_FILE}")
-    if root != expected:
+    if data != encode_root(expected):
         raise CorruptCheckpoint("root.json reads back differently", where=prefix)
     parts = []
     for ref in root.parts:

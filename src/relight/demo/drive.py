@@ -23,11 +23,12 @@ from relight.demo.kills import Aim, plan_kills
 from relight.demo.lane import Lane
 from relight.demo.report import DemoReport, Kill, curve_digest
 from relight.demo.shape import FULL, SHAPES, Shape
-from relight.demo.view import View
 from relight.errors import ConfigError, NoSpace
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from relight.demo.view import View
 
 KILLS_MIN, KILLS_SAVING_MIN = 5, 2
 ROOM_BYTES = {"full": 1_200_000_000, "quick": 100_000_000}
@@ -54,6 +55,8 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
 
     Errors: ``ConfigError`` if something it needs is missing, ``NoSpace``, and ``RelightError`` if training itself fails.
     """
+    from relight.demo.view import View  # not for every command's start
+
     options = options or DemoOptions()
     _check_installed()
     began = time.monotonic()
@@ -95,24 +98,26 @@ def _run_both(straight: Lane, killed: Lane, aim: Aim, view: View, end_if_asked: 
     straight.start()
     killed.start()
     looked_s = 0.0
-    while not (straight.ended and killed.ended):
+    while True:
         end_if_asked()
+        straight_ended, killed_ended = straight.ended, killed.ended
+        if straight_ended and killed_ended:
+            return kills
         closely = aim.watching_a_save(killed)
         now = time.monotonic()
         if not closely or now - looked_s > LOOK_S:
             looked_s = now
             straight.poll()
         killed.poll()
-        if aim.due(killed, time.monotonic()):
+        if not killed_ended and aim.due(killed, time.monotonic()):
             kill = _kill(killed, len(kills) + 1)
             kills.append(kill)
             aim.fired(kill.step, kill.inside_save)
             view.kill(kill)
             killed.start()
-            if straight.ended:  # a free core, and nothing to look at until the new process has imported torch
+            if straight_ended:  # a free core, and nothing to look at until the new process has imported torch
                 import_module("relight.demo.plot")
         time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
-    return kills
 
 
 def _kill(lane: Lane, number: int) -> Kill:
