@@ -163,3 +163,24 @@ def test_a_damaged_fence_does_not_let_the_fenced_one_commit() -> None:
     newer.save(request(40))
     with pytest.raises(RelightError):
         older.save(request(41))
+
+
+@pytest.mark.parametrize("lost", [(0,), (0, 1, 2), (1, 6), (6, 9), (0, 1, 2, 3, 4, 5, 6), (8,)], ids=str)
+def test_a_damaged_log_can_be_restarted_for_ever(lost: tuple[int, ...]) -> None:
+    """Records that stay unreadable cost each restart an epoch or more, and never the last one: there is always one above."""
+    store = load(Forge().files)
+    for seq in lost:
+        store._files[record_key(seq)] = b"damaged"
+    epochs = [Attempt.begin(store, RUN).epoch for _ in range(60)]
+    assert epochs == sorted(set(epochs))
+    check_goes_on(store, Log(store, RUN).read())
+
+
+def test_two_lost_fences_leave_room_for_both() -> None:
+    """The attempt whose FENCE is gone without a trace but a gap never shares its epoch with a later one."""
+    store = load(Forge().files)
+    older = [Attempt.begin(store, RUN) for _ in range(3)]
+    older[0].note("weather", {})
+    for seq in (11, 12):
+        store.delete(record_key(seq))
+    assert Attempt.begin(store, RUN).epoch > older[-1].epoch

@@ -1,18 +1,25 @@
-"""A path or URL as people type it: a store, a run, or a checkpoint directory in one."""
+"""A path or URL as people type it: a store, a run, a checkpoint; and what may have been meant by one that is none of these."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import islice
 from typing import NamedTuple
 
-from relight.catalog.run import list_runs
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
-from relight.format.names import STORE_FILE, is_run_name, parse_dir
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
+from relight.format.names import LOG_DIR, STORE_FILE, check_run_name, is_run_name, is_written_file, parse_dir, parse_record_file
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 
+_LOOK_AT_MAX = 200
+"""Names of one directory that are looked at for a hint."""
+
 
 class Place(NamedTuple):
-    """Where a path leads. ``run`` is None for a whole store; ``which`` is set if a checkpoint's directory was given."""
+    """Where a path leads. ``run`` is None for a whole store; ``which`` is set if a checkpoint was given."""
 
     store: ByteStore
     run: str | None
@@ -20,27 +27,78 @@ class Place(NamedTuple):
 
 
 def locate(url: str) -> Place:
-    """The store, run or checkpoint at ``url``; ``CheckpointNotFound`` says what is there instead."""
-    text = url.rstrip("/") or url
-    whole = open_bytes(text)
-    if _is_store(whole):
-        return Place(whole, None)
-    try:
-        parent, name = split_run(text)
-    except ConfigError:
-        raise CheckpointNotFound("no Relight store here", where=url) from None
-    parsed = parse_dir(name)
-    if parsed is not None:
-        above = locate(parent)
-        if above.run is not None:
-            return Place(above.store, above.run, parsed.id)
-    store = open_bytes(parent)
-    if is_run_name(name) and any(True for _ in store.list(f"{name}/log")):
-        return Place(store, name)
+    """The store, run or checkpoint at ``url``; ``CheckpointNotFound`` says what is there instead.
+
+    A checkpoint is ``RUN@WHICH``, its directory, or a file in it. A store that lost its ``relight.json`` is known by its runs.
+    """
+    found = _look(url)
+    at = url.rfind("@")
+    while found is None and at > 0:
+        if url[at + 1 :]:
+            found = _look(url[:at])
+            if found is not None and found.which is None:
+                return found._replace(which=url[at + 1 :])
+            found = None
+        at = url.rfind("@", 0, at)
+    if found is None:
+        raise _not_found(url)
+    return found
+
+
+def locate_destination(url: str, run: str) -> Place:
+    """Where something new is to go: ``store/run``, made if need be.
+
+    In a store, which is one that exists or any path that ends in ``/``, it is called ``run``. ``ConfigError`` for what is there
+    and is neither store nor run: no store is made around it by surprise.
+    """
+    path = _absolute(url)
+    store = open_bytes(path)
+    if url.endswith("/") or _is_store(store):
+        return Place(store, check_run_name(run))
+    parent, name = split_run(path)
+    above = open_bytes(parent)
+    check_run_name(name)
+    there = next((entry for entry in above.list("") if entry.name == name), None)
+    if there and not there.is_dir:
+        raise ConfigError("this is a file", where=url, hint="name a run, such as backup/demo; it is made if need be")
+    if there and not _is_store(above) and not _is_run(above, name):
+        raise ConfigError(
+            "this is there, and is neither a store nor a run",
+            where=url,
+            hint=f"{url}/{run} would make a store of it, with the run {run}",
+        )
+    return Place(above, name)
+
+
+def _look(url: str) -> Place | None:
+    path = _absolute(url)
+    store = open_bytes(path)
     if _is_store(store):
-        runs = ", ".join(list_runs(store)[:8]) or "no runs yet"
-        raise CheckpointNotFound(f"no run {name[:80]!r} in this store", where=parent, hint=f"there are: {runs}")
-    raise CheckpointNotFound("no Relight store or run here", where=url, hint="give a store (it has a relight.json) or store/run")
+        return Place(store, None)
+    try:
+        parent, name = split_run(path)
+    except ConfigError:
+        return None
+    if parse_dir(name):
+        above = _look(parent)
+        return above._replace(which=name.split("-")[1]) if above and above.run and above.which is None else None
+    if is_written_file(name) or name == LOG_DIR or parse_record_file(name) is not None:
+        above = _look(parent)
+        if above and above.run:
+            return above
+    if name == STORE_FILE:
+        return _look(parent)
+    above_bytes = open_bytes(parent)
+    if is_run_name(name) and _is_run(above_bytes, name):
+        return Place(above_bytes, name)
+    return Place(store, None) if any(True for _ in _runs(store)) else None
+
+
+def _absolute(url: str) -> str:
+    """Local paths without ``~``, ``.`` and ``..``, so that the last component is a name. URLs are left alone."""
+    if not url or "://" in url or "\0" in url:
+        return url.rstrip("/") if "://" in url and not url.endswith("://") else url
+    return os.path.abspath(os.path.expanduser(url))
 
 
 def _is_store(store: ByteStore) -> bool:
@@ -50,3 +108,88 @@ def _is_store(store: ByteStore) -> bool:
         return False
     reader.close()
     return True
+
+
+def _is_run(store: ByteStore, name: str) -> bool:
+    """Whether ``name`` has a log with a record in it. What cannot be looked at is none; opening it by name will say why."""
+    try:
+        return any(parse_record_file(entry.name) is not None for entry in store.list(f"{name}/{LOG_DIR}"))
+    except RelightError:
+        return False
+
+
+def _runs(store: ByteStore) -> Iterator[str]:
+    with contextlib.suppress(RelightError):
+        for entry in islice(store.list(""), _LOOK_AT_MAX):
+            if entry.is_dir and is_run_name(entry.name) and _is_run(store, entry.name):
+                yield entry.name
+
+
+def _not_found(url: str) -> CheckpointNotFound:
+    path = _absolute(url)
+    try:
+        parent, name = split_run(path)
+    except ConfigError:
+        return CheckpointNotFound("no Relight store here", where=url, hint=_below(url) or _FIRST)
+    above = open_bytes(parent)
+    runs = sorted(_runs(above))
+    if _is_store(above):
+        close = get_close_matches(name, runs, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        hint += f"the store has {_listed(runs)}" if runs else "the store has no run yet"
+        return CheckpointNotFound(f"no run {name[:80]!r} in this store", where=parent, hint=hint)
+    if os.path.islink(path):
+        return CheckpointNotFound("no Relight store or run here", where=url, hint=f"it is a link: try {os.path.realpath(path)}")
+    with contextlib.suppress(RelightError):
+        if any(entry.name == name for entry in above.list("")):
+            return CheckpointNotFound("no Relight store or run here", where=url, hint=_below(url) or _FIRST)
+    return CheckpointNotFound("there is nothing here", where=url, hint=_above(parent) or _FIRST)
+
+
+_FIRST = "give a store, such as runs, or a run in it, such as runs/demo"
+
+
+def _below(url: str) -> str:
+    """Stores one level down."""
+    store = open_bytes(_absolute(url))
+    found = []
+    with contextlib.suppress(RelightError):
+        for entry in islice(store.list(""), _LOOK_AT_MAX):
+            if entry.is_dir and _look_quietly(f"{_absolute(url)}/{entry.name}"):
+                found.append(f"{url.rstrip('/')}/{entry.name}")
+    return f"below it are {_listed(sorted(found))}" if found else ""
+
+
+def _above(path: str) -> str:
+    """The nearest directory upwards that is a store or a run, or has some in it."""
+    while True:
+        found = _look_quietly(path)
+        if found:
+            return f"{path} is a run: name one of its checkpoints behind @" if found.run else f"{path} is a store"
+        below = _below(path)
+        try:
+            parent, _ = split_run(path)
+        except ConfigError:
+            return ""
+        if below:
+            return below.replace("below it", f"below {path}", 1)
+        if any(True for _ in _entries(path)) or parent == path:
+            return ""
+        path = parent
+
+
+def _entries(path: str) -> Iterator[str]:
+    with contextlib.suppress(RelightError):
+        yield from (entry.name for entry in open_bytes(path).list(""))
+
+
+def _look_quietly(path: str) -> Place | None:
+    try:
+        return _look(path)
+    except RelightError:
+        return None
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

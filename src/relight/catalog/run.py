@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.errors import CheckpointNotFound, UnsafeContent
+from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, check_tag_name, is_run_name
 from relight.format.records import Body, TagBody
 from relight.log import Checkpoint, History, Log, View, fold
@@ -68,3 +68,7 @@ def _has_log(store: ByteStore, run: str) -> bool:
         return any(True for _ in store.list(f"{run}/log"))
     except UnsafeContent:  # one run whose log is no directory must not hide the others: opening it says what is wrong
         return True
+    except StoreUnavailable as error:
+        if error.retryable:
+            raise
+        return False  # somebody's private directory beside the runs

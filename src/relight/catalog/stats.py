@@ -1,43 +1,21 @@
-"""Numbers about a tensor's values, without torch: min, max, mean, norm, how many are not finite."""
+"""Numbers about a tensor's values, without torch and without holding it: min, max, mean, norm, how many are NaN or infinite."""
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from relight.errors import ConfigError
+from relight.format import dtype_named
 
-
-def tensor_stats(dtype: str, data: memoryview) -> dict[str, Any]:
-    """``min``, ``max``, ``mean``, ``norm``, ``nonfinite`` of the elements; empty for kinds without an order. Needs numpy."""
-    try:
-        import numpy as np
-    except ImportError:
-        raise ConfigError("statistics need numpy", hint="pip install 'relight[torch]', or numpy alone") from None
-    values: Any
-    if dtype == "bfloat16":
-        values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
-    elif dtype in _FLOAT8:
-        values = _float8_table(*_FLOAT8[dtype])[np.frombuffer(data, "u1")]
-    elif dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32", "float64"):
-        values = np.frombuffer(data, np.dtype(dtype))
-    else:
-        return {}
-    if not values.size:
-        return {}
-    wide = values.astype("f8")
-    finite = np.isfinite(wide)
-    held = wide[finite]
-    if not held.size:
-        return {"nonfinite": int(wide.size)}
-    return {
-        "min": float(held.min()),
-        "max": float(held.max()),
-        "mean": float(held.mean()),
-        "norm": float(np.sqrt((held**2).sum())),
-        "nonfinite": int(wide.size - held.size),
-    }
-
-
+_INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
+_PLAIN = frozenset({"bool", *_INTEGERS, "float16", "float32", "float64"})
+"""Those that numpy has, under the same name."""
+_COMPLEX = {"complex64": "<f4", "complex128": "<f8", "complex32": "<f2"}
 _FLOAT8 = {
     "float8_e4m3fn": (4, 3, 7, False, True),
     "float8_e5m2": (5, 2, 15, True, False),
@@ -46,23 +24,132 @@ _FLOAT8 = {
 }
 
 
-def _float8_table(exponent_bits: int, mantissa_bits: int, bias: int, has_inf: bool, only_top_nan: bool) -> Any:
-    """All 256 values of an 8-bit float."""
-    import numpy as np
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one run of elements amounts to; of the finite ones all but the counts."""
 
-    table = np.empty(256, "f8")
+    start: int
+    least: float
+    most: float
+    total: float
+    norm: float
+    finite: int
+    nan: int
+    inf: int
+
+
+class StatsSink:
+    """A sink that keeps numbers instead of bytes. Needs numpy. Memory: some times one chunk."""
+
+    def __init__(self, dtype: str, length: int) -> None:
+        _numpy()
+        self.dtype, self.length = dtype, length
+        self._runs: list[_Run] = []
+        self._lock = threading.Lock()
+
+    def view(self) -> memoryview | None:
+        """There is no memory to read into."""
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Count a run of elements in."""
+        run = _run(self.dtype, start, data)
+        if run is not None:
+            with self._lock:
+                self._runs.append(run)
+
+    @property
+    def runs(self) -> list[_Run]:
+        """What came, in order of place: the same numbers whatever the order of arrival."""
+        return sorted(self._runs, key=lambda run: run.start)
+
+
+def stats(sinks: Iterable[StatsSink]) -> dict[str, Any]:
+    """Of all that the pieces of one tensor took: ``min``, ``max``, ``mean``, ``norm``, ``nan``, ``inf``.
+
+    The first four are over the finite elements, and absent if there are none or their kind has no such number: complex numbers
+    have no order, and kinds of less than a byte none of these. ``norm`` of complex numbers is that of their parts.
+    """
+    held = list(sinks)
+    runs = [run for sink in held for run in sink.runs]
+    if not runs:
+        return {}
+    counts: dict[str, Any] = {"nan": sum(run.nan for run in runs), "inf": sum(run.inf for run in runs)}
+    finite = [run for run in runs if run.finite]
+    if not finite:
+        return counts
+    norm = {"norm": math.hypot(*(run.norm for run in finite))}
+    if held[0].dtype in _COMPLEX:
+        return norm | counts
+    count = sum(run.finite for run in finite)
+    least, most = min(run.least for run in finite), max(run.most for run in finite)
+    return {"min": least, "max": most, "mean": math.fsum(run.total / count for run in finite), **norm, **counts}
+
+
+def _run(dtype: str, start: int, data: memoryview) -> _Run | None:
+    np = _numpy()
+    values = _values(dtype, data)
+    if values is None or not values.size:
+        return None
+    with np.errstate(invalid="ignore"):  # a signalling NaN is counted, not complained about
+        wide = values.astype("f8")
+    if values.dtype.kind in "iub":
+        return _Run(start, int(values.min()), int(values.max()), float(wide.sum()), _norm(wide), wide.size, 0, 0)
+    nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
+    if nan or inf:
+        wide = wide[np.isfinite(wide)]
+    if not wide.size:
+        return _Run(start, 0, 0, 0, 0, 0, nan, inf)
+    return _Run(start, float(wide.min()), float(wide.max()), float(wide.sum()), _norm(wide), wide.size, nan, inf)
+
+
+def _norm(wide: Any) -> float:
+    """Scaled, so that the squares of large numbers do not overflow."""
+    top = float(abs(wide).max())
+    return top * float(((wide / top) ** 2).sum()) ** 0.5 if top else 0.0
+
+
+def _values(dtype: str, data: memoryview) -> Any:
+    """The elements as numpy has them, None for kinds without a value of their own."""
+    np = _numpy()
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    if dtype in _FLOAT8:
+        return np.array(_float8_table(*_FLOAT8[dtype]))[np.frombuffer(data, "u1")]
+    if dtype == "float8_e8m0fnu":
+        codes = np.frombuffer(data, "u1")
+        return np.where(codes == 255, np.nan, np.exp2(codes.astype("f8") - 127))
+    if dtype in _COMPLEX:
+        return np.frombuffer(data, _COMPLEX[dtype])
+    if dtype in _PLAIN:
+        return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+    assert dtype_named(dtype)
+    return None
+
+
+@cache
+def _float8_table(exponent_bits: int, mantissa_bits: int, bias: int, has_inf: bool, only_top_nan: bool) -> tuple[float, ...]:
+    """All 256 values of an 8-bit float (arXiv:2209.05433; the ``fnuz`` kinds: arXiv:2206.02915)."""
     top = (1 << exponent_bits) - 1
+    table = []
     for code in range(256):
         sign = -1.0 if code & 0x80 else 1.0
         exponent, mantissa = (code >> mantissa_bits) & top, code & ((1 << mantissa_bits) - 1)
-        if exponent == 0:
+        if has_inf and exponent == top:
+            value = math.nan if mantissa else sign * math.inf
+        elif (only_top_nan and code & 0x7F == 0x7F) or (not has_inf and not only_top_nan and code == 0x80):
+            value = math.nan
+        elif exponent == 0:
             value = sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
         else:
             value = sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
-        last = exponent == top and mantissa == (1 << mantissa_bits) - 1
-        if has_inf and exponent == top:
-            value = sign * np.inf if mantissa == 0 else np.nan
-        elif (only_top_nan and last) or (not has_inf and not only_top_nan and code == 0x80):
-            value = np.nan
-        table[code] = value
-    return table
+        table.append(value)
+    return tuple(table)
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise ConfigError("statistics need numpy", hint="pip install numpy") from None
+    return numpy

@@ -1,13 +1,17 @@
 """The command line: one small file a command, imported when the command is used.
 
-Exit codes: 0 yes, 1 a well-formed no (damage found, nothing there), 2 bad usage or a bad environment, 130 interrupted.
+Always holds: exit code 0 is yes, 1 a well-formed no (damage found, nothing there), 2 bad usage or a bad environment, 130
+interrupted, 141 nobody read the output to its end. Stored text is escaped before it is printed. May import everything below it;
+torch never.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
@@ -24,7 +28,10 @@ COMMANDS = {
     "tag": "name a checkpoint; a tag also keeps it",
     "cp": "copy checkpoints to another store or run",
     "prove": "does a training script resume to the bit?",
+    "version": "of Relight and of what it works with",
 }
+NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)
+"""Errors that are an answer. The others say that the question could not be asked."""
 
 
 class Commands(click.Group):
@@ -41,41 +48,106 @@ class Commands(click.Group):
         command: click.Command = import_module(f"relight.cli.{cmd_name}").command
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """A command that there is not is answered with the nearest that there is."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(f"there is no command {name!r}" + (f": did you mean {close[0]!r}?" if close else "."))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list, without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse, or print help. A pipe that was closed ends it here, before click makes of it what would read as a no."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except BrokenPipeError:
+            _nobody_reads()
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, "--version", prog_name="relight")
-def cli() -> None:
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; of closed pipes see above."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _nobody_reads()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error; so does RELIGHT_DEBUG=1.")
+@click.version_option(VERSION, "-V", "--version", prog_name="relight", message="%(prog)s %(version)s")
+def cli(debug: bool) -> None:
     """Keep a training run alive: look at its checkpoints, check, copy and prune them, prove that it resumes exactly.
 
-    The first argument of a command is a store, a run in it (store/run), or a checkpoint's directory.
+    The first argument of a command is a store (runs), a run in it (runs/demo), one of its checkpoints (runs/demo@best, or the
+    checkpoint's directory), or the URL of one.
+
+    \b
+    Examples:
+      relight ls runs/demo
+      relight verify runs/demo
+
+    Exit codes: 0 yes, 1 a well-formed no, 2 bad usage or environment. Completion for bash (zsh and fish alike):
+
+    \b
+      eval "$(_RELIGHT_COMPLETE=bash_source relight)"
     """
+    if debug:
+        os.environ["RELIGHT_DEBUG"] = "1"
 
 
 def main() -> None:
     """The entry point: errors of ours become a message and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="relight", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
+        _nobody_reads()
     except RelightError as error:
         if os.environ.get("RELIGHT_DEBUG"):
-            raise
-        from relight.cli.output import escape
+            import traceback
 
-        click.echo(f"relight: {escape(str(error), lines=True)}", err=True)
-        sys.exit(1 if isinstance(error, (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)) else 2)
+            traceback.print_exc()
+        else:
+            from relight.cli.output import show_error
+
+            show_error(error)
+        sys.exit(1 if isinstance(error, NO) else 2)
+    except OSError as error:
+        click.echo(f"relight: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if (error.name or "relight").split(".")[0] == "relight":
+            raise
+        click.echo(f"relight: {error.name} is not installed for {sys.executable}", err=True)
+        sys.exit(2)
+    except SystemExit:
+        raise
+    except BaseException:  # noqa: BLE001 (nothing is lost: the traceback is printed)
+        import traceback
+
+        traceback.print_exc()
+        click.echo("relight: this is a bug in Relight; please report it with the lines above", err=True)
+        sys.exit(2)  # never 1: that is an answer
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _nobody_reads() -> NoReturn:
+    """As if SIGPIPE had ended us: the answer is not known to have arrived, so it is neither yes nor no."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(141)

@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import click
 
 from relight.catalog.find import resolve
 from relight.catalog.locate import Place, locate
-from relight.catalog.run import Run
-from relight.cli.output import escape
+from relight.catalog.run import Run, list_runs
+from relight.cli.output import escape, warn
 from relight.errors import ConfigError
 from relight.log import Checkpoint, History, View, fold
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON on standard output.")
 
 
-def open_run_at(path: str) -> tuple[Run, View, History, Place]:
-    """The run that ``path`` names; a store with several runs is bad usage."""
+class OpenedRun(NamedTuple):
+    """A run and what its log says now. ``which`` is the checkpoint that the path itself named, if it did."""
+
+    run: Run
+    view: View
+    history: History
+    which: str | None
+
+    def choose(self, which: str | None, *, metric: str = "loss", mode: str = "min") -> Checkpoint:
+        """The checkpoint meant: by ``which``, by the path, or the newest."""
+        return resolve(self.history, which or self.which or "latest", metric=metric, mode=mode)
+
+
+def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:
+    """The run that ``path`` names; a store will do if it has just one."""
     place = locate(path)
     name = place.run
     if name is None:
-        from relight.catalog.run import list_runs
-
         runs = list_runs(place.store)
         if len(runs) != 1:
-            raise ConfigError(f"{path} is a store with {len(runs)} runs: name one", hint=", ".join(f"{path}/{run}" for run in runs[:8]))
+            shown = ", ".join(f"{path.rstrip('/')}/{run}" for run in runs[:8])
+            raise ConfigError(
+                f"{path} is a store with {len(runs)} runs: which one?", hint=shown or "nothing was saved here yet"
+            )
         name = runs[0]
+    return read_run(place._replace(run=name), name, warnings=warnings)
+
+
+def read_run(place: Place, name: str, *, warnings: bool = True) -> OpenedRun:
+    """The run ``name`` of a store. What is wrong with its log is said on stderr, once a record."""
     run = Run(place.store, name)
     view = run.view()
-    for fault in view.faults:
-        click.echo(f"warning: {escape(fault.file)}: {escape(fault.reason)}; the record counts for nothing", err=True)
-    return run, view, fold(view), place
-
-
-def choose(history: History, place: Place, which: str | None, *, metric: str = "loss", mode: str = "min") -> Checkpoint:
-    """The checkpoint meant: named by the path, by ``which``, or the newest."""
-    return resolve(history, which or place.which or "latest", metric=metric, mode=mode)
+    if warnings:
+        for fault in view.faults[:20]:
+            warn(f"{escape(fault.file)}: {escape(fault.reason)}; the record counts for nothing")
+        if len(view.faults) > 20:
+            warn(f"… and {len(view.faults) - 20} more damaged records: relight log shows them")
+    return OpenedRun(run, view, fold(view), place.which)

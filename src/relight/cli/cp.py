@@ -7,46 +7,95 @@ from typing import Any
 import click
 
 from relight.catalog.find import resolve
-from relight.cli.common import choose, json_option, open_run_at
-from relight.cli.output import emit_json, progress, size
-from relight.format.names import check_run_name
-from relight.store import open_bytes
-from relight.store.urls import split_run
-from relight.transfer import execute_copy, plan_copy
+from relight.catalog.locate import locate_destination
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, paint, plural, progress, size
+from relight.errors import ConfigError
+from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 
 
 @click.command("cp")
-@click.argument("source")
+@click.argument("source", metavar="SOURCE[@WHICH]")
 @click.argument("destination")
-@click.option("--which", multiple=True, help="An id, step, tag, 'latest' or 'best'; may be given several times.")
+@click.option("--which", multiple=True, help="Which, again and again: an id, a step, a tag, 'latest' or 'best'.")
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
+@click.option("--as-newest", is_flag=True, help="Also if the destination's run is further on: it will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
 @json_option
-def command(source: str, destination: str, which: tuple[str, ...], everything: bool, dry_run: bool, as_json: bool) -> None:
-    """Copy checkpoints (by default the newest) of SOURCE to DESTINATION, a store/run that is made if needed.
+def command(
+    source: str, destination: str, which: tuple[str, ...], everything: bool, as_newest: bool, dry_run: bool, as_json: bool
+) -> int:
+    """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
 
-    Every byte is verified on the way. Said again after an interruption, it goes on where it was.
+    Every byte is verified on the way. A copy keeps its id where that is free, and its root says where it came from. A
+    training run at the destination goes on undisturbed. Said again after an interruption, it goes on where it was. Exit
+    code 1 if one was damaged: it is left out, the others are copied.
 
     \b
-    relight cp runs/demo /backup/demo
-    relight cp runs/demo /backup/demo --all
+    Examples:
+      relight cp runs/demo@best /backup/demo
+      relight cp runs/demo /backup/ --all
     """
-    run, _, history, place = open_run_at(source)
-    chosen = list(history.live) if everything else [resolve(history, one) for one in which] or [choose(history, place, None)]
-    url, name = split_run(destination)
-    plan = plan_copy(run, chosen, open_bytes(url), check_run_name(name))
+    found = open_run_at(source)
+    if sum((everything, bool(which), found.which is not None)) > 1:
+        raise ConfigError("of @WHICH, --which and --all just one can be meant")
+    chosen = found.history.live if everything else [resolve(found.history, one) for one in which] or [found.choose(None)]
+    place = locate_destination(destination, found.run.name)
+    assert place.run is not None
+    plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=as_newest)
     if dry_run:
-        rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.stored_bytes} for one in plan.checkpoints]
-        if as_json:
-            emit_json({"dry_run": True, "copy": rows, "there": plan.there})
-        else:
-            for row in rows:
-                click.echo(f"{row['id']}  step {row['step']}  {size(row['bytes'])}")
-            click.echo(f"{len(rows)} to copy, {size(plan.bytes)}; {len(plan.there)} are there already")
-        return
-    with progress("copying", plan.bytes) as advance:
-        report = execute_copy(plan, progress=advance)
+        _say_plan(plan, as_json)
+        return 0
+    with progress("copying", plan.bytes) as meter:
+        report = execute_copy(plan, progress=meter)
     if as_json:
-        emit_json({"copied": [{"id": old, "id_there": new} for old, new in report.copied], "there": report.there})
+        emit_json({"to": _to(plan), **_to_dict(report)})
     else:
-        click.echo(f"copied {len(report.copied)} checkpoints, {size(plan.bytes)}; {len(report.there)} were there already")
+        _say_report(plan, report)
+    return 1 if report.damaged else 0
+
+
+def _say_plan(plan: CopyPlan, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.stored_bytes} for one in plan.checkpoints]
+    if as_json:
+        emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there)})
+        return
+    for row in rows:
+        click.echo(f"{row['id']}  step {row['step']:<9}  {size(row['bytes']):>9}")
+    click.echo(
+        f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {escape(_to(plan))}{_there(plan.there)}"
+    )
+
+
+def _say_report(plan: CopyPlan, report: CopyReport) -> None:
+    for old, new in report.copied:
+        if old != new:
+            click.echo(f"{old} is {new} there: its own id was taken")
+    for old, error in report.damaged:
+        click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
+    if report.there and not report.copied and not report.damaged:
+        what = "it is" if len(report.there) == 1 else f"all {len(report.there)} are"
+        click.echo(f"nothing to copy: {what} in {escape(_to(plan))} already")
+        return
+    copied = {old for old, _ in report.copied}
+    count = sum(one.body.stored_bytes for one in plan.checkpoints if one.id in copied)
+    click.echo(
+        f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {escape(_to(plan))}{_there(report.there)}"
+    )
+
+
+def _to_dict(report: CopyReport) -> dict[str, Any]:
+    damaged = [{"id": old, "kind": error.kind, "where": error.where, "detail": error.what} for old, error in report.damaged]
+    return {"copied": _pairs(report.copied), "there": _pairs(report.there), "damaged": damaged}
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"id": old, "id_there": new} for old, new in pairs]
+
+
+def _there(there: list[tuple[str, str]]) -> str:
+    return f"; {len(there)} {'was' if len(there) == 1 else 'were'} there already" if there else ""
+
+
+def _to(plan: CopyPlan) -> str:
+    return f"{plan.destination.url.rstrip('/')}/{plan.run}"

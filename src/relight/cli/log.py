@@ -7,8 +7,8 @@ from typing import Any
 import click
 import msgspec
 
-from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, metrics_text, size, table
+from relight.cli.common import OpenedRun, json_option, open_run_at
+from relight.cli.output import Styled, emit_json, metrics_text, number, table
 from relight.format import Record
 from relight.format.records import CommitBody, FenceBody, NoteBody, RetireBody, RunBody, TagBody
 
@@ -17,57 +17,79 @@ from relight.format.records import CommitBody, FenceBody, NoteBody, RetireBody, 
 @click.argument("path")
 @json_option
 def command(path: str, as_json: bool) -> None:
-    """Show a run's log, oldest first: attempts, commits, tags, what was retired and what is void.
+    """Show a run's log, oldest first: attempts, commits, tags, what was retired, what is void and what is damaged.
 
     \b
-    relight log runs/demo
+    Examples:
+      relight log runs/demo
+      relight log runs/demo --json
     """
-    _, view, history, _ = open_run_at(path)
-    void = {record.seq: reason for record, reason in history.void}
-    rows: list[dict[str, Any]] = [
-        {
-            "seq": record.seq,
-            "kind": record.kind,
-            "time": record.time,
-            "epoch": record.epoch,
-            "writer": record.writer,
-            "void": void.get(record.seq),
-            "body": msgspec.to_builtins(record.body),
-        }
-        for record in view.records
-    ]
-    rows += [{"seq": fault.seq, "kind": "DAMAGED", "file": fault.file, "reason": fault.reason} for fault in view.faults]
-    rows.sort(key=lambda row: int(row["seq"]))
+    found = open_run_at(path, warnings=False)
+    void = {record.seq: reason for record, reason in found.history.void}
+    years = {record.time[:4] for record in found.view.records}
+    cut = 5 if len(years) == 1 else 0  # 80 characters are few: a year that is always the same stands in the heading
+    lines = [(record.seq, _to_dict(record, void), _row(record, void, writer, cut)) for record, writer in _with_writers(found)]
+    for fault in found.view.faults:
+        facts = {"seq": fault.seq, "kind": "DAMAGED", "file": fault.file, "reason": fault.reason}
+        cells: list[object] = [fault.seq, "", Styled("DAMAGED", "red"), Styled(f"{fault.file}: {fault.reason}", "red")]
+        lines.append((fault.seq, facts, cells))
+    lines.sort(key=lambda line: line[0])
     if as_json:
-        emit_json(rows)
-        return
-    records = {record.seq: record for record in view.records}
-    table(
-        ["seq", "time", "attempt", "kind", "what"],
-        [
-            [
-                row["seq"],
-                row.get("time", ""),
-                row.get("epoch", ""),
-                row["kind"] + (" (void)" if row.get("void") else ""),
-                row.get("void") or row.get("reason") or _what(records[row["seq"]]),
-            ]
-            for row in rows
-        ],
-        right=("seq", "attempt"),
-    )
+        emit_json([facts for _, facts, _ in lines])
+    else:
+        heading = f"{years.pop()} (UTC)" if cut else "time (UTC)"
+        table(["seq", heading, "kind", "what"], [cells for _, _, cells in lines], right=("seq",), wrap=("what",))
+
+
+def _with_writers(found: OpenedRun) -> list[tuple[Record, str]]:
+    """Each record, and who wrote it if that is not the attempt in charge."""
+    attempt = ""
+    result = []
+    for record in found.view.records:
+        if isinstance(record.body, FenceBody):
+            attempt = record.writer
+        result.append((record, "" if record.writer == attempt or record.seq == 0 else _who(record)))
+    return result
+
+
+def _who(record: Record) -> str:
+    """Host and process; the random end of it is for programs."""
+    return ":".join(record.writer.split(":")[:2])
+
+
+def _to_dict(record: Record, void: dict[int, str]) -> dict[str, Any]:
+    return {
+        "seq": record.seq,
+        "kind": record.kind,
+        "time": record.time,
+        "epoch": record.epoch,
+        "writer": record.writer,
+        "void": void.get(record.seq),
+        "body": msgspec.to_builtins(record.body),
+    }
+
+
+def _row(record: Record, void: dict[int, str], writer: str, cut: int) -> list[object]:
+    what = _what(record) + (f" (by {writer})" if writer else "")
+    time = record.time.removesuffix("Z").replace("T", " ")[cut:]
+    if record.seq in void:
+        return [record.seq, time, Styled(record.kind, "yellow"), Styled(f"VOID, {void[record.seq]}: {what}", "yellow")]
+    style = "bold" if isinstance(record.body, FenceBody) else ""
+    return [record.seq, time, Styled(record.kind, style), Styled(what, style)]
 
 
 def _what(record: Record) -> str:
     body = record.body
     if isinstance(body, CommitBody):
-        return f"{body.id}, step {body.step}, {size(body.stored_bytes)}, {body.reason} {metrics_text(body.metrics)}".strip()
+        facts = [f"{body.id} step {body.step}", body.reason, metrics_text(body.metrics)]
+        return ", ".join(fact for fact in facts if fact) + (", suspect" if body.suspect else "")
     if isinstance(body, RetireBody):
-        return f"{' '.join(body.ids)}: {body.reason}"
+        return f"{' '.join(body.ids)} ({body.reason})"
     if isinstance(body, TagBody):
-        return f"{body.name} → {body.id or 'removed'}"
+        return f"{body.name} → {body.id}" if body.id else f"{body.name} removed"
     if isinstance(body, FenceBody):
-        return f"{record.writer} took charge ({body.reason})"
+        return f"attempt {record.epoch} takes charge: {_who(record)} ({body.reason})"
     if isinstance(body, RunBody):
-        return f"run {body.name}"
-    return f"{body.topic}: {body.data}" if isinstance(body, NoteBody) else ""
+        return f"run {body.name} begins: {_who(record)}"
+    assert isinstance(body, NoteBody)
+    return " ".join([f"{body.topic}:", *(f"{name}={number(value)}" for name, value in body.data.items())])

@@ -6,52 +6,43 @@ from typing import Any
 
 import click
 
-from relight.catalog.locate import locate
-from relight.catalog.run import Run, list_runs
-from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, metrics_text, size, table
-from relight.log import Checkpoint, History, fold
+from relight.catalog.locate import Place, locate
+from relight.catalog.run import list_runs
+from relight.cli.common import json_option, open_run_at, read_run
+from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plural, size, table, warn
+from relight.errors import RelightError
+from relight.log import Checkpoint, History
 
 
 @click.command("ls")
 @click.argument("path")
+@click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @json_option
-def command(path: str, as_json: bool) -> None:
+def command(path: str, newest: int | None, as_json: bool) -> None:
     """List the checkpoints of a run, newest last; or the runs of a store.
 
     \b
-    relight ls runs/demo
-    relight ls runs --json
+    Examples:
+      relight ls runs/demo
+      relight ls runs --json
     """
     place = locate(path)
-    if place.run is None:
-        _runs(place.store, as_json)
+    if place.run is None and place.which is None:
+        _runs(place, as_json)
         return
-    _, _, history, _ = open_run_at(path)
-    rows = [entry(history, one) for one in history.live]
+    found = open_run_at(path)
+    shown = [found.choose(None)] if found.which else found.history.live[-newest:] if newest else found.history.live
+    rows = [entry(found.history, one) for one in shown]
     if as_json:
         emit_json(rows)
-        return
-    if not rows:
+    elif rows:
+        _table(rows)
+        total = (
+            f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.stored_bytes for one in found.history.live))}"
+        )
+        click.echo(total if len(rows) == len(found.history.live) else f"{len(rows)} of {total}")
+    else:
         click.echo("no checkpoint yet")
-        return
-    table(
-        ["id", "step", "saved", "size", "new", "reason", "metrics", "tags"],
-        [
-            [
-                row["id"],
-                row["step"],
-                age(row["created"]),
-                size(row["stored_bytes"]),
-                size(row["new_bytes"]),
-                row["reason"],
-                metrics_text(row["metrics"]),
-                " ".join(row["tags"]) + (" SUSPECT" if row["suspect"] else ""),
-            ]
-            for row in rows
-        ],
-        right=("step", "size", "new"),
-    )
 
 
 def entry(history: History, one: Checkpoint) -> dict[str, Any]:
@@ -75,10 +66,40 @@ def entry(history: History, one: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _runs(store: Any, as_json: bool) -> None:
+def _table(rows: list[dict[str, Any]]) -> None:
+    """Columns that would say nothing are left out: 80 characters are few."""
+    columns = ["id", "step", "saved", "size"]
+    cells: list[list[object]] = [[row["id"], row["step"], age(row["created"]), size(row["stored_bytes"])] for row in rows]
+
+    def add(column: str, texts: list[str], style: str = "") -> None:
+        columns.append(column)
+        for cell, text in zip(cells, texts, strict=True):
+            cell.append(Styled(text, style) if style else text)
+
+    if any(row["new_bytes"] != row["stored_bytes"] for row in rows):
+        add("new", [size(row["new_bytes"]) for row in rows])
+    add("reason", [row["reason"] for row in rows])
+    if any(row["metrics"] for row in rows):
+        add("metrics", [metrics_text(row["metrics"]) for row in rows])
+    if any(row["tags"] for row in rows):
+        add("tags", [" ".join(row["tags"]) for row in rows], "green")
+    if any(row["suspect"] or row["requires"] for row in rows):
+        flags = [
+            ("suspect " if row["suspect"] else "") + (f"needs {len(row['requires'])}" if row["requires"] else "")
+            for row in rows
+        ]
+        add("flags", [text.strip() for text in flags], "yellow")
+    table(columns, cells, right=("step", "size", "new"), wrap=("reason", "metrics", "tags", "flags"))
+
+
+def _runs(place: Place, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
-    for name in list_runs(store):
-        history = fold(Run(store, name).view())
+    for name in list_runs(place.store):
+        try:
+            history = read_run(place, name).history
+        except RelightError as error:  # one run that cannot be read does not hide the others
+            warn(f"{escape(name)}: {escape(error.what)}")
+            continue
         newest = history.live[-1] if history.live else None
         rows.append(
             {
@@ -97,7 +118,7 @@ def _runs(store: Any, as_json: bool) -> None:
         click.echo("no run yet")
         return
     table(
-        ["run", "checkpoints", "latest step", "saved", "size", "attempts"],
+        ["run", "checkpoints", "newest step", "saved", "size", "attempts"],
         [
             [
                 row["run"],
@@ -109,5 +130,6 @@ def _runs(store: Any, as_json: bool) -> None:
             ]
             for row in rows
         ],
-        right=("checkpoints", "latest step", "size", "attempts"),
+        right=("checkpoints", "newest step", "size", "attempts"),
+        wrap=("run",),
     )

@@ -1,101 +1,215 @@
-"""How commands speak: tables for people, JSON for programs, progress on a terminal. Stored text is escaped before it is printed."""
+"""How commands speak: tables for people, JSON for programs, progress on a terminal.
+
+What comes out of a store is text somebody else chose: ``escape`` it before it is printed. On a terminal tables fit its width
+and have colour (rich, imported only then); into a pipe they are plain, aligned and uncut.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from relight.errors import RelightError
+
+
+class Styled(NamedTuple):
+    """A cell with a colour, which a pipe does not see."""
+
+    text: object
+    style: str
+
 
 def emit_json(value: Any) -> None:
-    """``value`` as indented JSON on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """``value`` as indented JSON on stdout: ASCII, strict; numbers that JSON lacks are the texts the format has for them."""
+    click.echo(json.dumps(_strict(value), indent=2, allow_nan=False))
 
 
-def escape(text: object, *, lines: bool = False) -> str:
-    """Text that a terminal shows and does not obey: control characters as ``\\x1b``, lone surrogates too."""
-    shown = []
-    for char in str(text):
-        code = ord(char)
-        if lines and char == "\n":
-            shown.append(char)
-        elif code < 32 or 127 <= code < 160 or 0xD800 <= code < 0xE000 or code in (0x202A, 0x202B, 0x202D, 0x202E, 0x2066, 0x2067, 0x2068):
-            shown.append(f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-        else:
-            shown.append(char)
-    return "".join(shown)
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Aligned columns; the last one is cut on a terminal that is too narrow. Plain text, so that it pipes."""
-    cells = [[escape(cell) for cell in row] for row in rows]
-    widths = [max(len(column), *(len(row[i]) for row in cells)) if cells else len(column) for i, column in enumerate(columns)]
+def escape(text: object) -> str:
+    """Text that a terminal shows and does not obey: what is not printable stands as ``\\x1b``, ``\\u202e``."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
 
-    def line(row: Sequence[str]) -> str:
-        parts = [cell.rjust(width) if column in right else cell.ljust(width) for cell, width, column in zip(row, widths, columns)]
-        return "  ".join(parts).rstrip()
 
-    limit = _width()
-    heading = line(columns)
-    click.echo(click.style(_cut(heading, limit), bold=True) if sys.stdout.isatty() else heading)
+def paint(text: str, style: str) -> str:
+    """``text`` in a colour, or bold, if stdout is a terminal that wants it."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, bold=True) if style == "bold" else click.style(text, fg=style)
+
+
+def warn(text: str) -> None:
+    """A line on stderr."""
+    click.echo(f"warning: {text}", err=True)
+
+
+def show_error(error: RelightError) -> None:
+    """What happened, where, and what to do about it, on stderr."""
+    where = f" [{escape(error.where)}]" if error.where else ""
+    lines = [f"{click.style('relight:', fg='red')} {escape(error.what)}{where}"]
+    lines += [f"  - {escape(detail)}" for detail in error.details[:20]]
+    if len(error.details) > 20:
+        lines.append(f"  … and {len(error.details) - 20} more")
+    if error.hint:
+        lines.append(f"  → {escape(error.hint)}")
+    click.echo("\n".join(lines), err=True)
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), wrap: Sequence[str] = ()
+) -> None:
+    """Aligned columns, those in ``right`` to the right. On a terminal those in ``wrap`` go over several lines if they must."""
+    cells = [
+        [(escape(cell.text), cell.style) if isinstance(cell, Styled) else (escape(cell), "") for cell in row] for row in rows
+    ]
+    if sys.stdout.isatty():
+        _rich_table(columns, cells, right, wrap)
+        return
+    widths = [max(_width(column), *(_width(row[i][0]) for row in cells)) if cells else 0 for i, column in enumerate(columns)]
+    for texts in [list(columns), *([text for text, _ in row] for row in cells)]:
+        padded = []
+        for column, text, width in zip(columns, texts, widths, strict=True):
+            space = " " * (width - _width(text))
+            padded.append(space + text if column in right else text + space)
+        click.echo("  ".join(padded).rstrip())
+
+
+def _rich_table(columns: Sequence[str], cells: list[list[tuple[str, str]]], right: Sequence[str], wrap: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        longest = max(_width(column), *(_width(row[i][0]) for row in cells))
+        shown.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=column not in wrap,
+            overflow="fold",
+            min_width=min(longest, 16) if column in wrap else longest,
+        )
     for row in cells:
-        click.echo(_cut(line(row), limit))
+        shown.add_row(*(Text(text, style) for text, style in row))
+    Console(highlight=False).print(shown)
 
 
-def _width() -> int | None:
-    import shutil
+def _width(text: str) -> int:
+    """Columns of a terminal that ``text`` takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def _cut(text: str, limit: int | None) -> str:
-    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+def facts_list(facts: Sequence[tuple[str, object]]) -> None:
+    """Names and what they are, indented; long ones go on below themselves on a terminal."""
+    width = max((_width(escape(name)) for name, _ in facts), default=0)
+    for name, value in facts:
+        head = f"  {escape(name)}{' ' * (width - _width(escape(name)))}  "
+        if sys.stdout.isatty():
+            from shutil import get_terminal_size
+            from textwrap import fill
+
+            columns = max(get_terminal_size().columns, width + 24)
+            click.echo(fill(escape(value), columns, initial_indent=head, subsequent_indent=" " * (width + 4)))
+        else:
+            click.echo(head + escape(value))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 checkpoint``, ``2 checkpoints``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def size(count: int) -> str:
     """Bytes for people."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        if value < 999.95 or unit == "TB":
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return str(count)
 
 
 def age(text: str) -> str:
-    """How long ago a record says it was written."""
+    """How long ago a record says it was written; the time itself if clocks disagree or it is no time."""
     try:
         then = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         return text[:20]
     seconds = (datetime.now(UTC) - then).total_seconds()
+    if seconds < -60:
+        return text
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{max(seconds, 0):.0f} s ago"
 
 
+def number(value: Any) -> str:
+    """A metric or statistic for people."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def metrics_text(metrics: dict[str, Any]) -> str:
     """``loss=1.234 …``"""
-    return " ".join(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in metrics.items())
+    return " ".join(f"{name}={number(value)}" for name, value in metrics.items())
+
+
+class Meter:
+    """Told of bytes done, from any thread; ``say`` prints a line without tearing the bar."""
+
+    def __init__(self, advance: Callable[[int], None] | None = None, say: Callable[[str], None] | None = None) -> None:
+        self._advance, self._say = advance, say
+
+    def __call__(self, count: int) -> None:
+        """``count`` bytes more."""
+        if self._advance:
+            self._advance(count)
+
+    def say(self, line: str) -> None:
+        """A line on stdout."""
+        (self._say or click.echo)(line)
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes on stderr, on a terminal only. The callable may be called from any thread."""
-    if not sys.stderr.isatty() or total < 1 << 20:
-        yield lambda count: None
+def progress(label: str, total: int) -> Iterator[Meter]:
+    """A bar of bytes on stderr with their rate, on a terminal only, and only if there is something to wait for."""
+    if not sys.stderr.isatty() or total < 4 << 20:
+        yield Meter()
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.text import Text
 
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    # What goes to stdout stays there, also when that is a pipe: rich would send it to stderr.
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def say(line: str) -> None:
+        if sys.stdout.isatty():
+            bar.console.print(Text.from_ansi(line), highlight=False)
+        else:
+            click.echo(line)
+
     with bar:
         task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
+        yield Meter(lambda count: bar.advance(task, count), say)

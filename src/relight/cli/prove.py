@@ -9,20 +9,24 @@ from relight.cli.output import emit_json, escape
 from relight.prove import ProveOptions, run
 
 
-@click.command("prove", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "n", default=5, show_default=True, help="Steps before the kill.")
-@click.option("-k", "k", default=3, show_default=True, help="Steps after the resume.")
+@click.command("prove", context_settings={"allow_interspersed_args": False})
+@click.option("-n", "n", type=click.IntRange(min=1), default=5, show_default=True, help="Steps before the kill.")
+@click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(n: int, k: int, keep: str | None, as_json: bool, script: str, args: tuple[str, ...]) -> int:
-    """Does SCRIPT resume to the bit? Runs it N+K steps straight, and N, SIGKILL, resume, K; compares every tensor, value, random
-    number, sample and batch step by step; names the first thing that differs. The script's own store is not touched.
+    """Does SCRIPT resume to the bit? What follows SCRIPT is its own.
+
+    Runs it N+K steps straight, and N, SIGKILL, resume, K; compares every tensor, value, random number, sample and batch, step
+    by step; names the first thing that differs. The script's own store is not touched. Exit code 1 if something differs.
 
     \b
-    relight prove -n 20 -k 5 train.py --batch-size 8
+    Example:
+      relight prove -n 20 -k 5 train.py --batch-size 8
     """
+    args = args[1:] if args[:1] == ("--",) else args
     report = run(ProveOptions(script, args, n, k, keep, say=lambda text: click.echo(text, err=True)))
     if as_json:
         emit_json(report.to_dict())

@@ -7,22 +7,26 @@ import sys
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, progress, size, table
+from relight.cli.output import Styled, emit_json, escape, plural, progress, size, table
 from relight.errors import ConfigError
 from relight.policy import keep
-from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.reclaim import PrunePlan, SweepPlan, execute, execute_sweep, plan_prune, plan_sweep
+
+POSITIVE = click.IntRange(min=1)
 
 
 @click.command("prune")
 @click.argument("path")
-@click.option("--keep-last", type=int, help="Keep the newest N.")
-@click.option("--keep-best", type=int, help="Keep the N best by --metric.")
+@click.option("--keep-last", type=POSITIVE, metavar="N", help="Keep the newest N.")
+@click.option("--keep-best", type=POSITIVE, metavar="N", help="Keep the N best by --metric.")
 @click.option("--metric", default="loss", show_default=True, help="What --keep-best goes by.")
-@click.option("--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Whether less or more is better.")
-@click.option("--keep-every", type=int, help="Keep those after every N steps.")
+@click.option(
+    "--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Whether less or more is better."
+)
+@click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep those that end N, 2N, 3N … steps.")
 @click.option("--sweep", is_flag=True, help="Also delete what superseded attempts left unfinished.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 def command(
     path: str,
@@ -36,38 +40,79 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Remove the checkpoints that no rule keeps. Tagged ones, the newest, and the newest that verifies always stay.
+    """Remove the checkpoints that no rule keeps, saying for each why it stays or goes.
+
+    Tagged ones, the newest, and the newest that verifies always stay. Asks before it removes anything, unless told --yes.
 
     \b
-    relight prune runs/demo --keep-last 3 --keep-every 1000 --dry-run
+    Examples:
+      relight prune runs/demo --keep-last 3 --keep-every 1000 --dry-run
+      relight prune runs/demo --keep-best 1 --metric accuracy --mode max --yes
     """
     rules = keep(last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every)
     if rules.is_everything and not sweep:
-        raise ConfigError("no rule given", hint="--keep-last N, --keep-best N, --keep-every N, or --sweep")
-    run, _, history, _ = open_run_at(path)
-    newest = history.live[-1].body.stored_bytes if history.live else 0
-    with progress("verifying what stays", newest) as advance:
-        plan = plan_prune(run.store, run.name, rules, progress=advance)
-    swept = plan_sweep(run.store, run.name) if sweep else None
+        raise ConfigError(
+            "no rule was given, so everything stays", hint="--keep-last N, --keep-best N, --keep-every N, or --sweep"
+        )
+    found = open_run_at(path)
+    if found.which:
+        raise ConfigError("this names one checkpoint, but rules are about all of a run", where=path)
+    store = found.run.store
+    newest_bytes = found.history.live[-1].body.stored_bytes if found.history.live else 0
+    with progress("verifying what stays", newest_bytes) as meter:
+        plan = plan_prune(store, found.run.name, rules, progress=meter)
+    swept = plan_sweep(store, found.run.name) if sweep else SweepPlan(found.run.name, [], [])
     if not as_json:
-        rows = [[v.id, v.step, "stays" if v.keep else "GOES", v.reason] for v in plan.verdicts]
-        table(["id", "step", "", "because"], rows, right=("step",))
-        for name, reason in swept.directories if swept else ():
-            click.echo(f"{name}  GOES  {reason}")
-        click.echo(f"{len(plan.going)} go, {size(plan.bytes_freed)}" + (" (dry run: nothing was done)" if dry_run else ""))
-    doing = bool(plan.going or (swept and swept.directories)) and not dry_run
-    if doing and not yes and not as_json and sys.stdin.isatty() and not click.confirm("Remove them?"):
-        doing = False
-    report = execute(plan, run.store) if doing else None
-    swept_report = execute_sweep(swept, run.store) if doing and swept else None
+        _print(plan, swept)
+    doing = bool(plan.going or swept.directories or swept.temporaries) and not dry_run
+    if doing and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError(
+                "this removes checkpoints, and there is nobody to ask", hint="say --yes, or --dry-run to see what would go"
+            )
+        doing = click.confirm("Remove them?", err=True)
+    report = execute(plan, store) if doing else None
+    swept_report = execute_sweep(swept, store) if doing else None
+    deleted = [*report.deleted, *swept_report.deleted] if report and swept_report else []
+    left = [*report.left, *swept_report.left] if report and swept_report else []
     if as_json:
         emit_json(
             {
                 "dry_run": dry_run,
                 "checkpoints": [{"id": v.id, "step": v.step, "keep": v.keep, "reason": v.reason} for v in plan.verdicts],
                 "bytes_freed": plan.bytes_freed,
+                "sweep": [{"dir": name, "reason": reason} for name, reason in swept.directories],
+                "held": [{"dir": name, "reason": reason} for name, reason in swept.held],
                 "retired": report.retired if report else [],
-                "deleted": [*(report.deleted if report else []), *(swept_report.deleted if swept_report else [])],
-                "left": [*(report.left if report else []), *(swept_report.left if swept_report else [])],
+                "deleted": deleted,
+                "left": left,
             }
         )
+        return
+    if doing and report:
+        leftovers = f", swept {plural(len(swept_report.deleted), 'leftover')}" if sweep and swept_report else ""
+        click.echo(f"removed {plural(len(report.retired), 'checkpoint')}{leftovers}")
+        for name in left:
+            click.echo(f"{escape(name)} could not be deleted yet: the next --sweep tries again")
+    else:
+        click.echo("dry run: nothing was done" if dry_run else "nothing was done")
+
+
+def _print(plan: PrunePlan, swept: SweepPlan) -> None:
+    rows: list[list[object]] = []
+    for verdict in plan.verdicts:
+        fate = Styled("stays", "green") if verdict.keep else Styled("goes", "red")
+        rows.append([verdict.id, verdict.step, fate, verdict.reason])
+    if rows:
+        table(["id", "step", "fate", "because"], rows, right=("step",), wrap=("because",))
+    leftovers: list[list[object]] = [[name, Styled("goes", "red"), reason] for name, reason in swept.directories]
+    leftovers += [
+        [name, Styled("goes", "red"), "a file that was to become a record, and never can"] for name in swept.temporaries
+    ]
+    leftovers += [[name, Styled("stays", "green"), reason] for name, reason in swept.held]
+    if leftovers:
+        table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))
+    count = len(plan.going)
+    click.echo(
+        f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}"
+    )

@@ -2,148 +2,239 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
-from relight.catalog import open_checkpoint, read_tensors
+from relight.catalog import read_tensors
 from relight.catalog.opened import Opened
-from relight.catalog.stats import tensor_stats
-from relight.cli.common import choose, json_option, open_run_at
+from relight.catalog.stats import StatsSink, stats
+from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
-from relight.cli.output import age, emit_json, escape, metrics_text, progress, size, table
-from relight.format import Leaf, decode_tree
+from relight.cli.output import Styled, age, emit_json, facts_list, metrics_text, paint, plural, progress, size, table
+from relight.errors import CheckpointNotFound
+from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
-from relight.layout import Bytes
+from relight.layout import Sink
+
+STATS = ("min", "max", "mean", "norm", "nan", "inf")
+ODD = ("nan", "inf")
+"""Columns only if there is one."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One tensor, whole: ``pieces`` are ``(rank, what its part says)``."""
+
+    pieces: list[tuple[int, Tensor]] = field(default_factory=list)
+    stats: dict[str, Any] | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """What all pieces agree on."""
+        return self.pieces[0][1]
+
+    @property
+    def bytes(self) -> int:
+        """Of all pieces."""
+        return sum(piece.length for _, piece in self.pieces)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        one = self.tensor
+        facts: dict[str, Any] = {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "role": one.role}
+        facts["bytes"] = self.bytes
+        boxes = [(rank, piece.box) for rank, piece in self.pieces]
+        facts["pieces"] = [{"rank": rank, "box": box and [list(box.start), list(box.size)]} for rank, box in boxes]
+        return facts if self.stats is None else {**facts, "stats": self.stats}
 
 
 @click.command("show")
 @click.argument("path")
 @click.argument("which", required=False)
-@click.option("--only", multiple=True, help="Only tensors and values that match this pattern, such as 'model/*'.")
-@click.option("--stats", is_flag=True, help="Read and verify each tensor; show min, max, mean, norm, non-finite values.")
-@click.option("--values", is_flag=True, help="Show the plain values too.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times."
+)
+@click.option("--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite.")
+@click.option("--values", is_flag=True, help="The plain values too: step counts, random states, settings.")
+@click.option("--metric", default="loss", show_default=True, help="What 'best' goes by.")
+@click.option(
+    "--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Whether less or more is better."
+)
 @json_option
-def command(path: str, which: str | None, only: tuple[str, ...], stats: bool, values: bool, as_json: bool) -> None:
-    """Show one checkpoint: by default the newest; WHICH is an id, a step, a tag, 'latest' or 'best'.
+def command(
+    path: str, which: str | None, only: tuple[str, ...], with_stats: bool, values: bool, metric: str, mode: str, as_json: bool
+) -> None:
+    """Show one checkpoint, by default the newest. WHICH is an id, a step, a tag, 'latest' or 'best'.
 
     \b
-    relight show runs/demo
-    relight show runs/demo 500 --only 'optimizer/*' --stats
+    Examples:
+      relight show runs/demo
+      relight show runs/demo 500 --only 'optimizer/*' --stats
     """
-    run, view, history, place = open_run_at(path)
-    one = choose(history, place, which)
-    opened = open_checkpoint(run.store, run.name, one, store_id=view.store_id, run_id=view.run_id)
-    tensors = _tensors(opened, only, stats)
-    plain = [(name, value) for name, value in _values(opened) if _matches(name, only)]
+    found = open_run_at(path)
+    one = found.choose(which, metric=metric, mode=mode)
+    opened = found.run.open(one)
+    rows = _rows(opened, only)
+    plain = [(name, value) for name, value in _values(opened) if _matches(name, only)] if values else []
+    if only and not rows and not plain:
+        among = "tensor or value" if values else "tensor"
+        raise CheckpointNotFound(
+            f"no {among} matches {' or '.join(only)}", where=opened.prefix, hint="without --only all are listed"
+        )
+    if with_stats:
+        _read(opened, rows)
     root = opened.root
     if as_json:
         facts = {
-            **entry(history, one),
+            **entry(found.history, one),
             "world": root.world,
             "components": root.components,
             "environment": root.environment,
             "user": root.user,
             "exact": root.exact,
-            "tensors": tensors,
+            "tensors": [row.to_dict() for row in rows],
         }
-        emit_json({**facts, "values": {name: _plain(value) for name, value in plain}} if values else facts)
+        emit_json({**facts, "values": dict(plain)} if values else facts)
         return
-    click.echo(f"checkpoint {root.id}, step {root.step}, of run {run.name}, attempt {root.epoch}")
+    click.echo(paint(f"checkpoint {root.id}: step {root.step} of {found.run.name}", "bold"))
     facts_shown = [
-        ("saved", f"{age(root.created)} ({root.created}), because: {root.reason}"),
-        ("metrics", metrics_text(root.metrics) or "none"),
-        ("tags", " ".join(history.tags_of(root.id)) or "none"),
-        ("parents", " ".join(root.parents) or "none"),
+        ("saved", f"{age(root.created)}, {root.created}, by attempt {root.epoch}"),
+        ("because", root.reason),
+        ("metrics", metrics_text(root.metrics)),
+        ("tags", " ".join(found.history.tags_of(root.id))),
+        ("parents", " ".join(root.parents)),
+        ("needs", " ".join(root.requires)),
         ("size", f"{size(root.logical_bytes)} of tensors, {size(root.stored_bytes)} stored"),
         ("made with", _software(root.environment)),
-        ("exact", "; ".join(root.exact) or "to the bit, under the same software and settings"),
+        ("made on", _machine(root.environment, root.world)),
+        ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
+        ("suspect", "its trainable tensors equal those of the save before" if one.body.suspect else ""),
+        *((f"user.{name}", str(value)) for name, value in root.user.items()),
     ]
-    for name, value in facts_shown:
-        click.echo(f"  {name:10}{escape(value)}")
+    facts_list([(name, value) for name, value in facts_shown if value])
     click.echo()
-    _tables(tensors, root.components, stats)
+    _table(rows, root.components, with_stats)
     if values:
         click.echo()
-        table(["value", "is"], [[name, repr(value)[:200]] for name, value in plain])
+        table(["value", "is"], [[name, repr(value)[:400]] for name, value in plain], wrap=("value", "is"))
 
 
-def _tables(tensors: list[dict[str, Any]], components: dict[str, str], stats: bool) -> None:
-    columns = ["tensor", "dtype", "shape", "size", *(["min", "max", "mean", "norm", "nonfinite"] if stats else [])]
-    rows: list[list[object]] = []
-    for name, kind in components.items():
-        below = [t for t in tensors if t["name"] == name or t["name"].startswith(f"{name}/")]
-        if not below:
-            continue
-        rows.append([f"{name} ({kind}): {len(below)} tensors", "", "", size(sum(t["bytes"] for t in below))])
-        for tensor in below:
-            row: list[object] = [f"  {tensor['name']}", tensor["dtype"], "×".join(map(str, tensor["shape"])) or "()", size(tensor["bytes"])]
-            if stats:
-                found = tensor.get("stats") or {}
-                row += [f"{found[key]:.4g}" if key in found else "" for key in ("min", "max", "mean", "norm", "nonfinite")]
-            rows.append(row)
-    width = len(columns)
-    table(columns, [[*row, *[""] * (width - len(row))] for row in rows], right=("size", "min", "max", "mean", "norm", "nonfinite"))
+def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
+    """The tensors by name, in the order of the first rank that has them."""
+    rows: dict[str, Row] = {}
+    for part in opened.parts:
+        for tensor in part.tensors:
+            if _matches(tensor.name, only):
+                rows.setdefault(tensor.name, Row()).pieces.append((part.rank, tensor))
+    return list(rows.values())
 
 
-def _tensors(opened: Opened, only: tuple[str, ...], stats: bool) -> list[dict[str, Any]]:
-    found = []
-    chosen = [
-        (part, index) for part in opened.parts for index, tensor in enumerate(part.tensors) if _matches(tensor.name, only)
-    ]
-    total = sum(part.tensors[index].length for part, index in chosen) if stats else 0
-    with progress("reading", total) as advance:
-        for part, index in sorted(chosen, key=lambda pair: pair[0].tensors[pair[1]].name):
-            tensor = part.tensors[index]
-            facts: dict[str, Any] = {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "bytes": tensor.length,
-                "role": tensor.role,
-                "rank": part.rank,
+def _read(opened: Opened, rows: Sequence[Row]) -> None:
+    """Every chunk that holds any of it, once, checked; numbers are kept, bytes are not."""
+    sinks = {(rank, piece.name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row.pieces}
+    with progress("reading", sum(row.bytes for row in rows)) as meter:
+        for part in opened.parts:
+            wanted: dict[int, Sink] = {
+                index: sinks[part.rank, tensor.name]
+                for index, tensor in enumerate(part.tensors)
+                if (part.rank, tensor.name) in sinks
             }
-            if stats:
-                sink = Bytes(bytearray(tensor.length))
-                read_tensors(opened, part, {index: sink})
-                view = sink.view()
-                facts["stats"] = tensor_stats(tensor.dtype, view) if view is not None else {}
-                advance(tensor.length)
-            found.append(facts)
-    return found
+            read_tensors(opened, part, wanted, progress=meter)
+    for row in rows:
+        row.stats = stats(sinks[rank, piece.name] for rank, piece in row.pieces)
+
+
+def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) -> None:
+    """A heading with totals for each component, its tensors below."""
+    groups: dict[str, list[Row]] = {name: [] for name in components}
+    for row in rows:
+        groups.setdefault(row.tensor.name.split("/", 1)[0], []).append(row)
+    shown = (
+        [name for name in STATS if name not in ODD or any((row.stats or {}).get(name) for row in rows)] if with_stats else []
+    )
+    columns = ["tensor", "shape", *shown] if with_stats else ["tensor", "shape", "dtype", "size"]
+    cells: list[list[object]] = []
+    for name, held in groups.items():
+        if not held:
+            continue
+        kind = f" ({components[name]})" if components.get(name, name) != name else ""
+        count = sum(_elements(row.tensor) for row in held)
+        total = size(sum(row.bytes for row in held))
+        heading = [f"{name}{kind}", f"{count:,}", *([""] * len(shown) if with_stats else ["", total])]
+        cells.append([Styled(text, "bold") for text in heading])
+        for row in held:
+            one = row.tensor
+            below = one.name.split("/", 1)[1] if "/" in one.name else one.name
+            pieces = f" in {len(row.pieces)} pieces" if len(row.pieces) > 1 else ""
+            shape = "×".join(map(str, one.shape)) or "scalar"
+            numbers = [_short((row.stats or {}).get(key)) for key in shown]
+            cells.append([f"  {below}", shape + pieces, *(numbers if with_stats else [one.dtype, size(row.bytes)])])
+    if cells:
+        table(columns, cells, right=("size", *STATS), wrap=("tensor", "shape"))
+    held_bytes = sum(row.bytes for row in rows)
+    sane = ", none NaN or infinite" if with_stats and not set(ODD) & set(shown) else ""
+    elements = plural(sum(_elements(row.tensor) for row in rows), "element")
+    click.echo(f"{plural(len(rows), 'tensor')}, {elements}, {size(held_bytes)}{sane}")
+
+
+def _elements(tensor: Tensor) -> int:
+    return math.prod(tensor.shape)
+
+
+def _short(value: float | None) -> str:
+    """Three digits: JSON has them all."""
+    return "" if value is None else f"{value:.3g}" if isinstance(value, float) or abs(value) >= 10**6 else str(value)
 
 
 def _values(opened: Opened) -> list[tuple[str, Any]]:
+    """What is not in tensors, by path. A list of plain things is one value."""
     found: list[tuple[str, Any]] = []
 
     def walk(node: Any, path: str) -> None:
-        if isinstance(node, dict):
+        if isinstance(node, dict) and node:
             for key, value in node.items():
                 walk(value, join_path(path, key))
         elif isinstance(node, (list, tuple)) and any(isinstance(item, (dict, list, tuple, Leaf)) for item in node):
             for index, value in enumerate(node):
                 walk(value, join_path(path, index, sequence=True))
-        elif not isinstance(node, Leaf):
+        elif isinstance(node, Leaf):
+            if not node.tensors:
+                found.append((path, node.meta))
+        else:
             found.append((path, node))
 
     for part in opened.parts:
+        prefix = f"rank {part.rank}: " if len(opened.parts) > 1 else ""
+        before = len(found)
         walk(decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, opened.prefix), "")
+        found[before:] = [(prefix + path, value) for path, value in found[before:]]
     return found
 
 
-def _matches(name: str, only: tuple[str, ...]) -> bool:
+def _matches(name: str, only: Sequence[str]) -> bool:
     return not only or any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*") for pattern in only)
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) and value == value else repr(value)
-
-
 def _software(environment: dict[str, Any]) -> str:
+    named = [f"{key} {environment[key]}" for key in ("relight", "torch", "cuda", "numpy", "python") if environment.get(key)]
     code = environment.get("code")
-    revision = ""
-    if isinstance(code, dict) and "commit" in code:
-        revision = f", code {str(code['commit'])[:10]}{' + changes' if code.get('changes') else ''}"
-    named = [f"{key} {environment[key]}" for key in ("relight", "torch", "python") if environment.get(key)]
-    return (", ".join(named) or "unknown") + revision
+    if isinstance(code, dict) and code.get("commit"):
+        named.append(f"code {str(code['commit'])[:10]}{' with changes' if code.get('changes') else ''}")
+    return ", ".join(named)
+
+
+def _machine(environment: dict[str, Any], world: int) -> str:
+    devices = environment.get("devices")
+    listed = (
+        [f"{devices.count(name)}× {name}" for name in dict.fromkeys(map(str, devices))] if isinstance(devices, list) else []
+    )
+    named = [str(environment[key]) for key in ("host", "machine") if environment.get(key)] + listed
+    if environment.get("threads"):
+        named.append(plural(int(environment["threads"]), "thread") if isinstance(environment["threads"], int) else "")
+    ranks = f"{plural(world, 'rank')}" if world > 1 else ""
+    return ", ".join(one for one in (*named, ranks) if one)

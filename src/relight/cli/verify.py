@@ -2,59 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-from relight.catalog import verify_checkpoint, verify_log
+from relight.catalog import Finding, verify_checkpoint, verify_log
 from relight.catalog.find import resolve
-from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, progress, size
+from relight.catalog.locate import locate
+from relight.catalog.run import list_runs
+from relight.cli.common import OpenedRun, json_option, open_run_at, read_run
+from relight.cli.output import emit_json, escape, paint, plural, progress, size
+from relight.errors import RelightError
+from relight.log import Checkpoint, read_store
 
 
 @click.command("verify")
 @click.argument("path")
 @click.argument("which", nargs=-1)
-@click.option("--quick", is_flag=True, help="Only records, roots, parts and sizes: not the tensors' bytes.")
+@click.option("--quick", is_flag=True, help="Records, roots, parts and file sizes only: not the tensors' bytes.")
 @json_option
 def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> int:
-    """Check every byte against what was committed. Exit code 1 if anything is wrong, named by file, chunk and tensor.
+    """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
+
+    WHICH is an id, a step, a tag, 'latest' or 'best'; without one, all are checked. Exit code 1 if anything is wrong: damage is
+    named by file, chunk and tensor.
 
     \b
-    relight verify runs/demo
-    relight verify runs/demo latest --json
+    Examples:
+      relight verify runs/demo
+      relight verify runs/demo latest --json
     """
-    run, view, history, place = open_run_at(path)
-    wanted = which or ((place.which,) if place.which else ())
-    chosen = [resolve(history, one) for one in wanted] if wanted else list(history.live)
-    log_findings = verify_log(run.store, view)
-    results = []
-    with progress("verifying", 0 if quick else sum(one.body.stored_bytes for one in chosen)) as advance:
-        for one in chosen:
-            findings = verify_checkpoint(run.store, view, one, data=not quick, progress=advance)
-            results.append((one, findings))
+    place = locate(path)
+    whole = place.run is None and place.which is None and not which
+    log_findings: list[Finding] = []
+    runs: list[OpenedRun] = []
+    if whole:
+        for name in list_runs(place.store):
+            try:
+                runs.append(read_run(place, name, warnings=False))
+            except RelightError as error:
+                log_findings.append(Finding(error.kind, error.where or name, "", error.what))
+        try:
+            read_store(place.store)
+        except RelightError as error:
+            log_findings.append(Finding(error.kind, "relight.json", "", error.what))
+    else:
+        runs.append(open_run_at(path, warnings=False))
+    wanted = [(found, one) for found in runs for one in _chosen(found, which)]
+    for found in runs:
+        log_findings += [finding for finding in verify_log(found.run.store, found.view) if finding not in log_findings]
+    width = max((len(_label(found, one, runs)) for found, one in wanted), default=0)
+    results: list[tuple[OpenedRun, Checkpoint, list[Finding]]] = []
+    with progress("verifying", 0 if quick else sum(one.body.stored_bytes for _, one in wanted)) as meter:
+        for found, one in wanted:
+            findings = verify_checkpoint(found.run.store, found.view, one, data=not quick, progress=meter)
+            results.append((found, one, findings))
             if not as_json:
-                state = "ok" if not findings else "DAMAGED"
-                click.echo(f"{one.id}  step {one.step:>8}  {size(one.body.stored_bytes):>9}  {state}")
-                for finding in findings:
-                    held = f" (holds {escape(finding.tensor)})" if finding.tensor else ""
-                    click.echo(f"    {escape(finding.file)}: {escape(finding.detail)}{held}")
-    ok = not log_findings and not any(findings for _, findings in results)
+                _say(meter.say, _label(found, one, runs).ljust(width), one, findings)
+    ok = not log_findings and not any(findings for _, _, findings in results)
     if as_json:
         emit_json(
-            {
-                "ok": ok,
-                "checkpoints": [
-                    {"id": one.id, "ok": not findings, "errors": [finding.to_dict() for finding in findings]} for one, findings in results
-                ],
-                "log": [finding.to_dict() for finding in log_findings],
-            }
+            {"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [one.to_dict() for one in log_findings]}
         )
         return 0 if ok else 1
     for finding in log_findings:
-        click.echo(f"{escape(finding.file)}: {escape(finding.detail)}")
-    damaged = sum(bool(findings) for _, findings in results)
-    checked = "metadata" if quick else "every byte"
+        click.echo(f"{paint('DAMAGED', 'red')}  {escape(finding.file)}: {escape(finding.detail)}")
+    damaged = sum(bool(findings) for _, _, findings in results)
     if ok:
-        click.echo(f"{len(results)} checkpoints, {checked} is what was committed")
+        checked = "as far as metadata and sizes tell (--quick)" if quick else "to the byte"
+        total = size(sum(one.body.stored_bytes for _, one in wanted))
+        click.echo(f"{plural(len(results), 'checkpoint')}, {total}: as committed, {checked}")
     else:
-        click.echo(f"{damaged} of {len(results)} checkpoints are damaged, {len(log_findings)} findings in the log")
+        wrong = [f"{damaged} of {plural(len(results), 'checkpoint')} damaged"] if damaged else []
+        wrong += [f"{plural(len(log_findings), 'fault')} in the log"] if log_findings else []
+        click.echo(", ".join(wrong))
     return 0 if ok else 1
+
+
+def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
+    wanted = which or ((found.which,) if found.which else ())
+    chosen = [resolve(found.history, one) for one in wanted] if wanted else found.history.live
+    return list({one.id: one for one in chosen}.values())
+
+
+def _label(found: OpenedRun, one: Checkpoint, runs: list[OpenedRun]) -> str:
+    return f"{found.run.name}/{one.id}  step {one.step}" if len(runs) > 1 else f"{one.id}  step {one.step}"
+
+
+def _say(say: Callable[[str], None], label: str, one: Checkpoint, findings: list[Finding]) -> None:
+    state = paint("DAMAGED", "red") if findings else paint("ok", "green")
+    say(f"{label}  {size(one.body.stored_bytes):>9}  {state}")
+    for finding in findings:
+        held = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
+        say(f"    {escape(finding.file)}: {escape(finding.detail)}{held}")
+
+
+def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[Finding]) -> dict[str, Any]:
+    errors = [finding.to_dict() for finding in findings]
+    return {"id": one.id, "ok": not findings, "errors": errors, "step": one.step, "run": found.run.name}

@@ -12,6 +12,7 @@ from relight.format.digest import hexdigest, is_hex
 from relight.format.strict import convert, seal, to_json, unseal
 
 VERSION = 1
+EPOCH_MAX = 10**12 - 1
 RUN, FENCE, COMMIT, RETIRE, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "TAG", "NOTE"
 Metric = int | float | str
 
@@ -153,7 +154,7 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
     body = convert(frame.body, body_type, where)
     if not is_hex(frame.prev) or not names.RUN_ID.match(frame.store) or not names.RUN_ID.match(frame.run):
         raise UnsafeContent("malformed hash, store or run id", where=where)
-    if not 0 <= frame.epoch <= seq:  # each epoch took a FENCE: one that claims more would leave none above it
+    if not 0 <= frame.epoch <= epoch_max(seq):
         raise UnsafeContent(f"epoch {frame.epoch} at number {seq}", where=where)
     if (frame.kind == RUN) != (seq == 0):
         raise UnsafeContent(f"a {frame.kind} record at number {seq}", where=where)
@@ -169,6 +170,12 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
         body=body,
         file_hash=hexdigest(data),
     )
+
+
+def epoch_max(seq: int) -> int:
+    """The highest epoch that record ``seq`` may have. A FENCE raises it by one, and by one for each record before it that cannot be
+    read: without a bound, one record could take the last epoch there is, and nobody could take charge any more."""
+    return min((seq + 1) ** 2, EPOCH_MAX)
 
 
 def _check_body(body: Body, where: str) -> None:

@@ -19,6 +19,7 @@ from relight.store import ByteStore
 from relight.store.base import Uncertain
 
 RECORDS_MAX = 2_000_000
+GAP_MAX = 1000
 APPEND_TRIES = 1000
 
 
@@ -161,10 +162,10 @@ class Log:
         Whoever made the directories or the head record may have been killed between making and fsyncing them.
         """
         if not self._settled:
-            for prefix in ("", self._run):
-                if any(True for _ in self._store.list(prefix)):
-                    self._store.settle(prefix)
-            self._settled = True
+            there = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
+            for prefix in there:
+                self._store.settle(prefix)
+            self._settled = len(there) == 2  # else somebody may be making them this very moment: look again at the next append
         if view.head >= 0 and view.head != self._own_head:
             self._store.settle(f"{self._run}/{LOG_DIR}")
 
@@ -214,9 +215,10 @@ class Log:
         faults: list[Fault] = []
         following: Record | None = None
         above = head + 1
-        for seq in sorted(slots, reverse=True):  # downwards: only a record that counts can refute the one before it
+        # Downwards: only a record that counts can refute the one before it.
+        for seq in sorted((seq for seq in slots if seq <= head), reverse=True):
             if seq + 1 < above:
-                faults.append(Fault(seq + 1, self._key(seq + 1), _missing(seq + 1, above - 1)))
+                faults += self._missing(seq + 1, above)
                 following = None
             slot, above = slots[seq], seq
             reason = self._reason(slot, following)
@@ -226,13 +228,18 @@ class Log:
             elif slot.record is not None:
                 good.append(slot.record)
                 following = slot.record
-        if above > 0:
-            faults.append(Fault(0, self._key(0), _missing(0, above - 1)))
+        faults += self._missing(0, above)
         good.reverse()
         faults.reverse()
         last = slots.get(head)
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
         return View(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
+
+    def _missing(self, start: int, end: int) -> list[Fault]:
+        """A fault for each number that is missing, highest first; one for all of a gap that no accident makes."""
+        if end - start > GAP_MAX:
+            return [Fault(start, self._key(start), f"the records from here to {end - 1} are missing")]
+        return [Fault(seq, self._key(seq), "the record is missing") for seq in reversed(range(start, end))]
 
     def _reason(self, slot: _Slot, following: Record | None) -> str:
         if slot.record is None:
@@ -246,10 +253,6 @@ class Log:
         if following is not None and following.prev != slot.file_hash:
             return "the bytes are not those the next record was chained to"
         return ""
-
-
-def _missing(first: int, last: int) -> str:
-    return "the record is missing" if first == last else f"the records from here to {last} are missing"
 
 
 def _run_id(slots: dict[int, _Slot]) -> str:

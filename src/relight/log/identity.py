@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
+from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
 from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_file, record_file
 from relight.format.strict import SEALED_BYTES_MAX
@@ -45,14 +45,17 @@ def _recorded_id(store: ByteStore) -> str:
     for run in sorted(entry.name for entry in store.list("") if entry.is_dir and is_run_name(entry.name)):
         try:
             numbers = sorted(seq for entry in store.list(f"{run}/{LOG_DIR}") if (seq := parse_record_file(entry.name)) is not None)
-        except UnsafeContent:
+        except RelightError as error:
+            if error.retryable:  # not found is one thing, not answered another
+                raise
             continue
         for seq in numbers:
             key = f"{run}/{LOG_DIR}/{record_file(seq)}"
             try:
                 return decode_record(store.get(key, SEALED_BYTES_MAX), seq, key).store
-            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
-                continue
+            except RelightError as error:
+                if error.retryable:
+                    raise
     return ""
 
 

@@ -94,26 +94,37 @@ class Report:
 
 
 class Watch:
-    """Which points are wanted, and what came of them. ``share`` of all points are done, drawn from the seed; or just the one ``only``."""
+    """Which points are wanted, and what came of them. ``share`` of those that ``choose`` likes are done, drawn from the seed.
+
+    Done is it after ``limit`` points, or ``stop`` violations.
+    """
 
     def __init__(
-        self, report: Report, *, share: float = 1.0, limit: int | None = None, only: str = "", tick: Callable[[], None] | None = None
+        self,
+        report: Report,
+        *,
+        share: float = 1.0,
+        limit: int | None = None,
+        stop: int | None = None,
+        choose: Callable[[str], bool] | None = None,
+        tick: Callable[[], None] | None = None,
     ) -> None:
-        self.report, self.share, self.only = report, share, only
+        self.report, self.share, self.stop = report, share, stop
         self.left = limit
+        self._choose = choose
         self._rng = random.Random(f"points {report.seed}")
         self._tick = tick
 
     @property
     def done(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.left is not None and self.left <= 0
+        return (self.left is not None and self.left <= 0) or (self.stop is not None and len(self.report.violations) >= self.stop)
 
     def wants(self, point: str) -> bool:
         """Whether to do that point."""
-        if self.only:
-            return point == self.only
-        return not self.done and (self.share >= 1.0 or self._rng.random() < self.share)
+        if self.done or (self._choose is not None and not self._choose(point)):
+            return False
+        return self.share >= 1.0 or self._rng.random() < self.share
 
     def put(self, point: str, call: Call, wrong: list[str]) -> None:
         """That point is done."""
@@ -447,7 +458,7 @@ def replay(point: str) -> Report:
     """Do one point again."""
     seed, engine, *_ = point.split(":")
     report = Report(int(seed))
-    watch = Watch(report, only=point)
+    watch = Watch(report, limit=1, choose=lambda one: one == point)
     with prepared() as names, _scratch() as directory:
         if engine == "fork":
             fork(int(seed), watch, names, directory)

@@ -111,9 +111,8 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
     if disk.failed is None:
         return ["the fault was never reached"]
     if failure is None:
-        harmless = disk.failed.name in ("unlink", "close", "fstat", "lstat", "link") or (
-            disk.failed.name == "fallocate" and trial.errno in (codes.EOPNOTSUPP, codes.EINVAL)
-        )
+        written = {call.file for call in disk.calls if call.name in ("pwrite", "fallocate", "truncate")}
+        harmless = disk.failed.name == "unlink" or (disk.failed.name == "close" and disk.failed.file not in written)
         return [] if harmless or trial.lost_reply else [f"{disk.failed.name} of {disk.failed.path} failed, and the save did not"]
     if not isinstance(failure, RelightError):
         return [f"an untyped error: {failure!r} from {disk.failed.name} of {disk.failed.path}"]

@@ -1,6 +1,7 @@
 """Copying checkpoints: every byte verified on the way, committed at the other end under that run's own identity.
 
-A copy is no attempt and fences nobody: its COMMIT is a tool's, with the highest epoch read from the destination's log.
+A copy is no attempt and fences nobody: its COMMIT is a tool's, with the highest epoch read from the destination's log. Packs
+are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ import contextlib
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from relight.catalog import Opened, Run, open_run
+from relight.catalog import Opened, Run
 from relight.commit import delete_directory
 from relight.commit.save import check_written, new_id
-from relight.errors import CorruptCheckpoint, RelightError
+from relight.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    CorruptCheckpoint,
+    IncompatibleState,
+    LeaseHeld,
+    RelightError,
+    UnsafeContent,
+)
 from relight.format import Digest, Part, PartRef, Root, encode_part, encode_root, hexdigest
 from relight.format.manifest import Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
@@ -24,19 +34,21 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 
+COPIED_FROM = "relight.copied_from"
+"""Where a root's user metadata says which store, run and id it is a copy of."""
 BUFFER_BYTES = 8 << 20
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What is to be copied where; ``there`` lists ids that the destination has already."""
+    """What is to be copied where, oldest first; ``there`` lists ``(id, id at the destination)`` of what it has already."""
 
     source: Run
     destination: ByteStore
     run: str
     checkpoints: list[Checkpoint]
-    there: list[str]
+    there: list[tuple[str, str]]
 
     @property
     def bytes(self) -> int:
@@ -46,78 +58,131 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What was copied: ``(id, id at the destination)``."""
+    """What was copied, ``(id, id at the destination)``; what was there already; what was left out as damaged, ``(id, why)``."""
 
     copied: list[tuple[str, str]]
-    there: list[str]
+    there: list[tuple[str, str]]
+    damaged: list[tuple[str, RelightError]]
 
 
-def plan_copy(source: Run, checkpoints: Sequence[Checkpoint], destination: ByteStore, run: str) -> CopyPlan:
-    """Leave out what a former copy brought already, so that an interrupted copy is gone on with by saying it again."""
+def plan_copy(
+    source: Run, checkpoints: Sequence[Checkpoint], destination: ByteStore, run: str, *, as_newest: bool = False
+) -> CopyPlan:
+    """Leave out what a former copy brought already, so that an interrupted copy is gone on with by saying it again.
+
+    A run resumes from what was committed last. ``ConfigError`` if a copy would so put the destination back to an earlier step,
+    unless that is what is wanted: ``as_newest``.
+    """
+    target = Run(destination, run)
     try:
-        known = fold(open_run(destination, run).view()).committed_ids
-    except RelightError:
-        known = set()
-    missing = [one for one in checkpoints if one.id not in known]
-    return CopyPlan(source, destination, run, missing, [one.id for one in checkpoints if one.id in known])
+        history = target.history()
+    except CheckpointNotFound:
+        history = History()
+    missing: list[Checkpoint] = []
+    there: list[tuple[str, str]] = []
+    for one in sorted(checkpoints, key=lambda one: one.seq):
+        found = _copy_of(one, source, target, history)
+        if found is None:
+            missing.append(one)
+        else:
+            there.append((one.id, found))
+    newest = history.live[-1] if history.live else None
+    if missing and newest and missing[-1].step < newest.step and not as_newest:
+        raise ConfigError(
+            f"run {run!r} is at step {newest.step}: with a copy of step {missing[-1].step} behind it, it would resume from there",
+            where=destination.url,
+            hint="copy to a run of its own, or say that it is meant: --as-newest",
+        )
+    return CopyPlan(source, destination, run, missing, there)
 
 
 def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyReport:
-    """Copy, oldest first. Stops at the first damaged one; what was committed before stays."""
+    """Copy, oldest first. Damaged ones are left out and told of; other errors stop it; what was committed stays."""
+    report = CopyReport([], plan.there, [])
+    if not plan.checkpoints:
+        return report
     log = Log(plan.destination, plan.run)
     log.start()
-    copied = []
     for checkpoint in plan.checkpoints:
-        opened = plan.source.open(checkpoint)
-        copied.append((checkpoint.id, _copy_one(opened, plan.destination, log, progress)))
-    return CopyReport(copied, plan.there)
+        try:
+            opened = plan.source.open(checkpoint)
+            report.copied.append((checkpoint.id, _copy_one(opened, plan.destination, log, progress)))
+        except (CorruptCheckpoint, UnsafeContent) as error:
+            report.damaged.append((checkpoint.id, error))
+    return report
+
+
+def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str | None:
+    """The id that a copy of ``one`` has at the destination, if there is one: its own, or another that says it is."""
+    same = history.find(one.id)
+    if same and (same.step, same.body.logical_bytes) == (one.step, one.body.logical_bytes):
+        return same.id
+    origin = _origin(source.view(), one.id)
+    for other in history.live:
+        if other.step == one.step:
+            with contextlib.suppress(CorruptCheckpoint, UnsafeContent):
+                if target.open(other).root.user.get(COPIED_FROM) == origin:
+                    return other.id
+    return None
+
+
+def _origin(view: View, checkpoint_id: str) -> dict[str, Any]:
+    return {"store": view.store_id, "run": view.run_id, "id": checkpoint_id}
 
 
 def _copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | None) -> str:
+    if opened.root.requires:
+        raise IncompatibleState(
+            f"needs bytes of {', '.join(opened.root.requires)}", where=opened.prefix, hint="copy with a newer relight"
+        )
     view = log.read()
     history = fold(view)
     free = opened.root.id not in history.committed_ids
     directory = CheckpointDir(opened.root.step, opened.root.id if free else new_id(), history.epoch)
-    prefix = f"{log.run}/{directory}"
-    if any(True for _ in store.list(prefix)):  # left by an interrupted copy of the same one: its name is never used again
+    if any(True for _ in store.list(f"{log.run}/{directory}")):  # an interrupted copy of the same one: no name is used twice
         directory = directory._replace(id=new_id())
-        prefix = f"{log.run}/{directory}"
+    prefix = f"{log.run}/{directory}"
+    committing = False
     try:
-        root = _write(opened, store, view, directory, prefix, progress)
+        root = _write(opened, store, view, history, directory, progress)
         root_hash, root_bytes = check_written(store, prefix, root)
-        body = _commit_body(opened, root, str(directory), root_hash, root_bytes, history)
+        body = _commit_body(opened, root, str(directory), root_hash, root_bytes)
 
         def decide(now: View) -> tuple[Body, int]:
             if fold(now).epoch != directory.epoch:
-                raise CorruptCheckpoint(
-                    "an attempt took charge of the destination while this was copied", where=log.run, hint="copy again", retryable=True
+                raise LeaseHeld(
+                    "an attempt took charge of the destination while this was copied", where=log.run, hint="say it again"
                 )
             return body, directory.epoch
 
+        committing = True
         log.append(decide)
-    except Uncertain:
-        raise
-    except BaseException:
-        with contextlib.suppress(RelightError):
-            delete_directory(store, prefix)
+    except BaseException as error:
+        # As in commit: an interrupt may come just behind the commit. Nothing of it may then be touched.
+        if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
+            with contextlib.suppress(RelightError):
+                delete_directory(store, prefix)
         raise
     return directory.id
 
 
 def _write(
-    opened: Opened, store: ByteStore, view: View, directory: CheckpointDir, prefix: str, progress: Progress | None
+    opened: Opened, store: ByteStore, view: View, history: History, directory: CheckpointDir, progress: Progress | None
 ) -> Root:
+    """Packs, parts, root, durable by content and by name. Their order is that of a save."""
+    prefix = f"{view.run}/{directory}"
     refs = []
-    for part in opened.parts:
+    stored = 0
+    for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         for pack in part.packs:
             _copy_pack(opened, pack, store, f"{prefix}/{pack.file}", progress)
         moved: Part = msgspec.structs.replace(
             part, store=view.store_id, run=view.run_id, id=directory.id, step=directory.step, epoch=directory.epoch
         )
         data = encode_part(moved)
-        ref = opened.root.parts[part.rank]
         put(store, f"{prefix}/{ref.file}", data)
         refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
+        stored += sum(pack.size for pack in part.packs) + len(data)
     origin = {"store": opened.root.store, "run": opened.root.run, "id": opened.root.id}
     root: Root = msgspec.structs.replace(
         opened.root,
@@ -125,8 +190,11 @@ def _write(
         run=view.run_id,
         id=directory.id,
         epoch=directory.epoch,
+        parents=[one for one in opened.root.parents if one in history.committed_ids],
         parts=refs,
-        user={**opened.root.user, "relight.copied_from": origin},
+        stored_bytes=stored,
+        new_bytes=stored,
+        user={**opened.root.user, COPIED_FROM: origin},
     )
     put(store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     store.settle(prefix)
@@ -134,49 +202,53 @@ def _write(
 
 
 def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress: Progress | None) -> None:
-    """Chunk by chunk: read, check, write. Memory: two chunks."""
-    reader = opened.store.open(f"{opened.prefix}/{pack.file}")
+    """Chunk by chunk: read, check, write what was checked. Memory: a buffer and a chunk."""
+    source = f"{opened.prefix}/{pack.file}"
+    reader = opened.store.open(source)
     try:
+        if reader.size != pack.size:
+            raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
         writer = store.write(key, pack.size)
         try:
-            align = writer.align
-            buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))
-            at = held = 0  # bytes written; bytes waiting in the buffer
+            buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # page-aligned, for stores that want it
             scratch = memoryview(bytearray(max(length for length, _ in pack.chunks)))
-            position = 0
+            written = held = position = 0
             for number, (length, value) in enumerate(pack.chunks):
                 piece = scratch[:length]
                 reader.read_into(position, piece)
                 if Digest(piece).digest() != value:
-                    raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=f"{opened.prefix}/{pack.file}")
+                    raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
                 position += length
-                taken = 0
-                while taken < length:
-                    step = min(length - taken, BUFFER_BYTES - held)
-                    buffer[held : held + step] = piece[taken : taken + step]
-                    held, taken = held + step, taken + step
+                while piece:
+                    step = min(len(piece), BUFFER_BYTES - held)
+                    buffer[held : held + step] = piece[:step]
+                    held, piece = held + step, piece[step:]
                     if held == BUFFER_BYTES:
-                        writer.write_at(at, buffer)
-                        at, held = at + held, 0
+                        writer.write_at(written, buffer)
+                        written, held = written + held, 0
                 if progress:
                     progress(length)
             if held:
-                writer.write_at(at, buffer[: -(-held // align) * align])
+                writer.write_at(written, buffer[: -(-held // writer.align) * writer.align])
             writer.finish()
         except BaseException:
             writer.abort()
             raise
+    except CheckpointNotFound as error:
+        raise CorruptCheckpoint("a file of this checkpoint is missing", where=source) from error
     finally:
         reader.close()
 
 
-def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, root_bytes: int, history: History) -> CommitBody:
+def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:
     body: CommitBody = msgspec.structs.replace(
         opened.checkpoint.body,
         id=root.id,
         dir=directory,
         root=root_hash,
         root_bytes=root_bytes,
-        parents=[one for one in root.parents if one in history.committed_ids],
+        parents=root.parents,
+        stored_bytes=root.stored_bytes,
+        new_bytes=root.new_bytes,
     )
     return body

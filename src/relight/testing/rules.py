@@ -1,0 +1,634 @@
+"""Rules of the log, of commits and of reclaiming, one function each, that no crash needs to break: mistakes of people and other processes do.
+
+Each gives what is wrong; ``RULES`` lists them. Docstrings are the rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno as codes
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from relight.catalog import verify_checkpoint, verify_log
+from relight.catalog.run import Run
+from relight.commit import Attempt, delete_directory, plan_save, write_pack
+from relight.errors import CheckpointNotFound, Fenced, RelightError, StoreUnavailable, UnsafeContent
+from relight.format.digest import ZERO_HEX, digest
+from relight.format.names import LOG_DIR, CheckpointDir, record_file
+from relight.format.records import Body, CommitBody, FenceBody, Record, RetireBody, RunBody, TagBody
+from relight.log import Log, fold
+from relight.policy import Candidate, decide_keep, keep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.store import ByteStore, LocalStore, MemoryStore, put
+from relight.store.durable import create_once
+from relight.testing.disks import CUTS, Call, FailNth, HookedDisk, SimulatedDisk
+from relight.testing.scenario import ROOT, RUN, Fact, examine, fresh_disk, save, state_of, tell
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Rule = Callable[[], list[str]]
+RULES: list[Rule] = []
+
+
+def rule(function: Rule) -> Rule:
+    """Add it to the list."""
+    RULES.append(function)
+    return function
+
+
+def simulated() -> tuple[SimulatedDisk, LocalStore]:
+    """An empty store on a simulated disk."""
+    disk = fresh_disk()
+    return disk, LocalStore(ROOT, disk=disk)
+
+
+def saves(store: ByteStore, *steps: int) -> tuple[Attempt, list[str], list[Fact]]:
+    """An attempt that saved these steps: itself, the ids, the facts."""
+    attempt = Attempt.begin(store, RUN)
+    told: list[Fact] = [("begun", str(attempt.epoch))]
+    for step in steps:
+        tell(save(attempt, f"rules/{attempt.epoch}/{step}", step), told)
+    return attempt, [fact[1] for fact in told if fact[0] == "saved"], told
+
+
+def rewrite(disk: SimulatedDisk, path: str, change: Callable[[bytes], bytes]) -> None:
+    """Put other bytes where a file is, as a bad disk or a person with an editor does."""
+    size = disk.lstat(path).st_size
+    buffer = bytearray(size)
+    fd = disk.open_read(path)
+    disk.preadv(fd, memoryview(buffer), 0)
+    disk.close(fd)
+    disk.unlink(path)
+    new = change(bytes(buffer))
+    fd = disk.open_new(path)
+    disk.pwrite(fd, memoryview(new), 0)
+    disk.close(fd)
+
+
+def flip(data: bytes, where: float = 0.75) -> bytes:
+    """One bit is the other way round."""
+    at = min(int(len(data) * where), len(data) - 1)
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def directory_of(store: ByteStore, checkpoint_id: str) -> str:
+    """The directory of a checkpoint, live or retired or lost."""
+    return next(entry.name for entry in store.list(RUN) if f"-{checkpoint_id}-" in entry.name)
+
+
+def names(store: ByteStore) -> set[str]:
+    """What is in the run."""
+    return {entry.name for entry in store.list(RUN)} - {LOG_DIR}
+
+
+@rule
+def fenced_attempt_cannot_save() -> list[str]:
+    """An attempt that another has superseded gets ``Fenced`` at its next save, commits nothing and leaves nothing."""
+    _, store = simulated()
+    first, _, _ = saves(store, 1)
+    saves(store, 2)
+    before, records = names(store), len(first.view().records)
+    try:
+        list(save(first, "rules/late", 3))
+    except Fenced:
+        pass
+    else:
+        return ["a fenced attempt saved"]
+    wrong = [] if names(store) == before else ["a fenced attempt left files"]
+    return wrong + ([] if len(first.view().records) == records else ["a fenced attempt wrote a record"])
+
+
+def record(seq: int, epoch: int, body: Body) -> Record:
+    """A record as readers get it."""
+    return Record(seq=seq, prev=ZERO_HEX, store="s", run="r", epoch=epoch, time="", writer="", body=body)
+
+
+def commit_body(checkpoint_id: str, step: int, epoch: int) -> CommitBody:
+    """The body of a COMMIT."""
+    return CommitBody(
+        id=checkpoint_id,
+        step=step,
+        dir=str(CheckpointDir(step, checkpoint_id, epoch)),
+        root=ZERO_HEX,
+        root_bytes=1,
+        parents=[],
+        reason="",
+        metrics={},
+        logical_bytes=1,
+        stored_bytes=1,
+        new_bytes=1,
+        requires=[],
+    )
+
+
+@rule
+def late_records_are_void() -> list[str]:
+    """Behind a FENCE, a COMMIT, RETIRE or TAG of a lower epoch counts for nothing, for every reader."""
+    a, b = "a" * 10, "b" * 10
+    start = [
+        record(0, 0, RunBody(name=RUN)),
+        record(1, 1, FenceBody(attempt="x", reason="")),
+        record(2, 1, commit_body(a, 1, 1)),
+        record(3, 2, FenceBody(attempt="y", reason="")),
+    ]
+    wrong = []
+    late: list[Body] = [commit_body(b, 2, 1), RetireBody(ids=[a], reason=""), TagBody(name="t", id=a)]
+    for body in late:
+        history = fold([*start, record(4, 1, body)])
+        if [one.id for one in history.live] != [a] or history.tags or len(history.void) != 1:
+            wrong.append(f"a late {type(body).__name__} counts")
+    if fold([*start, record(4, 2, commit_body(b, 2, 1))]).find(b):
+        wrong.append("a COMMIT of another epoch's directory counts")
+    return wrong
+
+
+@rule
+def retired_is_for_good() -> list[str]:
+    """A retired checkpoint never comes back, whoever commits its id again, and its tags go with it."""
+    a, b = "a" * 10, "b" * 10
+    history = fold(
+        [
+            record(0, 0, RunBody(name=RUN)),
+            record(1, 0, commit_body(a, 1, 0)),
+            record(2, 0, commit_body(b, 2, 0)),
+            record(3, 0, TagBody(name="t", id=a)),
+            record(4, 0, RetireBody(ids=[a], reason="")),
+            record(5, 0, commit_body(a, 1, 0)),
+            record(6, 0, TagBody(name="t", id=a)),
+        ]
+    )
+    return [] if [one.id for one in history.live] == [b] and not history.tags else ["a retired checkpoint is back"]
+
+
+@rule
+def damaged_record_holds_the_sweep() -> list[str]:
+    """While any record of the log is damaged, nothing but what is retired is swept: the record may have been the commit of it."""
+    disk, store = simulated()
+    _, ids, _ = saves(store, 1, 2)
+    directory = directory_of(store, ids[0])
+    rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", flip)
+    saves(store, 3)
+    plan = plan_sweep(store, RUN)
+    execute_sweep(plan, store)
+    return [] if directory in names(store) else ["a checkpoint whose COMMIT is damaged was swept"]
+
+
+@rule
+def running_attempt_is_not_swept() -> list[str]:
+    """What an attempt that is not superseded is writing is never swept, whoever asks."""
+    _, store = simulated()
+    attempt, _, _ = saves(store, 1)
+    directory = str(CheckpointDir(2, "w" * 10, attempt.epoch))
+    put(store, f"{RUN}/{directory}/root.json", b"{}")
+    execute_sweep(plan_sweep(store, RUN), store)
+    return [] if directory in names(store) else ["a save in progress was swept"]
+
+
+@rule
+def strangers_files_stay() -> list[str]:
+    """A file that Relight did not name is never deleted, and neither is the directory it is in."""
+    _, store = simulated()
+    _, ids, _ = saves(store, 1)
+    prefix = f"{RUN}/{directory_of(store, ids[0])}"
+    put(store, f"{prefix}/notes.txt", b"mine")
+    gone = delete_directory(store, prefix)
+    return [] if not gone and [entry.name for entry in store.list(prefix)] == ["notes.txt"] else ["somebody's file was deleted"]
+
+
+@rule
+def newest_sound_checkpoint_stays() -> list[str]:
+    """Retention keeps the newest checkpoint that verifies, although newer, damaged ones fill the quota; and the newest one in any case."""
+    disk, store = simulated()
+    attempt, ids, told = saves(store, 1, 2, 3, 4)
+    for checkpoint_id in ids[2:]:
+        path = f"{ROOT}/{RUN}/{directory_of(store, checkpoint_id)}/pack-00000-000.safetensors"
+        rewrite(disk, path, flip)
+    plan = plan_prune(store, RUN, keep(last=1))
+    execute(plan, store, epoch=attempt.epoch)
+    live = [one.id for one in attempt.history().live]
+    wrong = [] if ids[1] in live else ["the newest checkpoint that verifies was retired"]
+    if ids[3] not in live or ids[3] in plan.going:
+        wrong.append("the newest checkpoint was retired")
+    return wrong
+
+
+@rule
+def quota_is_filled_by_sound_ones() -> list[str]:
+    """Checkpoints known to be damaged count for no quota; the newest that verifies stays although no rule wants it; the newest, too."""
+    old, good, damaged = (
+        Candidate(name * 10, seq, seq, {"loss": float(seq)}, verified=name != "c") for seq, name in enumerate("abc", start=1)
+    )
+    kept = {one.id[0] for one in decide_keep(keep(last=2), [old, good, damaged]) if one.keep}
+    wrong = [] if kept == {"a", "b", "c"} else [f"the last two sound ones and the newest are not {sorted(kept)}"]
+    kept = {one.id[0] for one in decide_keep(keep(best=1), [old, good, damaged]) if one.keep}
+    return wrong + ([] if kept == {"a", "b", "c"} else [f"the best, the newest that verifies and the newest are not {sorted(kept)}"])
+
+
+@rule
+def nothing_goes_if_nothing_verifies() -> list[str]:
+    """Retention removes nothing while no checkpoint that would stay is known to verify."""
+    disk, store = simulated()
+    attempt, ids, _ = saves(store, 1, 2, 3)
+    for checkpoint_id in ids:
+        rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, checkpoint_id)}/pack-00000-000.safetensors", flip)
+    execute(plan_prune(store, RUN, keep(last=1)), store, epoch=attempt.epoch)
+    return [] if len(attempt.history().live) == 3 else ["something was retired although nothing verifies"]
+
+
+@rule
+def what_is_tagged_meanwhile_stays() -> list[str]:
+    """A checkpoint that is tagged between the plan and its execution is not retired."""
+    _, store = simulated()
+    attempt, ids, _ = saves(store, 1, 2, 3)
+    plan = plan_prune(store, RUN, keep(last=1))
+    Run(store, RUN).tag("gold", ids[0])
+    execute(plan, store, epoch=attempt.epoch)
+    live = [one.id for one in attempt.history().live]
+    return [] if ids[0] in live and ids[1] not in live else ["a checkpoint tagged meanwhile was retired"]
+
+
+@rule
+def newest_stays_whatever_the_plan_says() -> list[str]:
+    """What is the newest checkpoint when a plan is carried out stays, although it was not when the plan was made."""
+    _, store = simulated()
+    attempt, ids, _ = saves(store, 1, 2)
+    plan = plan_prune(store, RUN, keep(last=1))
+    verdicts = [type(one)(one.id, one.step, False, "") for one in plan.verdicts]
+    execute(type(plan)(plan.run, plan.rules, verdicts, 0), store, epoch=attempt.epoch)
+    return [] if [one.id for one in attempt.history().live] == ids[1:] else ["the newest checkpoint was retired"]
+
+
+@rule
+def fenced_attempt_cannot_prune() -> list[str]:
+    """An attempt that another has superseded retires nothing."""
+    _, store = simulated()
+    attempt, _, _ = saves(store, 1, 2)
+    plan = plan_prune(store, RUN, keep(last=1))
+    second = Attempt.begin(store, RUN)
+    try:
+        execute(plan, store, epoch=attempt.epoch)
+    except Fenced:
+        return [] if len(second.history().live) == 2 else ["a fenced attempt retired a checkpoint"]
+    return ["a fenced attempt pruned"]
+
+
+@rule
+def unreadable_head_stops_the_appender() -> list[str]:
+    """Nothing is chained behind a record that the store fails to give just now: it may be a good one, and would be refuted."""
+    disk, store = simulated()
+    _, ids, _ = saves(store, 1)
+    head = f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}"
+
+    class Sick(HookedDisk):
+        def open_read(self, path: str) -> int:
+            if path == head:
+                raise OSError(codes.EIO, os.strerror(codes.EIO))
+            return super().open_read(path)
+
+    try:
+        Attempt.begin(LocalStore(ROOT, disk=Sick(disk)), RUN)
+    except StoreUnavailable:
+        pass
+    view = Log(store, RUN).read()
+    if view.faults or not fold(view).find(ids[0]):
+        return ["an unreadable record was chained over, and is refuted now that it can be read"]
+    return []
+
+
+@rule
+def damaged_head_is_chained_as_it_is() -> list[str]:
+    """A damaged last record costs itself only: the next one is chained to its bytes as they are, and everything else still counts."""
+    disk, store = simulated()
+    _, ids, told = saves(store, 1, 2)
+    rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}", flip)
+    _, more, told_more = saves(store, 3)
+    view = Log(store, RUN).read()
+    live = [one.id for one in fold(view).live]
+    wrong = [] if [fault.seq for fault in view.faults] == [3] else [f"faults at {[fault.seq for fault in view.faults]}, not just at 3"]
+    if live != [ids[0], *more]:
+        wrong.append("a damaged record took others with it")
+    return wrong
+
+
+@rule
+def resealed_record_is_refuted() -> list[str]:
+    """A record in the middle that was changed and sealed again is refuted by the one chained behind it."""
+    from relight.format import decode_record, encode_record
+
+    disk, store = simulated()
+    saves(store, 1, 2)
+
+    def forge(data: bytes) -> bytes:
+        old = decode_record(data, 2, "")
+        return encode_record(Record(**{**{name: getattr(old, name) for name in old.__struct_fields__}, "time": "forged"}))
+
+    rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", forge)
+    view = Log(store, RUN).read()
+    return [] if [fault.seq for fault in view.faults] == [2] else ["a forged record counts"]
+
+
+@rule
+def records_of_others_do_not_count() -> list[str]:
+    """A record of another store or another run counts for nothing, well sealed or not; nor does one under another's number."""
+    from relight.format import decode_record, encode_record
+
+    wrong = []
+    for field, value in (("store", "5" * 32), ("run", "6" * 32)):
+        disk, store = simulated()
+        saves(store, 1)
+
+        def forge(data: bytes, field: str = field, value: str = value) -> bytes:
+            old = decode_record(data, 2, "")
+            return encode_record(Record(**{**{name: getattr(old, name) for name in old.__struct_fields__}, field: value}))
+
+        rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", forge)
+        if fold(Log(store, RUN).read()).live:
+            wrong.append(f"a record of another {field} counts")
+    disk, store = simulated()
+    saves(store, 1)
+    disk.link(f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}")
+    view = Log(store, RUN).read()
+    if [fault.seq for fault in view.faults] != [3]:
+        wrong.append("a record counts under another's number")
+    return wrong
+
+
+@rule
+def disk_that_lies_gets_no_commit() -> list[str]:
+    """A part, a root or a pack's length that reads back otherwise than it was written is noticed before the commit."""
+    wrong = []
+    for suffix, cut in ((".msgpack", False), ("root.json", False), (".safetensors", True)):
+        disk, store = simulated()
+        attempt, ids, told = saves(store, 1)
+
+        class Lying(HookedDisk):
+            def close(self, fd: int, suffix: str = suffix, cut: bool = cut, under: SimulatedDisk = disk) -> None:
+                path, written = self._open[fd][0], self._on_fd("close", fd).file in self.new
+                super().close(fd)
+                if written and path.endswith(suffix):
+                    rewrite(under, path, (lambda data: data[:-1]) if cut else flip)
+
+            def open_new(self, path: str, *, direct: bool = False) -> int:
+                fd = super().open_new(path, direct=direct)
+                self.new.add(self._on_fd("open_new", fd).file)
+                return fd
+
+            new: set[int] = set()
+
+        liar = Attempt.begin(LocalStore(ROOT, disk=Lying(disk)), RUN)
+        try:
+            list(save(liar, "rules/lie", 2))
+            wrong.append(f"committed although {suffix} reads back differently")
+        except RelightError:
+            pass
+        wrong += examine(store, Log(store, RUN), told)
+    return wrong
+
+
+@rule
+def damage_is_found_by_verify() -> list[str]:
+    """``verify`` names every damaged file of a checkpoint and of the log, and is silent about those that are sound."""
+    wrong = []
+    disk, store = simulated()
+    _, ids, _ = saves(store, 1)
+    directory = f"{RUN}/{directory_of(store, ids[0])}"
+    files = [f"{directory}/{entry.name}" for entry in store.list(directory)]
+    for key in (*files, f"{RUN}/{LOG_DIR}/{record_file(0)}", f"{RUN}/{LOG_DIR}/{record_file(2)}", "relight.json", ""):
+        damaged = disk.clone()
+        if key:
+            rewrite(damaged, f"{ROOT}/{key}", flip)
+        sick = LocalStore(ROOT, disk=damaged)
+        view = Log(sick, RUN).read()
+        findings = [one.file for one in verify_log(sick, view)]
+        for one in fold(view).live:
+            findings += [found.file for found in verify_checkpoint(sick, view, one)]
+        named = any(found.endswith(key) for found in findings) if key else not findings
+        if not named:
+            wrong.append(f"damage to {key or 'nothing'} gives findings about {findings}")
+    return wrong
+
+
+@rule
+def damaged_bytes_are_never_restored() -> list[str]:
+    """A restore of a checkpoint with one changed bit, in whatever file, is an error, and the ones before it restore."""
+    wrong = []
+    disk, store = simulated()
+    _, ids, told = saves(store, 1, 2)
+    directory = f"{RUN}/{directory_of(store, ids[1])}"
+    for entry in store.list(directory):
+        unread = 6 if entry.name.endswith(".safetensors") else 0  # a restore does not read the header, which verify does
+        flips = [functools.partial(flip, where=part / 8) for part in range(unread, 9)]
+        for change in (*flips, lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""):
+            damaged = disk.clone()
+            rewrite(damaged, f"{ROOT}/{directory}/{entry.name}", change)
+            sick = LocalStore(ROOT, disk=damaged)
+            found = examine(sick, Log(sick, RUN), told)
+            if len(found) != 1 or "does not restore" not in found[0]:
+                wrong.append(f"{entry.name} damaged: {found or 'restored as if nothing were'}")
+    return wrong
+
+
+@rule
+def files_of_others_are_not_restored() -> list[str]:
+    """A file in place of another of the same kind and length, from another checkpoint, is not taken for it."""
+    disk, store = simulated()
+    _, ids, told = saves(store, 1, 2)
+    wrong = []
+    for name in ("root.json", "part-00000.msgpack", "pack-00000-000.safetensors"):
+        damaged = disk.clone()
+        theirs = store.get(f"{RUN}/{directory_of(store, ids[0])}/{name}", 1 << 30)
+        rewrite(damaged, f"{ROOT}/{RUN}/{directory_of(store, ids[1])}/{name}", lambda _, theirs=theirs: theirs)
+        sick = LocalStore(ROOT, disk=damaged)
+        found = examine(sick, Log(sick, RUN), told)
+        if not any("does not restore" in one for one in found):
+            wrong.append(f"{name} of another checkpoint was taken")
+    return wrong
+
+
+@rule
+def links_are_not_followed() -> list[str]:
+    """A symbolic link is never followed, as the last part of a name or in the middle of it, nor is a pipe waited for."""
+    wrong = []
+    with tempfile.TemporaryDirectory() as directory:
+        outside, root = Path(directory, "outside"), Path(directory, "store")
+        outside.mkdir()
+        (outside / "file").write_bytes(b"secret")
+        store = LocalStore(root)
+        put(store, "dir/real", b"x")
+        (root / "link").symlink_to(outside / "file")
+        (root / "dirlink").symlink_to(outside)
+        os.mkfifo(root / "pipe")
+        for key in ("link", "dirlink/file", "pipe", "dir"):
+            try:
+                store.get(key, 99)
+                wrong.append(f"{key} was read")
+            except UnsafeContent:
+                pass
+        try:
+            store.put_once("dirlink/new", b"x")
+            wrong.append("something was written through a link")
+        except UnsafeContent:
+            pass
+        try:
+            list(store.list("dirlink"))
+            wrong.append("a link was listed as a directory")
+        except UnsafeContent:
+            pass
+    return wrong
+
+
+@rule
+def lost_reply_is_told_by_the_link_count() -> list[str]:
+    """A ``link`` that worked but whose reply was an error, as NFS has it, is a success; one that did not is none."""
+    wrong = []
+    for error in (codes.EIO, codes.EEXIST, codes.ENOENT):
+        disk = fresh_disk()
+        if create_once(FailNth(1, error, "link", inner=disk, lost_reply=True), "/disk/name", b"x") is not True:
+            wrong.append(f"a creation answered by {codes.errorcode[error]} was taken for none")
+    try:
+        create_once(FailNth(1, codes.EIO, "link", inner=disk), "/disk/other", b"x")
+        wrong.append("a failed creation was taken for one")
+    except StoreUnavailable:
+        pass
+    return wrong
+
+
+@rule
+def swept_temporary_loses_the_race() -> list[str]:
+    """Who loses the race for a name, and has his temporary swept by the winner, is told False."""
+    disk = fresh_disk()
+
+    class Raced(HookedDisk):
+        def link(self, source: str, target: str) -> None:
+            if target not in done:
+                done.add(target)
+                create_once(disk, target, b"winner")
+                disk.unlink(source)
+            super().link(source, target)
+
+    done: set[str] = set()
+    return [] if create_once(Raced(disk), "/disk/name", b"loser") is False else ["both were told that they won"]
+
+
+class _MadeByTheDead(HookedDisk):
+    """Just before the ``nth`` call ``name`` of ``path``, another process makes that directory, and dies before it can fsync the parent."""
+
+    def __init__(self, inner: SimulatedDisk, name: str, path: str, nth: int) -> None:
+        super().__init__(inner)
+        self.wanted, self.nth, self.seen = (name, path), nth, 0
+
+    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Be second."""
+        if call[:2] == self.wanted:
+            self.seen += 1
+            if self.seen == self.nth:
+                with contextlib.suppress(FileExistsError, FileNotFoundError):
+                    self.inner.mkdir(call.path)
+        return go(*args, **kwargs)
+
+
+@rule
+def directories_of_the_dead_are_made_durable() -> list[str]:
+    """A directory that another process made just before us, and died before its fsync, is durable before anything in it is acknowledged."""
+    wrong = []
+    run, log = f"{ROOT}/{RUN}", f"{ROOT}/{RUN}/{LOG_DIR}"
+    looks = [("lstat", path, n) for path in (run, log) for n in range(1, 12)]
+    for call, path, nth in (("mkdir", run, 1), ("mkdir", log, 1), ("mkdir", ROOT, 1), *looks):
+        disk = fresh_disk()
+
+        raced = _MadeByTheDead(disk, call, path, nth)
+        _, _, told = saves(LocalStore(ROOT, disk=raced), 1)
+        after = LocalStore(ROOT, disk=disk.power_cut(0, "lost"))
+        wrong += [f"{call} {nth} of {path}: {text}" for text in examine(after, Log(after, RUN), told)]
+        if not raced.seen:
+            wrong.append(f"there is no {call} of {path}")
+    return wrong
+
+
+@rule
+def what_put_once_created_is_durable() -> list[str]:
+    """``put_once`` said True: the name, the bytes and every directory above survive a power cut, whoever made those directories."""
+    wrong = []
+    for nth in range(3):
+        disk = fresh_disk()
+        raced = _MadeByTheDead(disk, "mkdir", f"{ROOT}/a/b", nth)
+        LocalStore(ROOT, disk=raced).put_once("a/b/c", b"x")
+        for mode in CUTS:
+            try:
+                LocalStore(ROOT, disk=disk.power_cut(0, mode)).get("a/b/c", 9)
+            except CheckpointNotFound:
+                wrong.append(f"lost in a power cut ({mode}, {nth})")
+    return wrong
+
+
+@rule
+def packs_are_the_sources_back_to_back() -> list[str]:
+    """Whatever the size of the slabs, a pack is its sources back to back, and each hash is that of its chunk's bytes as they were written."""
+    wrong = []
+    items = state_of("rules/packs").items
+    for pack in plan_save(items, id="p" * 10).packs:
+        expected = b"".join(bytes(source.view() or b"") for source in pack.sources)
+        for slab_bytes in (4096, 8192, 1 << 20):
+            store = MemoryStore()
+            writer = store.write("pack", pack.size)
+            hashes = write_pack(writer, pack, slab_bytes=slab_bytes)
+            data, at = store.get("pack", 1 << 30), 0
+            for length, value in zip(pack.chunks, hashes, strict=True):
+                if digest(data[at : at + length]) != value:
+                    wrong.append(f"slabs of {slab_bytes}: a chunk is not what its hash says")
+                at += length
+            if data != expected:
+                wrong.append(f"slabs of {slab_bytes}: the pack is not its sources back to back")
+    return wrong
+
+
+@rule
+def lost_store_record_hides_nothing() -> list[str]:
+    """Without ``relight.json`` a run is still read, and goes on under the store's old id."""
+    disk, store = simulated()
+    _, _, told = saves(store, 1)
+    disk.unlink(f"{ROOT}/relight.json")
+    wrong = examine(store, Log(store, RUN), told)
+    _, _, more = saves(store, 2)
+    return wrong + examine(store, Log(store, RUN), [*told, *more])
+
+
+@rule
+def gap_in_the_log_is_a_fault() -> list[str]:
+    """A record that is gone is said to be missing, and costs itself only."""
+    disk, store = simulated()
+    _, ids, _ = saves(store, 1, 2, 3)
+    disk.unlink(f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}")
+    view = Log(store, RUN).read()
+    live = [one.id for one in fold(view).live]
+    return [] if [fault.seq for fault in view.faults] == [3] and live == [ids[0], ids[2]] else [f"live {live}, faults {view.faults}"]
+
+
+@rule
+def runs_do_not_appear_by_looking() -> list[str]:
+    """Reading what is not there makes nothing."""
+    disk, store = simulated()
+    for look in (lambda: Log(store, RUN).read(), lambda: plan_sweep(store, RUN), lambda: plan_prune(store, RUN, keep(last=1))):
+        try:
+            look()
+            return ["a run that is not there was read"]
+        except CheckpointNotFound:
+            pass
+    return [] if not list(disk.scan("/disk")) else ["looking made something"]
+
+
+def broken() -> Iterator[str]:
+    """What is wrong with any of the rules."""
+    for one in RULES:
+        try:
+            wrong = one()
+        except Exception as error:
+            wrong = [repr(error)]
+        for text in wrong:
+            yield f"{one.__name__}: {text}"
+

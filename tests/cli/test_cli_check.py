@@ -1,0 +1,257 @@
+"""``verify``, ``prune``, ``tag``: answers, exit codes, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from at_hand import STEPS, directory, environment, flip, ids, on_terminal, request
+
+from relight.catalog import open_run
+from relight.commit import Attempt
+from relight.layout import Bytes, Item
+from relight.store import open_bytes
+
+PACK = "pack-00000-000.safetensors"
+
+
+def test_verify_says_yes(relight, runs: Path) -> None:
+    """A sound run: 0, each checkpoint by name, the shape of the design in JSON."""
+    answer = relight("verify", "runs/demo")
+    assert answer.code == 0
+    assert answer.out.count("  ok\n") == 4
+    assert answer.out.splitlines()[-1].endswith("as committed, to the byte")
+    found = relight("verify", "runs/demo", "--json").json
+    assert found["ok"] is True
+    assert found["log"] == []
+    assert [(one["id"], one["ok"], one["errors"]) for one in found["checkpoints"]] == [(one, True, []) for one in ids(runs)]
+
+
+def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
+    """One flipped bit: 1, and no other checkpoint is blamed."""
+    place = directory(runs, 1)
+    flip(place / PACK, -1)
+    answer = relight("verify", "runs/demo")
+    assert answer.code == 1
+    assert answer.out.count("DAMAGED") == 1
+    assert f"demo/{place.name}/{PACK}: chunk " in answer.out
+    assert "it holds rng/torch" in answer.out
+    assert answer.out.splitlines()[-1] == "1 of 4 checkpoints damaged"
+    answer = relight("verify", "runs/demo", "--json")
+    assert (answer.code, answer.json["ok"]) == (1, False)
+    (bad,) = [one for one in answer.json["checkpoints"] if not one["ok"]]
+    assert bad["id"] == ids(runs)[1]
+    assert [sorted(error) for error in bad["errors"]] == [["detail", "file", "kind", "tensor"]]
+    assert bad["errors"][0]["kind"] == "corrupt"
+
+
+def test_verify_of_some_looks_at_those_alone(relight, runs: Path) -> None:
+    """By argument, by ``@``, or by the checkpoint's directory; naming one twice checks it once."""
+    flip(directory(runs, 1) / PACK)
+    assert relight("verify", "runs/demo", "latest", "99").code == 0
+    assert relight("verify", "runs/demo@good").code == 1
+    assert relight("verify", directory(runs, 1)).code == 1
+    assert relight("verify", directory(runs, 0)).code == 0
+    assert len(relight("verify", "runs/demo", "299", "latest", "--json").json["checkpoints"]) == 1
+    assert relight("verify", "runs/demo", "nope").code == 1
+
+
+def test_verify_quick_does_not_read_tensors_and_says_so(relight, runs: Path) -> None:
+    """It finds a missing file, not a flipped bit, and does not claim more."""
+    flip(directory(runs, 1) / PACK)
+    answer = relight("verify", "runs/demo", "--quick")
+    assert answer.code == 0
+    assert "--quick" in answer.out
+    assert "to the byte" not in answer.out
+    (directory(runs, 0) / PACK).unlink()
+    assert relight("verify", "runs/demo", "--quick").code == 1
+
+
+def test_verify_counts_damage_of_the_log_and_of_the_store(relight, runs: Path) -> None:
+    """Also where every checkpoint that is left is sound."""
+    flip(runs / "demo/log/000000000007.json", 100)
+    answer = relight("verify", "runs/demo", "--json")
+    assert (answer.code, answer.json["ok"]) == (1, False)
+    assert all(one["ok"] for one in answer.json["checkpoints"])
+    assert [one["file"] for one in answer.json["log"]] == ["demo/log/000000000007.json"]
+    assert "1 fault in the log" in relight("verify", "runs/demo").out
+    flip(runs / "relight.json", 30)
+    files = {one["file"] for one in relight("verify", "runs", "--json").json["log"]}
+    assert files == {"demo/log/000000000007.json", "relight.json"}
+
+
+def test_verify_of_a_store_is_of_all_its_runs(relight, runs: Path) -> None:
+    """Damage in one run is named with it; a run that cannot be opened is damage too."""
+    flip(directory(runs, 0, "baseline") / PACK)
+    answer = relight("verify", "runs")
+    assert answer.code == 1
+    assert f"baseline/{ids(runs, 'baseline')[0]}" in answer.out
+    assert len(relight("verify", "runs", "--json").json["checkpoints"]) == 5
+    assert relight("verify", "runs", "latest").code == 2
+    shutil.rmtree(runs / "baseline/log")
+    (runs / "baseline/log").write_text("x")
+    answer = relight("verify", "runs", "--json")
+    assert answer.code == 1
+    assert len(answer.json["log"]) == 1
+
+
+def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs: Path) -> None:
+    """The bar is not in the way of what is piped, nor does it swallow it."""
+    attempt = Attempt.begin(open_bytes(runs), "big")
+    more = Item("model/big", "uint8", (8 << 20,), "param", Bytes(bytes(8 << 20)))
+    wanted = request(1)
+    attempt.save(request(1, reason="big").__class__(step=1, tree=wanted.tree, items=[*wanted.items, more]))
+    main, side = pty.openpty()
+    done = subprocess.Popen([sys.executable, "-m", "relight", "verify", "runs/big"], stdout=subprocess.PIPE, stderr=side, env=environment())
+    os.close(side)
+    drawn = b""
+    while True:
+        try:
+            got = os.read(main, 65536)
+        except OSError:
+            break
+        drawn += got
+    os.close(main)
+    said = done.stdout.read().decode() if done.stdout else ""
+    assert done.wait() == 0
+    assert said.count("  ok\n") == 1
+    assert b"verifying" in drawn
+    answer = on_terminal("verify", "runs/big")
+    assert "  ok\n" in answer.out
+    assert answer.code == 0
+
+
+RULES = ("--keep-last", 1, "--keep-every", 100)
+
+
+def test_prune_dry_run_says_why_and_does_nothing(relight, runs: Path) -> None:
+    """Each checkpoint with its fate and reason."""
+    answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json")
+    fates = {one["step"]: (one["keep"], one["reason"]) for one in answer.json["checkpoints"]}
+    assert fates[99] == (False, "not among the last 1")
+    assert fates[199][0] is True
+    assert "tagged good" in fates[199][1]
+    assert "newest" in fates[299][1]
+    assert (answer.code, answer.json["dry_run"], answer.json["retired"]) == (0, True, [])
+    out = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run").out
+    assert "2 of 4 checkpoints go" in out
+    assert out.endswith("dry run: nothing was done\n")
+    assert len(ids(runs)) == 4
+
+
+def test_prune_removes_what_it_said(relight, runs: Path) -> None:
+    """From the history, and from the disk; what stays still verifies."""
+    going = directory(runs, 2)
+    answer = relight("prune", "runs/demo", *RULES, "--yes")
+    assert answer.code == 0
+    assert answer.out.endswith("removed 1 checkpoint\n")
+    assert not going.exists()
+    assert [row["step"] for row in relight("ls", "runs/demo", "--json").json] == [99, 199, 299]
+    assert relight("verify", "runs/demo").code == 0
+    assert relight("prune", "runs/demo", *RULES).out.endswith("nothing was done\n")
+
+
+def test_prune_json_tells_what_was_done(relight, runs: Path) -> None:
+    """Ids, directories, bytes."""
+    gone = ids(runs)[2]
+    found = relight("prune", "runs/demo", *RULES, "--yes", "--json").json
+    assert (found["retired"], found["left"]) == ([gone], [])
+    assert found["deleted"][0].split("-")[1] == gone
+    assert found["bytes_freed"] > 0
+
+
+def test_prune_by_metric(relight, runs: Path) -> None:
+    """The best of a metric stays, in either direction."""
+    found = relight("prune", "runs/demo", "--keep-best", 1, "--mode", "max", "--dry-run", "--json").json
+    assert [one["step"] for one in found["checkpoints"] if one["keep"]] == [99, 199, 299]
+
+
+def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting is never what a slip does."""
+    for arguments in (["runs/demo"], ["runs/demo", "--keep-last", 0], ["runs/demo@good", "--keep-last", 1], ["runs", "--keep-last", 1]):
+        assert relight("prune", *arguments).code == 2
+    monkeypatch.setattr("sys.stdin", open(os.devnull))
+    for extra in ([], ["--json"]):
+        answer = relight("prune", "runs/demo", *RULES, *extra)
+        assert answer.code == 2
+        assert "--yes" in answer.err
+    assert len(ids(runs)) == 4
+
+
+@pytest.mark.parametrize(("typed", "left"), [("y\n", 3), ("n\n", 4), ("\n", 4)])
+def test_prune_asks_on_a_terminal(runs: Path, typed: str, left: int) -> None:
+    """Only a yes is one."""
+    answer = on_terminal("prune", "runs/demo", *RULES, typed=typed, prompt="Remove them?")
+    assert answer.code == 0
+    assert len(ids(runs)) == left
+
+
+def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) -> None:
+    """The newest that verifies stays, and the reason says so."""
+    flip(directory(runs, 3) / PACK)
+    found = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json").json
+    reasons = {one["step"]: one["reason"] for one in found["checkpoints"] if one["keep"]}
+    assert "newest verified" in reasons[249]
+
+
+def test_prune_sweep_deletes_leftovers_of_dead_attempts_alone(relight, runs: Path) -> None:
+    """A half-written save of a superseded attempt goes; one that may still be written stays, and both are explained."""
+    dead, alive = runs / "demo/0000000150-aaaaaaaaaa-e1", runs / "demo/0000000350-bbbbbbbbbb-e2"
+    for place in (dead, alive):
+        place.mkdir()
+        (place / PACK).write_bytes(b"x")
+    answer = relight("prune", "runs/demo", "--sweep", "--dry-run", "--json")
+    assert [one["dir"] for one in answer.json["sweep"]] == [dead.name]
+    assert [one["dir"] for one in answer.json["held"]] == [alive.name]
+    assert "may still be writing" in relight("prune", "runs/demo", "--sweep", "--dry-run").out
+    assert relight("prune", "runs/demo", "--sweep", "--yes").out.endswith("removed 0 checkpoints, swept 1 leftover\n")
+    assert (dead.exists(), alive.exists(), len(ids(runs))) == (False, True, 4)
+
+
+def test_tags_are_listed_given_moved_and_taken_away(relight, runs: Path) -> None:
+    """Each says what it did; JSON too."""
+    one, two = ids(runs)[:2]
+    assert relight("tag", "runs/demo", "--json").json == [{"tag": "good", "id": two, "step": 199}]
+    assert relight("tag", "runs/demo").out.splitlines()[1].split() == ["good", two, "199"]
+    assert relight("tag", "runs/demo", "release/v1", "99", "--json").json == {"tag": "release/v1", "id": one, "step": 99}
+    assert relight("show", "runs/demo@release/v1", "--json").json["id"] == one
+    assert relight("tag", "runs/demo", "good", "99").out == f"good → {one} (step 99), moved from {two} (step 199)\n"
+    assert relight("tag", "runs/demo", "newest").out.startswith(f"newest → {ids(runs)[-1]}")
+    assert relight("tag", "runs/demo", "good", "--delete").out == "good removed\n"
+    assert [row["tag"] for row in relight("tag", "runs/demo", "--json").json] == ["newest", "release/v1"]
+
+
+def test_a_tag_does_not_fence_the_run_in_progress(relight, runs: Path) -> None:
+    """Tools are not attempts: training goes on committing."""
+    attempt = Attempt.begin(open_bytes(runs), "demo")
+    assert relight("tag", "runs/demo", "kept", "99").code == 0
+    assert relight("prune", "runs/demo", "--keep-last", 1, "--yes").code == 0
+    attempt.save(request(399))
+    assert open_run(open_bytes(runs), "demo").history().live[-1].step == 399
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["bad name", "99"], 2),
+        (["latest"], 2),
+        (["123", "99"], 2),
+        (["nope", "--delete"], 1),
+        (["good", "99", "--delete"], 2),
+        (["--delete"], 2),
+        (["new", "77"], 1),
+    ],
+    ids=str,
+)
+def test_tags_that_cannot_be(relight, runs: Path, arguments: list[str], code: int) -> None:
+    """A name that means something else is bad usage; what is not there is a no. Neither changes anything."""
+    before = len(list((runs / "demo/log").iterdir()))
+    answer = relight("tag", "runs/demo", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert len(list((runs / "demo/log").iterdir())) == before
+    assert STEPS == [row["step"] for row in relight("ls", "runs/demo", "--json").json]

@@ -1,0 +1,266 @@
+"""``cp`` and the room below it: identity, provenance, fencing, damage, interruption."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from at_hand import directory, flip, ids, request
+
+from relight.catalog import Run, open_run, read_tensors
+from relight.commit import Attempt
+from relight.errors import ConfigError, LeaseHeld, NoSpace
+from relight.layout import Bytes
+from relight.store import LocalStore, open_bytes
+from relight.store.disk import Disk
+from relight.transfer import execute_copy, plan_copy
+from relight.transfer.copying import COPIED_FROM
+
+PACK = "pack-00000-000.safetensors"
+
+
+def tensors(path: Path, number: int, run: str = "demo") -> dict[str, bytes]:
+    """What a checkpoint holds, read and verified."""
+    found = open_run(open_bytes(path), run)
+    opened = found.open(found.history().live[number])
+    part = opened.parts[0]
+    held = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
+    read_tensors(opened, part, {index: Bytes(data) for index, data in held.items()})
+    return {part.tensors[index].name: bytes(data) for index, data in held.items()}
+
+
+def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Path) -> None:
+    """Same id, same packs, same tensors; another store, run and epoch; it says where it came from; the original is as it was."""
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    answer = relight("cp", "runs/demo", "backup/copy")
+    assert answer.code == 0
+    assert answer.out.startswith("copied 1 checkpoint, ")
+    assert answer.out.endswith("/backup/copy\n")
+    assert before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    backup = runs.parent / "backup"
+    assert ids(backup, "copy") == ids(runs)[-1:]
+    assert relight("verify", "backup").code == 0
+    assert (directory(runs, -1) / PACK).read_bytes() == (directory(backup, -1, "copy") / PACK).read_bytes()
+    assert tensors(runs, -1) == tensors(backup, -1, "copy")
+    there = open_run(open_bytes(backup), "copy")
+    root = there.open(there.history().live[0]).root
+    here = Run(open_bytes(runs), "demo").view()
+    assert root.user[COPIED_FROM] == {"store": here.store_id, "run": here.run_id, "id": root.id}
+    assert (root.store, root.run, root.epoch) == (there.view().store_id, there.view().run_id, 0)
+    files = [path for path in directory(backup, 0, "copy").iterdir() if path.name != "root.json"]
+    assert root.stored_bytes == root.new_bytes == sum(path.stat().st_size for path in files)
+    facts = relight("show", "backup/copy", "--json").json
+    assert (facts["step"], facts["metrics"], facts["reason"]) == (299, {"loss": 1.0}, "every 100 steps")
+
+
+def test_all_are_copied_in_order_and_a_second_time_none(relight, runs: Path) -> None:
+    """Saying it again copies what is missing: nothing."""
+    relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "good")
+    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
+    assert [one["id"] for one in answer.json["copied"]] == ids(runs)[2:]
+    assert [one["id"] for one in answer.json["there"]] == ids(runs)[:2]
+    assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 199, 249, 299]
+    assert relight("cp", "runs/demo", "backup/demo", "--all").out.startswith("nothing to copy: all 4 are in ")
+    assert relight("verify", "backup", "--json").json["ok"] is True
+
+
+@pytest.mark.parametrize("source", ["runs/demo@good", "runs/demo@199"])
+def test_source_may_name_the_checkpoint(relight, runs: Path, source: str) -> None:
+    """``RUN@WHICH``, or the checkpoint's directory."""
+    relight("cp", source, "one/demo")
+    relight("cp", directory(runs, 1), "two/demo")
+    assert ids(runs.parent / "one") == ids(runs.parent / "two") == ids(runs)[1:2]
+
+
+def test_a_store_as_destination_takes_the_runs_name(relight, runs: Path) -> None:
+    """An existing store, or one to be made, which the slash at the end says."""
+    assert relight("cp", "runs/demo", "backup/").code == 0
+    assert relight("cp", "runs/baseline", "backup").code == 0
+    assert [row["run"] for row in relight("ls", "backup", "--json").json] == ["baseline", "demo"]
+
+
+def test_no_store_is_made_around_what_is_there(relight, runs: Path) -> None:
+    """A directory or file that is neither store nor run is refused, and so are names that no run may have."""
+    Path("plain").mkdir()
+    Path("file").write_text("x")
+    for destination in ("plain", "file", "backup/log", "backup/a b", "backup/..x/.y"):
+        answer = relight("cp", "runs/demo", destination)
+        assert (answer.code, answer.out) == (2, ""), destination
+    assert not Path("relight.json").exists()
+    assert not Path("backup").exists()
+
+
+def test_dry_run_makes_nothing(relight, runs: Path) -> None:
+    """Not even the store."""
+    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--dry-run", "--json")
+    assert [one["step"] for one in answer.json["copy"]] == [99, 199, 249, 299]
+    assert "4 checkpoints, " in relight("cp", "runs/demo", "backup/demo", "--all", "--dry-run").out
+    assert not Path("backup").exists()
+
+
+def test_training_at_the_destination_is_not_fenced(relight, runs: Path) -> None:
+    """A copy is committed under the attempt in charge, which goes on saving."""
+    store = open_bytes(runs.parent / "backup")
+    attempt = Attempt.begin(store, "demo")
+    attempt.save(request(9))
+    assert relight("cp", "runs/demo", "backup/demo").code == 0
+    attempt.save(request(500))
+    assert [one.step for one in open_run(store, "demo").history().live] == [9, 299, 500]
+    assert open_run(store, "demo").history().live[1].epoch == attempt.epoch
+    assert relight("verify", "backup").code == 0
+
+
+def test_an_attempt_that_takes_charge_meanwhile_is_not_overtaken(runs: Path) -> None:
+    """A FENCE between reading and committing: nothing is committed, nothing is left, and it may be tried again."""
+    store = open_bytes(runs.parent / "backup")
+    source = Run(open_bytes(runs), "demo")
+    plan = plan_copy(source, source.history().live[-1:], store, "demo")
+    begun: list[Attempt] = []
+
+    def fence(count: int) -> None:
+        if not begun:
+            begun.append(Attempt.begin(store, "demo"))
+
+    with pytest.raises(LeaseHeld) as caught:
+        execute_copy(plan, progress=fence)
+    assert caught.value.retryable
+    assert open_run(store, "demo").history().live == []
+    assert [entry.name for entry in store.list("demo")] == ["log"]
+    assert len(execute_copy(plan).copied) == 1
+    begun[0].save(request(500))
+
+
+def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
+    """An older step behind a newer one would be resumed from: that has to be said."""
+    answer = relight("cp", "runs/baseline", "runs/demo")
+    assert answer.code == 2
+    assert "--as-newest" in answer.err
+    assert len(ids(runs)) == 4
+    assert relight("cp", "runs/baseline", "runs/demo", "--as-newest").code == 0
+    assert relight("show", "runs/demo", "--json").json["step"] == 99
+
+
+def test_what_was_pruned_there_comes_under_a_new_id_once(relight, runs: Path) -> None:
+    """No id is committed twice; the copy is known again by where it says it came from."""
+    relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "299")
+    relight("prune", "backup/demo", "--keep-last", 1, "--yes")
+    answer = relight("cp", "runs/demo@99", "backup/demo", "--as-newest")
+    first = ids(runs)[0]
+    assert f"{first} is " in answer.out
+    new = ids(runs.parent / "backup")[-1]
+    assert new != first
+    assert relight("cp", "runs/demo@99", "backup/demo", "--json").json["there"] == [{"id": first, "id_there": new}]
+    assert relight("verify", "backup").code == 0
+
+
+def test_leftovers_of_an_interrupted_copy_are_not_written_into(relight, runs: Path) -> None:
+    """A directory that is there already keeps its name to itself."""
+    name = f"0000000299-{ids(runs)[-1]}-e0"
+    relight("cp", "runs/demo@99", "backup/demo")
+    (runs.parent / "backup/demo" / name).mkdir()
+    (runs.parent / "backup/demo" / name / PACK).write_bytes(b"half")
+    assert relight("cp", "runs/demo", "backup/demo").code == 0
+    assert (runs.parent / "backup/demo" / name / PACK).read_bytes() == b"half"
+    assert len(ids(runs.parent / "backup")) == 2
+    assert relight("cp", "runs/demo", "backup/demo").out.startswith("nothing to copy")
+    assert relight("verify", "backup").code == 0
+
+
+@pytest.mark.parametrize("file", [PACK, "part-00000.msgpack", "root.json"])
+def test_damage_is_not_copied_and_does_not_stop_the_others(relight, runs: Path, file: str) -> None:
+    """1, the damaged one by name; what is sound arrives, and nothing half stays behind."""
+    flip(directory(runs, 1) / file)
+    answer = relight("cp", "runs/demo", "backup/demo", "--all")
+    assert answer.code == 1
+    assert f"DAMAGED  {ids(runs)[1]} was not copied: " in answer.out
+    assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 249, 299]
+    assert len(list((runs.parent / "backup/demo").iterdir())) == 4
+    found = relight("cp", "runs/demo@good", "backup/demo", "--json", "--as-newest")
+    assert (found.code, [one["kind"] for one in found.json["damaged"]]) == (1, ["corrupt"])
+
+
+def test_a_missing_or_longer_pack_is_damage(relight, runs: Path) -> None:
+    """Not only what is inside it."""
+    with (directory(runs, 0) / PACK).open("ab") as pack:
+        pack.write(b"x")
+    (directory(runs, 1) / PACK).unlink()
+    found = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
+    assert [one["id"] for one in found.json["damaged"]] == ids(runs)[:2]
+
+
+class Full(Disk):
+    """A disk that is full once so many bytes are written."""
+
+    room = 9000
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        """Until it is full."""
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(28, "No space left on device")
+        return super().pwrite(fd, data, offset)
+
+
+def test_a_full_destination_leaves_nothing_behind(runs: Path) -> None:
+    """What was committed before stays, what was begun is removed, and the same command goes on later."""
+    path = runs.parent / "backup"
+    source = Run(open_bytes(runs), "demo")
+    full = LocalStore(path, disk=Full())
+    with pytest.raises(NoSpace):
+        execute_copy(plan_copy(source, source.history().live, full, "demo"))
+    done = ids(path)
+    assert 0 < len(done) < 4
+    assert len(list((path / "demo").glob("0*"))) == len(done)
+    report = execute_copy(plan_copy(source, source.history().live, open_bytes(path), "demo"))
+    assert (len(report.there), len(report.copied)) == (len(done), 4 - len(done))
+
+
+def test_an_interrupt_behind_the_commit_deletes_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the commit and the next line: the checkpoint is there and stays whole."""
+    store = open_bytes(runs.parent / "backup")
+    source = Run(open_bytes(runs), "demo")
+    plan = plan_copy(source, source.history().live[-1:], store, "demo")
+    real = LocalStore.put_once
+
+    def interrupted(self: LocalStore, key: str, data: bytes) -> bool:
+        made = real(self, key, data)
+        if b'"COMMIT"' in data:
+            raise KeyboardInterrupt
+        return made
+
+    monkeypatch.setattr(LocalStore, "put_once", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        execute_copy(plan)
+    monkeypatch.undo()
+    assert len(ids(runs.parent / "backup")) == 1
+    assert tensors(runs.parent / "backup", 0) == tensors(runs, -1)
+
+
+def test_large_packs_and_odd_chunks_arrive_whole(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of the buffer against that of chunks and sectors."""
+    source = Run(open_bytes(runs), "demo")
+    for buffer in (4096, 8192):
+        monkeypatch.setattr("relight.transfer.copying.BUFFER_BYTES", buffer)
+        monkeypatch.setattr("relight.store.local.DIRECT_FROM_BYTES", 0)
+        path = runs.parent / f"backup{buffer}"
+        execute_copy(plan_copy(source, source.history().live[-1:], open_bytes(path), "demo"))
+        assert (directory(path, 0) / PACK).read_bytes() == (directory(runs, -1) / PACK).read_bytes()
+
+
+def test_only_one_way_of_saying_which(relight, runs: Path) -> None:
+    """Contradictions are bad usage; what is not there is a no."""
+    assert relight("cp", "runs/demo@good", "backup/demo", "--all").code == 2
+    assert relight("cp", "runs/demo", "backup/demo", "--all", "--which", "99").code == 2
+    assert relight("cp", "runs", "backup/demo").code == 2
+    assert relight("cp", "runs/demo@77", "backup/demo").code == 1
+    assert relight("cp", "runs/none", "backup/demo").code == 1
+    assert not os.path.exists("backup")
+
+
+def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -> None:
+    """A copy onto itself is done already."""
+    assert relight("cp", "runs/demo", "runs/demo").out.startswith("nothing to copy: it is in ")
+    source = Run(open_bytes(runs), "demo")
+    with pytest.raises(ConfigError):
+        plan_copy(Run(open_bytes(runs), "baseline"), Run(open_bytes(runs), "baseline").history().live, source.store, "demo")

@@ -1,0 +1,185 @@
+"""Starting, help, errors, exit codes, pipes, signals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from at_hand import environment, in_child, on_terminal
+
+import relight.cli
+from relight.cli import COMMANDS
+from relight.errors import CorruptCheckpoint, NoSpace
+
+HEAVY = ("torch", "numpy", "rich", "msgspec", "blake3", "relight.catalog", "relight.store", "relight.format", "relight.commit")
+
+
+def modules(*arguments: str) -> set[str]:
+    """What a command has imported when it ends."""
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print("MODULES", *sys.modules))
+sys.argv = {["relight", *arguments]!r}
+from relight.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False)
+    return set(next(line for line in done.stdout.splitlines() if line.startswith("MODULES")).split()[1:])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["lss"]], ids=str)
+def test_help_and_version_import_next_to_nothing(arguments: list[str]) -> None:
+    """Neither torch nor rich nor any room is loaded to print help, the version, or a typo's answer."""
+    assert not modules(*arguments) & set(HEAVY)
+
+
+def test_commands_into_a_pipe_need_neither_torch_nor_numpy_nor_rich(runs: Path) -> None:
+    """What a cron job asks every minute starts lightly."""
+    for arguments in (["ls", "runs"], ["show", "runs/demo"], ["verify", "runs"], ["log", "runs/demo", "--json"]):
+        assert not modules(*arguments) & {"torch", "numpy", "rich"}, arguments
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_each_command_has_an_example_and_fits_80_columns(relight, name: str) -> None:
+    """``--help`` shows how it is typed; so does ``-h``."""
+    answer = relight(name, "--help")
+    assert answer.code == 0
+    assert "Example" in answer.out
+    assert f"  relight {name}" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert relight(name, "-h").out == answer.out
+
+
+def test_help_lists_every_command_and_says_how_to_complete(relight) -> None:
+    """The first page is enough to go on."""
+    answer = relight("--help")
+    assert answer.code == 0
+    assert all(f"  {name} " in answer.out for name in COMMANDS)
+    assert "_RELIGHT_COMPLETE=bash_source" in answer.out
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    """What the shell asks for behind ``relight ve`` is answered."""
+    answer = in_child(_RELIGHT_COMPLETE="bash_complete", COMP_WORDS="relight ve", COMP_CWORD="1")
+    assert answer.out.strip() == "plain,verify"
+
+
+def test_each_command_is_a_click_command_of_its_own_name() -> None:
+    """``COMMANDS`` and the files agree."""
+    files = {path.stem for path in Path(relight.cli.__file__).parent.glob("*.py")} - {"__init__", "common", "output"}
+    assert files == set(COMMANDS)
+    with click.Context(relight.cli.cli) as context:
+        for name in COMMANDS:
+            found = relight.cli.cli.get_command(context, name)
+            assert found is not None
+            assert found.name == name
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--nope", "runs"], ["nope"], ["prune", "runs/demo", "--keep-last", "x"], []], ids=str)
+def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) -> None:
+    """No program mistakes a misspelt option for an answer."""
+    answer = relight(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(relight) -> None:
+    """``relight verfy`` says ``verify``."""
+    answer = relight("verfy")
+    assert answer.code == 2
+    assert "did you mean 'verify'?" in answer.err
+
+
+def test_nothing_there_is_1_with_a_hint_and_no_traceback(relight) -> None:
+    """``relight ls /nowhere`` is a friendly no."""
+    answer = relight("ls", "/nowhere")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("relight: there is nothing here [/nowhere]\n  → ")
+    assert "Traceback" not in answer.err
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(runs: Path) -> None:
+    """``--debug`` and ``RELIGHT_DEBUG`` do the same."""
+    for answer in (in_child("--debug", "ls", "/nowhere"), in_child("ls", "/nowhere", RELIGHT_DEBUG="1")):
+        assert answer.code == 1
+        assert "Traceback" in answer.err
+        assert "CheckpointNotFound" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CorruptCheckpoint("x"), 1),
+        (NoSpace("x"), 2),
+        (PermissionError("x"), 2),
+        (ModuleNotFoundError("x", name="blake3"), 2),
+        (ZeroDivisionError("x"), 2),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(), 141),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_whatever_goes_wrong_has_its_code(relight, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+    """1 is an answer and nothing else: a bug, a full disk, a missing package are 2."""
+
+    def fail(path: str) -> None:
+        raise error
+
+    monkeypatch.setattr("relight.cli.ls.locate", fail)
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    answer = relight("ls", "runs")
+    assert answer.code == code
+    assert answer.out == ""
+    assert ("Traceback" in answer.err) == isinstance(error, ZeroDivisionError)
+
+
+def test_a_reader_that_goes_away_is_no_error_and_no_answer(runs: Path) -> None:
+    """``relight verify … | head -1`` says nothing on stderr and claims nothing by its code."""
+    for arguments in (["verify", "runs"], ["ls", "runs", "--json"]):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            [sys.executable, "-m", "relight", *arguments], stdout=write, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_full_disk_behind_stdout_is_2(runs: Path) -> None:
+    """An answer that could not be written is none."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "relight", "ls", "runs"], stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+    assert done.returncode == 2
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
+    """At a question, as anywhere: nothing is done, no traceback."""
+    answer = on_terminal("prune", "runs/demo", "--keep-last", 1, typed="\x03", prompt="Remove them?")
+    assert answer.code == 130
+    assert "Traceback" not in answer.out
+    assert len(list((runs / "demo").glob("0*"))) == 4
+
+
+def test_a_locale_without_unicode_breaks_nothing(runs: Path) -> None:
+    """What stdout cannot show is escaped."""
+    answer = in_child("tag", "runs/demo", "new", "99", PYTHONIOENCODING="latin-1")
+    assert answer.code == 0
+    assert "new \\u2192 " in answer.out
+
+
+def test_version_names_what_matters_for_a_report(relight) -> None:
+    """As text and as JSON, without importing torch; ``--version`` is the short form."""
+    facts = relight("version", "--json").json
+    assert {"relight", "format", "python", "torch", "numpy", "system"} <= facts.keys()
+    assert f"relight   {facts['relight']}\n" in relight("version").out
+    assert relight("--version").out == f"relight {facts['relight']}\n"
+    assert not modules("version") & {"torch", "numpy"}

@@ -1,0 +1,85 @@
+"""Numbers about values, against numpy and torch where those know the kind."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+
+from relight.catalog.stats import StatsSink, stats
+from relight.format.dtypes import DTYPES
+
+pytest.importorskip("numpy")
+
+
+def of(dtype: str, data: bytes, *cuts: int) -> dict[str, float]:
+    """Of bytes that come in pieces, the last first."""
+    sink = StatsSink(dtype, len(data))
+    edges = [0, *cuts, len(data)]
+    for start, end in reversed(list(zip(edges, edges[1:]))):
+        sink.absorb(start, memoryview(data)[start:end])
+    return stats([sink])
+
+
+def test_pieces_in_any_order_give_the_same_numbers() -> None:
+    """To the bit: threads must not change a mean."""
+    data = struct.pack("<64d", *(math.sin(n) * 10.0 ** (n % 17) for n in range(64)))
+    sinks = [StatsSink("float64", len(data)) for _ in range(2)]
+    pieces = [(start, memoryview(data)[start : start + 64]) for start in range(0, len(data), 64)]
+    for sink, order in zip(sinks, (pieces, pieces[::-1])):
+        for start, piece in order:
+            sink.absorb(start, piece)
+    assert stats(sinks[:1]) == stats(sinks[1:])
+    whole = of("float64", data)
+    assert math.isclose(stats(sinks[:1])["mean"], whole["mean"], rel_tol=1e-9)
+
+
+def test_shards_are_one_tensor() -> None:
+    """The pieces that ranks hold are counted together."""
+    halves = [StatsSink("float32", 8), StatsSink("float32", 8)]
+    halves[0].absorb(0, memoryview(struct.pack("<2f", 1, 2)))
+    halves[1].absorb(0, memoryview(struct.pack("<2f", 3, math.nan)))
+    assert stats(halves) == {"min": 1.0, "max": 3.0, "mean": 2.0, "norm": math.sqrt(14), "nan": 1, "inf": 0}
+
+
+def test_large_numbers_do_not_overflow() -> None:
+    """Neither the norm nor the mean of numbers near the end of their range."""
+    found = of("float64", struct.pack("<2d", 1e300, -1e300))
+    assert math.isclose(found["norm"], math.sqrt(2) * 1e300)
+    assert of("uint64", struct.pack("<2Q", 2**64 - 1, 0))["max"] == 2**64 - 1
+
+
+def test_none_finite_and_nothing_at_all() -> None:
+    """Counts without numbers; no numbers without elements."""
+    assert of("float32", struct.pack("<2f", math.inf, math.nan)) == {"nan": 1, "inf": 1}
+    assert stats([StatsSink("float32", 0)]) == {}
+
+
+def test_complex_has_a_norm_and_no_order() -> None:
+    """|3+4i| is 5."""
+    assert of("complex64", struct.pack("<2f", 3, 4)) == {"norm": 5.0, "nan": 0, "inf": 0}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_kind_of_element_is_taken(dtype: str) -> None:
+    """None of the format's kinds fails, whatever the bits; kinds below a byte have no numbers."""
+    size = DTYPES[dtype].itemsize
+    data = bytes(range(256)) * size
+    found = of(dtype, data, 128 * size)
+    assert set(found) <= {"min", "max", "mean", "norm", "nan", "inf"}
+    assert bool(found) == (dtype[-1].isdigit() and "bits" not in dtype and not dtype.endswith(("int1", "int2", "int3", "int4", "int5", "int6", "int7")) or dtype in ("bool", "float8_e4m3fn", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16"])
+def test_small_floats_are_what_torch_says(dtype: str) -> None:
+    """All values of one byte, and of two."""
+    torch = pytest.importorskip("torch")
+    data = bytes(range(256)) if dtype.startswith("float8") else b"".join(struct.pack("<H", code) for code in range(1 << 16))
+    values = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).double()
+    finite = values[values.isfinite()]
+    found = of(dtype, data)
+    assert (found["min"], found["max"]) == (finite.min().item(), finite.max().item())
+    assert (found["nan"], found["inf"]) == (int(values.isnan().sum()), int(values.isinf().sum()))
+    assert math.isclose(found["norm"], finite.norm().item(), rel_tol=1e-12)
+    assert math.isclose(found["mean"], finite.mean().item(), rel_tol=1e-9, abs_tol=1e-30)

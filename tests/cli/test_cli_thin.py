@@ -1,0 +1,89 @@
+"""``demo`` and ``prove``: options arrive, answers become exit codes. What they do has tests of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relight.cli.demo
+import relight.cli.prove
+from relight.errors import ConfigError
+from relight.prove import Difference, ProveReport
+
+
+@dataclass
+class Said:
+    """Stands in for a demo's report."""
+
+    ok: bool
+    asked: list[Any] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the real one."""
+        return {"ok": self.ok}
+
+    def __rich__(self) -> str:
+        return "the report"
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
+def test_demo_passes_options_on_and_answers(relight, monkeypatch: pytest.MonkeyPatch, ok: bool, code: int) -> None:
+    """0 if the killed run equals the straight one, else 1."""
+    said = Said(ok)
+    monkeypatch.setattr("relight.cli.demo.run", lambda options: said.asked.append(options) or said)
+    answer = relight("demo", "--quick", "--seed", 7, "--keep", "here", "--out", "a.png", "--json")
+    assert (answer.code, answer.json) == (code, {"ok": ok})
+    (asked,) = said.asked
+    assert (asked.quick, asked.seed, asked.keep, asked.out) == (True, 7, Path("here"), Path("a.png"))
+    assert relight("demo").out == "the report\n"
+
+
+def report(difference: Difference | None) -> ProveReport:
+    """What a proof finds."""
+    return ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
+
+
+def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows the script is the script's, also what looks like an option of ours; a ``--`` between them is nobody's."""
+    asked: list[Any] = []
+    monkeypatch.setattr("relight.cli.prove.run", lambda options: asked.append(options) or report(None))
+    answer = relight("prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x")
+    assert (answer.code, answer.json["ok"]) == (0, True)
+    relight("prove", "train.py", "--", "--lr", "1")
+    relight("prove", "--", "train.py", "--lr", "1")
+    assert [(one.script, tuple(one.args)) for one in asked] == [
+        ("train.py", ("--json", "-n", "9", "x")),
+        ("train.py", ("--lr", "1")),
+        ("train.py", ("--lr", "1")),
+    ]
+    assert (asked[0].n, asked[0].k, asked[0].keep) == (4, 2, "here")
+    assert relight("prove", "train.py").out.startswith("exact: 3 steps")
+
+
+def test_prove_names_what_differs_and_answers_1(relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thing, when, why; escaped."""
+    found = Difference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
+    monkeypatch.setattr("relight.cli.prove.run", lambda options: report(found))
+    answer = relight("prove", "train.py")
+    assert answer.code == 1
+    assert "NOT exact: model/\\x1b[31mx differs after step 7" in answer.out
+    assert "the sampler has no state" in answer.out
+
+
+def test_prove_and_demo_that_cannot_run_are_2(relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing script is a no, a script that breaks or an option that is wrong is no answer."""
+
+    def fail(options: Any) -> None:
+        raise ConfigError("it ended early", details=["a \x1b[2J line"])
+
+    monkeypatch.setattr("relight.cli.prove.run", fail)
+    answer = relight("prove", "train.py")
+    assert (answer.code, answer.out) == (2, "")
+    assert "a \\x1b[2J line" in answer.err
+    assert relight("prove", "-n", 0, "train.py").code == 2
+    assert relight("prove", "--typo", "train.py").code == 2
+    assert relight("demo", "--seed", "x").code == 2
+    monkeypatch.undo()
