@@ -49,14 +49,19 @@ def request(step: int, **more: Any) -> SaveRequest:
     items = [Item(name, dtype, shape, role, Bytes(data), trainable=role == "param") for name, dtype, shape, role, data in held]
     tree = {
         "model": {"layer.weight": Leaf("tensor", (0,)), "layer.bias": Leaf("tensor", (1,))},
-        "optimizer": {"state": {0: {"exp_avg": Leaf("tensor", (2,)), "step": 7}}, "param_groups": [{"lr": 0.001, "betas": (0.9, 0.99)}]},
+        "optimizer": {
+            "state": {0: {"exp_avg": Leaf("tensor", (2,)), "step": 7}},
+            "param_groups": [{"lr": 0.001, "betas": (0.9, 0.99)}],
+        },
         "rng": {"torch": Leaf("tensor", (3,))},
         "scalar": Leaf("tensor", (4,)),
         "odd": {"inf": float("inf"), "nan": float("nan"), "bytes": b"\x00", "none": None},
     }
     more.setdefault("reason", "every 100 steps")
     more.setdefault("metrics", {"loss": 300.0 / (step + 1)})
-    more.setdefault("components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"})
+    more.setdefault(
+        "components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"}
+    )
     more.setdefault("environment", {"relight": "0.1.0", "torch": "2.13.0", "host": "node-1", "threads": 8, "devices": []})
     return SaveRequest(step=step, tree=encode_tree(tree), items=items, **more)
 

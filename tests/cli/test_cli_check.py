@@ -107,7 +107,9 @@ def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs
     wanted = request(1)
     attempt.save(request(1, reason="big").__class__(step=1, tree=wanted.tree, items=[*wanted.items, more]))
     main, side = pty.openpty()
-    done = subprocess.Popen([sys.executable, "-m", "relight", "verify", "runs/big"], stdout=subprocess.PIPE, stderr=side, env=environment())
+    done = subprocess.Popen(
+        [sys.executable, "-m", "relight", "verify", "runs/big"], stdout=subprocess.PIPE, stderr=side, env=environment()
+    )
     os.close(side)
     drawn = b""
     while True:
@@ -173,7 +175,12 @@ def test_prune_by_metric(relight, runs: Path) -> None:
 
 def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleting is never what a slip does."""
-    for arguments in (["runs/demo"], ["runs/demo", "--keep-last", 0], ["runs/demo@good", "--keep-last", 1], ["runs", "--keep-last", 1]):
+    for arguments in (
+        ["runs/demo"],
+        ["runs/demo", "--keep-last", 0],
+        ["runs/demo@good", "--keep-last", 1],
+        ["runs", "--keep-last", 1],
+    ):
         assert relight("prune", *arguments).code == 2
     monkeypatch.setattr("sys.stdin", open(os.devnull))
     for extra in ([], ["--json"]):

@@ -91,13 +91,23 @@ def test_one_unreadable_run_does_not_hide_the_others(relight, runs: Path) -> Non
 def test_a_terminal_of_80_columns_is_enough(runs: Path) -> None:
     """Tables wrap inside their cells; no line is longer than the terminal, nothing is lost."""
     Attempt.begin(open_bytes(runs), "demo", reason="a third time").save(
-        request(399, reason="every 100 steps, best validation/accuracy: 0.98765, asked for by a signal", metrics={"validation/accuracy": 0.9, "loss": 1.0})
+        request(
+            399,
+            reason="every 100 steps, best validation/accuracy: 0.98765, asked for by a signal",
+            metrics={"validation/accuracy": 0.9, "loss": 1.0},
+        )
     )
-    for arguments in (["ls", "runs/demo"], ["ls", "runs"], ["log", "runs/demo"], ["show", "runs/demo", "--stats"], ["show", "runs/demo", "--values"]):
+    for arguments in (
+        ["ls", "runs/demo"],
+        ["ls", "runs"],
+        ["log", "runs/demo"],
+        ["show", "runs/demo", "--stats"],
+        ["show", "runs/demo", "--values"],
+    ):
         answer = on_terminal(*arguments)
         assert answer.code == 0
         assert max(map(len, answer.out.splitlines())) <= 80, answer.out
-    assert "validation/accuracy" in on_terminal("ls", "runs/demo").out.replace("\n", "")
+    assert {"validation/accuracy", "=0.9", "by", "signal"} <= set(on_terminal("ls", "runs/demo").out.split())
     assert "\x1b[1m" in on_terminal("ls", "runs/demo").err  # with the colours left in: the heading is bold
 
 
@@ -116,7 +126,13 @@ def test_nothing_stored_drives_the_terminal(relight, runs: Path) -> None:
         )
     )
     attempt.note(HOSTILE, {HOSTILE: HOSTILE})
-    for arguments in (["ls", "runs/demo"], ["ls", "runs"], ["show", "runs/demo", "--values"], ["log", "runs/demo"], ["verify", "runs/demo"]):
+    for arguments in (
+        ["ls", "runs/demo"],
+        ["ls", "runs"],
+        ["show", "runs/demo", "--values"],
+        ["log", "runs/demo"],
+        ["verify", "runs/demo"],
+    ):
         for extra in ([], ["--json"]):
             answer = relight(*arguments, *extra)
             assert answer.code == 0
@@ -132,9 +148,9 @@ def test_show_has_facts_and_tensors_by_component_with_totals(relight, runs: Path
     out = relight("show", "runs/demo").out
     assert out.startswith(f"checkpoint {ids(runs)[-1]}: step 299 of demo\n")
     lines = [line.split() for line in out.splitlines()]
-    assert ["model", "(module)", "36", "136", "B"] in lines
+    assert ["model", "(module)", "36", "in", "all", "136", "B"] in lines
     assert ["layer.weight", "8×4", "float32", "128", "B"] in lines
-    assert ["scalar", "scalar", "int64", "8", "B"] in lines
+    assert ["scalar", "(value)", "scalar", "int64", "8", "B"] in lines
     assert "5 tensors, 85 elements, 288 B" in out
     assert "torch 2.13.0" in out
     assert "to the bit" in out

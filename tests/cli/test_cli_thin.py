@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-import relight.cli.demo
-import relight.cli.prove
 from relight.errors import ConfigError
 from relight.prove import Difference, ProveReport
 

@@ -165,15 +165,17 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
         kind = f" ({components[name]})" if components.get(name, name) != name else ""
         count = sum(_elements(row.tensor) for row in held)
         total = size(sum(row.bytes for row in held))
-        heading = [f"{name}{kind}", f"{count:,}", *([""] * len(shown) if with_stats else ["", total])]
-        cells.append([Styled(text, "bold") for text in heading])
+        heading = [f"{name}{kind}", *([""] * (len(shown) + 1) if with_stats else [f"{count:,} in all", "", total])]
+        alone = held[0].tensor.name == name  # a component that is one tensor needs no heading over it
+        if not alone:
+            cells.append([Styled(text, "bold") for text in heading])
         for row in held:
             one = row.tensor
-            below = one.name.split("/", 1)[1] if "/" in one.name else one.name
+            label: object = Styled(heading[0], "bold") if alone else f"  {one.name.split('/', 1)[1]}"
             pieces = f" in {len(row.pieces)} pieces" if len(row.pieces) > 1 else ""
             shape = "×".join(map(str, one.shape)) or "scalar"
             numbers = [_short((row.stats or {}).get(key)) for key in shown]
-            cells.append([f"  {below}", shape + pieces, *(numbers if with_stats else [one.dtype, size(row.bytes)])])
+            cells.append([label, shape + pieces, *(numbers if with_stats else [one.dtype, size(row.bytes)])])
     if cells:
         table(columns, cells, right=("size", *STATS), wrap=("tensor", "shape"))
     held_bytes = sum(row.bytes for row in rows)

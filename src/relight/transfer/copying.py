@@ -204,7 +204,10 @@ def _write(
 def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress: Progress | None) -> None:
     """Chunk by chunk: read, check, write what was checked. Memory: a buffer and a chunk."""
     source = f"{opened.prefix}/{pack.file}"
-    reader = opened.store.open(source)
+    try:
+        reader = opened.store.open(source)
+    except CheckpointNotFound as error:
+        raise CorruptCheckpoint("a file of this checkpoint is missing", where=source) from error
     try:
         if reader.size != pack.size:
             raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
@@ -234,8 +237,6 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
         except BaseException:
             writer.abort()
             raise
-    except CheckpointNotFound as error:
-        raise CorruptCheckpoint("a file of this checkpoint is missing", where=source) from error
     finally:
         reader.close()
 
