@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -161,7 +162,8 @@ def on_terminal(*arguments: object, typed: str = "", prompt: str = "", columns: 
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     said = b""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    while True:
+        assert select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0], f"it hangs: {said[-200:]!r}"
         try:
             got = os.read(fd, 65536)
         except OSError:

@@ -25,6 +25,7 @@ BROAD_MAY_STAND = {
     "capture/loaders.py": "somebody else's loader",
     "capture/walk.py": "somebody else's state_dict",
     "capture/captured.py": "somebody else's state_dict",
+    "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 
 

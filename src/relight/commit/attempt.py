@@ -25,8 +25,11 @@ class Attempt:
         log.start()
 
         def decide(view: View) -> tuple[Body, int]:
-            # Each record that cannot be read may have been a FENCE: leave room for those, or two attempts could share an epoch.
-            return FenceBody(attempt=secrets.token_hex(8), reason=reason), fold(view).epoch + 1 + len(view.faults)
+            # A record behind the last FENCE that cannot be read may have been another: leave room, or two attempts could share an epoch.
+            history = fold(view)
+            newest = history.fences[-1].seq if history.fences else -1
+            unread = sum(fault.seq > newest for fault in view.faults)
+            return FenceBody(attempt=secrets.token_hex(8), reason=reason), history.epoch + 1 + unread
 
         record = log.append(decide)
         assert record is not None

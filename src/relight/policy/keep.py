@@ -88,9 +88,8 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
             reasons[one.id].append(f"tagged {', '.join(one.tags)}")
         if rules.is_everything:
             reasons[one.id].append("no rule removes anything")
-    wanted = {one.id for one in checkpoints if reasons[one.id]}
-    for one in checkpoints:
-        users = [user for user in one.needed_by if user in wanted]
+    for one in newest_first:  # who needs another's bytes is newer than it: so what is needed by what is needed stays, too
+        users = [user for user in one.needed_by if reasons.get(user)]
         if users:
             reasons[one.id].append(f"its bytes are needed by {', '.join(users)}")
     if not any(one.verified and reasons[one.id] for one in checkpoints):

@@ -9,6 +9,7 @@ import contextlib
 import errno as codes
 import functools
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from relight.errors import CheckpointNotFound, Fenced, RelightError, StoreUnavai
 from relight.format.digest import ZERO_HEX, digest
 from relight.format.names import LOG_DIR, CheckpointDir, record_file
 from relight.format.records import Body, CommitBody, FenceBody, Record, RetireBody, RunBody, TagBody
+from relight.layout import Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Candidate, decide_keep, keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
@@ -570,7 +572,8 @@ def what_put_once_created_is_durable() -> list[str]:
 def packs_are_the_sources_back_to_back() -> list[str]:
     """Whatever the size of the slabs, a pack is its sources back to back, and each hash is that of its chunk's bytes as they were written."""
     wrong = []
-    items = state_of("rules/packs").items
+    big = random.Random("packs").randbytes(20_011)
+    items = [*state_of("rules/packs").items, Item("big", "uint8", (len(big),), "buffer", Bytes(big))]
     for pack in plan_save(items, id="p" * 10).packs:
         expected = b"".join(bytes(source.view() or b"") for source in pack.sources)
         for slab_bytes in (4096, 8192, 1 << 20):

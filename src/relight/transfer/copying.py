@@ -89,7 +89,7 @@ def plan_copy(
     newest = history.live[-1] if history.live else None
     if missing and newest and missing[-1].step < newest.step and not as_newest:
         raise ConfigError(
-            f"run {run!r} is at step {newest.step}: with a copy of step {missing[-1].step} behind it, it would resume from there",
+            f"run {run!r} is at step {newest.step}: with a copy of step {missing[-1].step} behind it, that is where it resumes",
             where=destination.url,
             hint="copy to a run of its own, or say that it is meant: --as-newest",
         )

@@ -1,0 +1,164 @@
+"""Laying out a save: properties of the plan, against the words of the format."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relight.commit import plan_save, write_pack
+from relight.errors import IncompatibleState
+from relight.format import DTYPES, digest, parse_header
+from relight.format.manifest import Pack, Part, check_part
+from relight.layout import Bytes, Extent, Item, cut_chunks
+from relight.store import MemoryStore
+
+DTYPE_NAMES = sorted(DTYPES)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> list[Item]:
+    """A few tensors of any dtype, shape, role; empty and 0-d ones too."""
+    items = []
+    for n in range(draw(st.integers(0, 12))):
+        dtype = draw(st.sampled_from(DTYPE_NAMES))
+        shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+        data = bytes([n % 251]) * (math.prod(shape) * DTYPES[dtype].itemsize)
+        role = draw(st.sampled_from(["param", "buffer", "optim", "value"]))
+        items.append(Item(f"t{n}", dtype, shape, role, Bytes(data), None, draw(st.booleans())))
+    return items
+
+
+@settings(max_examples=150, deadline=None)
+@given(items=states(), pack_bytes_max=st.sampled_from([1, 100, 600, 1 << 30]))
+def test_tensors_and_chunks_tile_each_pack(items: list[Item], pack_bytes_max: int) -> None:
+    """Every tensor lies in one pack, packs are header and tensors without gaps, chunks tile them, and a reader accepts the part."""
+    plan = plan_save(items, id="p" * 10, pack_bytes_max=pack_bytes_max)
+    assert [tensor.name for tensor in plan.tensors] == [item.name for item in items]
+    assert plan.logical_bytes == sum(item.source.length for item in items)
+    packs = []
+    for pack in plan.packs:
+        assert sum(pack.chunks) == pack.size == sum(source.length for source in pack.sources)
+        assert pack.chunks[0] == pack.sources[0].length, "the header is a chunk of its own"
+        assert pack.chunks[0] % 4096 == 0, "data starts on a page"
+        packs.append(Pack(pack.file, pack.size, [(length, b"h" * 32) for length in pack.chunks]))
+    part = Part(store="", run="", id="", step=0, epoch=0, rank=0, world=1, packs=packs, tensors=plan.tensors, tree=b"")
+    check_part(part, "the plan")
+
+
+@settings(max_examples=100, deadline=None)
+@given(items=states())
+def test_tensors_are_aligned_for_foreign_readers(items: list[Item]) -> None:
+    """Each tensor starts at a multiple of its element's size."""
+    for item, tensor in zip(items, plan_save(items, id="p" * 10).tensors, strict=True):
+        assert tensor.length == 0 or tensor.offset % DTYPES[item.dtype].itemsize == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(items=states(), shuffled=st.randoms())
+def test_equal_states_are_laid_out_equally(items: list[Item], shuffled: object) -> None:
+    """The order in which tensors are given does not matter: reuse of chunks rests on it."""
+    other = list(items)
+    shuffled.shuffle(other)  # type: ignore[attr-defined]
+    first, second = plan_save(items, id="p" * 10), plan_save(other, id="p" * 10)
+    assert {tensor.name: tensor for tensor in first.tensors} == {tensor.name: tensor for tensor in second.tensors}
+    assert [pack.chunks for pack in first.packs] == [pack.chunks for pack in second.packs]
+
+
+@settings(max_examples=60, deadline=None)
+@given(items=states(), slab_bytes=st.sampled_from([4096, 8192, 1 << 20]))
+def test_packs_hold_what_the_plan_says(items: list[Item], slab_bytes: int) -> None:
+    """A written pack has each tensor's bytes where the plan says, hashes that a naive reader agrees with, and a header that says the same."""
+    plan = plan_save(items, id="p" * 10)
+    store = MemoryStore()
+    for index, pack in enumerate(plan.packs):
+        hashes = write_pack(store.write(pack.file, pack.size), pack, slab_bytes=slab_bytes)
+        data = store.get(pack.file, 1 << 30)
+        at = 0
+        for length, value in zip(pack.chunks, hashes, strict=True):
+            assert digest(data[at : at + length]) == value
+            at += length
+        header = parse_header(data[: pack.chunks[0]], pack.file)
+        for item, tensor in zip(items, plan.tensors, strict=True):
+            if tensor.length and tensor.pack == index:
+                assert data[tensor.offset : tensor.offset + tensor.length] == bytes(item.source.view() or b"")
+                start = tensor.offset - pack.chunks[0]
+                assert header[item.name][2:] == (start, start + tensor.length)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    extents=st.lists(st.builds(Extent, st.integers(0, 5000), st.sampled_from("ab")), max_size=30),
+    chunk=st.sampled_from([16, 64, 1024]),
+    group=st.sampled_from([16, 100, 1000]),
+)
+def test_chunks_are_as_the_format_says(extents: list[Extent], chunk: int, group: int) -> None:
+    """A chunk is a run of one tensor, or several whole ones of one group up to the limit; its length is a multiple of 16 unless it ends a tensor."""
+    lengths = cut_chunks(extents, chunk_bytes=chunk, group_bytes=group)
+    assert sum(lengths) == sum(extent.length for extent in extents)
+    assert all(length > 0 for length in lengths)
+    ends, starts, at = set(), {}, 0
+    for extent in extents:
+        if extent.length:
+            starts[at] = extent
+            at += extent.length
+            ends.add(at)
+    at = 0
+    for length in lengths:
+        held = [(start, extent) for start, extent in starts.items() if start < at + length and at < start + extent.length]
+        if len(held) > 1:
+            assert length <= group
+            assert held[0][0] == at
+            assert at + length in ends
+            assert len({extent.group for _, extent in held}) == 1
+        elif at + length not in ends:
+            assert length % 16 == 0
+            assert length == chunk
+        at += length
+
+
+def test_the_shared_chunk_has_the_limit_that_is_documented() -> None:
+    """Tensors share a chunk up to 1 MiB, larger ones are cut every 4 MiB."""
+    assert cut_chunks([Extent(600_000, "a"), Extent(400_000, "a"), Extent(100_000, "a")]) == [1_000_000, 100_000]
+    assert cut_chunks([Extent(9 << 20, "a")]) == [4 << 20, 4 << 20, 1 << 20]
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    """Names are unique in a save."""
+    with pytest.raises(IncompatibleState, match="two tensors"):
+        plan_save([Item("a", "int8", (1,), "param", Bytes(b"x")), Item("a", "int8", (1,), "param", Bytes(b"y"))], id="p" * 10)
+
+
+def test_a_large_pack_streams_through_two_slabs_and_threads() -> None:
+    """A tensor much larger than a slab, hashed in pieces by threads, gives the same file and hashes as all at once."""
+    data = bytes(range(256)) * 40_000
+    items = [Item("big", "uint8", (len(data),), "param", Bytes(bytearray(data))), Item("small", "uint8", (3,), "param", Bytes(b"abc"))]
+    (pack,) = plan_save(items, id="p" * 10).packs
+    results = []
+    for slab_bytes, threads in ((1 << 16, 2), (1 << 20, 4), (1 << 30, 1)):
+        store = MemoryStore()
+        hashes = write_pack(store.write("pack", pack.size), pack, slab_bytes=slab_bytes, threads=threads)
+        results.append((store.get("pack", 1 << 30), hashes))
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_source_that_fails_fails_the_pack_and_leaves_no_thread_behind() -> None:
+    """An error in a source reaches the caller, whatever the size of the pack, and nothing reads his memory afterwards."""
+    import threading
+
+    class Bad:
+        length = 1 << 20
+
+        def view(self) -> memoryview | None:
+            return None
+
+        def fill(self, start: int, into: memoryview) -> None:
+            raise OSError("gone")
+
+    for slab_bytes in (1 << 16, 1 << 24):
+        (pack,) = plan_save([Item("bad", "uint8", (1 << 20,), "param", Bad())], id="p" * 10).packs
+        with pytest.raises(OSError, match="gone"):
+            write_pack(MemoryStore().write("pack", pack.size), pack, slab_bytes=slab_bytes)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("relight-hash")]

@@ -1,0 +1,96 @@
+"""A save in the middle of a run, on a disk that fails at one call of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import pytest
+
+from relight.commit import Attempt
+from relight.errors import NoSpace
+from relight.log import Log, fold
+from relight.store import LocalStore
+from relight.testing.disks import QuotaDisk, ShortDisk
+from relight.testing.faults import fail_at, positions
+from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, prepared, save, tell
+
+TRIALS = list(positions())
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[Names]:
+    with prepared() as prepared_names:
+        yield prepared_names
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS], ids=errno.errorcode.get)
+def test_every_call_fails_once(code: int, names: Names) -> None:
+    """Whatever call of a save fails: a typed error, the checkpoint before intact, nothing half visible, the room given back, no fsync
+    tried twice, and the next save works."""
+    trials = [one for one in TRIALS if one.errno == code and not one.forever and not one.lost_reply and one.name is None]
+    assert len(trials) > 20
+    assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
+
+
+def test_every_call_and_all_after_it_fail(names: Names) -> None:
+    """The same where the disk does not recover before the save has given up."""
+    trials = [one for one in TRIALS if one.forever]
+    assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
+
+
+def test_replies_of_links_are_lost(names: Names) -> None:
+    """A commit whose ``link`` worked and whose reply was an error is a commit."""
+    trials = [one for one in TRIALS if one.lost_reply]
+    assert trials
+    assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
+
+
+def test_every_read_fails_once(names: Names) -> None:
+    """Whatever read of a save fails (it reads back what it wrote): the same."""
+    trials = [one for one in TRIALS if one.name is not None]
+    assert len(trials) > 30
+    assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_every_size_of_a_full_disk(code: int, names: Names) -> None:
+    """On a disk with room for n pages, n = 0, 1, …: ``NoSpace`` until it fits; all pages of a failed save are given back."""
+    outcomes = []
+    for pages in range(40):
+        simulated = fresh_disk()
+        disk = QuotaDisk(1 << 30, code, inner=simulated)
+        names.seed(pages)
+        store = LocalStore(ROOT, disk=disk)
+        attempt, told = Attempt.begin(store, RUN), list[Fact]()
+        tell(save(attempt, "full/before", 1), told)
+        used = disk.used
+        disk.bytes_max = used + pages * 4096
+        try:
+            tell(save(attempt, "full/struck", 2), told)
+            outcomes.append("fits")
+        except NoSpace as error:
+            outcomes.append("full")
+            assert disk.used == used, "room was not given back"
+            assert error.hint
+            assert len(fold(attempt.view()).live) == 1
+        disk.bytes_max = 1 << 30
+        tell(save(attempt, "full/next", 3), told)
+        assert examine(store, Log(store, RUN), told) == []
+        assert check(LocalStore(ROOT, disk=simulated), told, pages) == []
+    assert outcomes[0] == "full"
+    assert outcomes[-1] == "fits"
+    assert outcomes == sorted(outcomes, key=lambda one: one == "fits"), "more room never hurts"
+
+
+@pytest.mark.parametrize("most", [1, 7, 512, 4096])
+def test_short_writes_and_reads(most: int, names: Names) -> None:
+    """A disk that does only a little a call stores and gives back the same bytes."""
+    disk = fresh_disk()
+    names.seed(most)
+    store = LocalStore(ROOT, disk=ShortDisk(most, disk))
+    told: list[Fact] = []
+    tell(save(Attempt.begin(store, RUN), "short/one", 1), told)
+    assert examine(store, Log(store, RUN), told) == []
+    plain = LocalStore(ROOT, disk=disk)
+    assert examine(plain, Log(plain, RUN), told) == []

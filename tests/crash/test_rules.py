@@ -1,0 +1,14 @@
+"""The rules that ``relight.testing.rules`` states, one test each."""
+
+from __future__ import annotations
+
+import pytest
+
+from relight.testing.rules import RULES, Rule
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule(rule: Rule) -> None:
+    """Each rule of the log, of commits and of reclaiming holds; its docstring says it."""
+    assert rule.__doc__
+    assert rule() == []

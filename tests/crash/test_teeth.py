@@ -1,0 +1,53 @@
+"""Negative controls: what is taken out of the product is missed. A third of ``make teeth``; the whole table is ``slow``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from relight.testing.teeth import MUTATIONS, PROOFS
+
+pytestmark = pytest.mark.crash
+
+
+def _bite(*options: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "relight.testing.teeth", "--json", *options], capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert report["unmutated"] == ""
+    assert [one["what"] for one in report["mutations"] if one["caught_by"] is None] == []
+    assert report["ok"]
+    assert done.returncode == 0
+
+
+def test_a_third_of_the_mutations_is_caught() -> None:
+    """A product that lacks one fsync, link or check fails at least one proof."""
+    _bite("--every", "3")
+
+
+@pytest.mark.slow
+def test_every_mutation_is_caught() -> None:
+    """The same, for the whole table."""
+    _bite()
+
+
+def test_the_table_is_well_formed() -> None:
+    """Every mutation says what it takes away, once, and names a proof there is."""
+    assert len({one.what for one in MUTATIONS}) == len(MUTATIONS)
+    assert {one.proof for one in MUTATIONS} <= set(PROOFS)
+
+
+def test_a_mutation_nobody_notices_survives() -> None:
+    """The table can fail: an edit that changes nothing is reported as survived, and one whose line is gone as not tried."""
+    code = (
+        "from relight.testing import teeth\n"
+        "teeth.PROOFS = {'rules': teeth._rules}\n"
+        "print(teeth.bite(teeth.Mutation('a comment', teeth.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
+        "print(teeth.bite(teeth.Mutation('nothing', teeth.DURABLE, 'no such line', '', 'rules')).said)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "None"
+    assert "no such line any more" in done.stdout.splitlines()[1]
