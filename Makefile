@@ -3,19 +3,24 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.ready
 
-.PHONY: help demo test check unit crash kills teeth grid damage bench gpu wheel clean
+.PHONY: help demo test check docs unit crash kills teeth grid damage bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(STAMP): requirements/test.txt pyproject.toml
+# torch first, so that nothing after it can pull another; then the rest, by hash and without resolving; then Relight itself.
+# A Python whose venv has no pip of its own (some distributions split it off) is helped out by the pip outside.
+$(STAMP): requirements/torch.txt requirements/test.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Relight needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	@echo "setting up $(VENV) (once; about two minutes)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/test.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || \
+		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@$(PIP) install --constraint requirements/torch.txt torch==2.13.0
+	@$(PIP) install --no-deps --require-hashes --requirement requirements/test.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: $(STAMP) ## train, kill, resume, compare: two minutes
@@ -23,10 +28,13 @@ demo: $(STAMP) ## train, kill, resume, compare: two minutes
 
 test: check unit ## all that CI runs
 
-check: $(STAMP) ## lint, types, layers, docs
+check: $(STAMP) docs ## lint, types, layers, docs
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins
+	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
 
 unit: $(STAMP) ## the tests, without the long proofs
 	$(BIN)/python -m pytest
@@ -49,14 +57,20 @@ damage: $(STAMP) ## every bit of every record
 bench: $(STAMP) ## against torch.save, in one run
 	$(BIN)/python benchmarks/run.py
 
-gpu: $(STAMP) ## what needs CUDA
+gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown
 	$(BIN)/python -m pytest -m gpu
 
-wheel: $(STAMP) ## build, and import what was built
-	rm -rf dist && $(BIN)/python -m hatchling build -t wheel
-	rm -rf build/venv && $(PYTHON) -m venv --system-site-packages build/venv
-	build/venv/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
-	build/venv/bin/relight --version
+wheel: $(STAMP) ## build, and import what was built in a clean environment
+	rm -rf dist build/wheel && $(BIN)/python -m hatchling build
+	$(BIN)/python -m venv build/wheel
+	build/wheel/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	cd build && wheel/bin/python -I ../tests/house/built_wheel.py
+	build/wheel/bin/relight --version
+
+lock: $(STAMP) ## write requirements/test.txt anew from test.in, with hashes
+	$(BIN)/python -m venv build/lock && build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
+	build/lock/bin/uv pip compile requirements/test.in --quiet --no-deps --universal --python-version 3.11 --generate-hashes \
+		--no-annotate --custom-compile-command "make lock" --output-file requirements/test.txt
 
 clean: ## remove what was made
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -28,7 +28,7 @@ from relight.policy import Candidate, decide_keep, keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
-from relight.testing.disks import CUTS, Call, FailNth, HookedDisk, SimulatedDisk
+from relight.testing.disks import CHANGING, CUTS, Call, FailNth, HookedDisk, SimulatedDisk
 from relight.testing.scenario import ROOT, RUN, Fact, examine, fresh_disk, save, state_of, tell
 
 P = ParamSpec("P")
@@ -515,6 +515,42 @@ def swept_temporary_loses_the_race() -> list[str]:
 
     done: set[str] = set()
     return [] if create_once(Raced(disk), "/disk/name", b"loser") is False else ["both were told that they won"]
+
+
+class _AfterLinks(HookedDisk):
+    """Keeps a copy of the disk just behind each ``link``, and power cuts of many kinds behind every changing call."""
+
+    def __init__(self, inner: SimulatedDisk, *, cuts: int = 0) -> None:
+        super().__init__(inner)
+        self.simulated, self.cuts = inner, cuts
+        self.linked: list[SimulatedDisk] = []
+        self.cut: list[SimulatedDisk] = []
+
+    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do it, then copy."""
+        result = go(*args, **kwargs)
+        if call.name == "link":
+            self.linked.append(self.simulated.clone())
+        if call.name in CHANGING:
+            self.cut += [self.simulated.power_cut(seed, "mixed") for seed in range(self.cuts)]
+        return result
+
+
+@rule
+def record_of_the_dead_is_durable_before_the_next() -> list[str]:
+    """Nothing is chained to a record whose name may still be lost: who made it may have died before his fsync of the directory."""
+    wrong = set()
+    disk, store = simulated()
+    saves(store, 1)
+    dying = _AfterLinks(disk)
+    saves(LocalStore(ROOT, disk=dying), 2)
+    for left in dying.linked:
+        next_one = _AfterLinks(left, cuts=8)
+        Attempt.begin(LocalStore(ROOT, disk=next_one), RUN)
+        for after in next_one.cut:
+            view = Log(LocalStore(ROOT, disk=after), RUN).read()
+            wrong |= {f"record {fault.seq} of {view.head}: {fault.reason}" for fault in view.faults}
+    return sorted(wrong)
 
 
 class _MadeByTheDead(HookedDisk):

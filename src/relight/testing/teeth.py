@@ -63,7 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.settle(prefix)\n", ""),
-    Mutation("making the log durable before standing on it", CHAIN, "            self._store.settle(f\"{self._run}/{LOG_DIR}\")\n\n", "            pass\n\n", "early"),
+    Mutation("making the log durable before standing on it", CHAIN, "            self._store.settle(f\"{self._run}/{LOG_DIR}\")\n\n", "            pass\n\n", "rules"),
     Mutation("making store and run durable before the first append", CHAIN, "                self._store.settle(prefix)\n", "                pass\n", "early"),
     Mutation("making them durable once more, if they were new", CHAIN, "            self._settled = len(there) == 2", "            self._settled = True", "rules"),
     Mutation("making the directories above the store durable", LOCAL, "                sync_dir(self._disk, path)\n", "                pass\n", "early"),
@@ -97,7 +97,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("retired is for good", HISTORY, "        elif body.id in history.retired or history.find(body.id):\n", "        elif False:\n", "rules"),
     # commit
     Mutation("the fence, before a commit", SAVE, "        refuse_if_fenced(view, place.epoch)\n", "", "rules"),
-    Mutation("a higher epoch for each attempt", "relight.commit.attempt", "fold(view).epoch + 1", "fold(view).epoch", "rules"),
+    Mutation("a higher epoch for each attempt", "relight.commit.attempt", "history.epoch + 1 + unread", "history.epoch", "rules"),
     Mutation("reading back before the commit", SAVE, "    root_hash, root_bytes = check_written(place.store, prefix, root)\n", "    root_hash, root_bytes = hexdigest(encode_root(root)), len(encode_root(root))\n", "rules"),
     Mutation("the size of packs before the commit", SAVE, "                if reader.size != pack.size:\n", "                if False:\n", "rules"),
     Mutation("what is uncertain is not deleted", SAVE, " and not isinstance(error, Uncertain)):\n", "):\n", "faults"),

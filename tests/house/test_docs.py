@@ -1,0 +1,176 @@
+"""The pages tell what is so: all that users can meet is described, nothing is described that is not there, and what is shown works."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from tree import PAGES, PRODUCT, ROOT, SOURCES, files, page
+
+import relight
+from relight import errors
+from relight.cli import COMMANDS, cli
+from relight.observe import EVENTS
+
+KINDS = {
+    found.kind: name
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, errors.RelightError) and found is not errors.RelightError
+}
+STILL_OPEN = {"README.md", "performance.md"}
+"""Pages whose figures are still to be put in, at ``@NAME@``. Empty before a release."""
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below one heading, to the next of its level."""
+    found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"no section {heading!r}"
+    return found[1]
+
+
+def first_cells(text: str) -> list[str]:
+    """The first column of the tables in ``text``, without their headings."""
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    return [re.split(r"(?<!\\)\|", row)[1].strip() for row in rows]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """A name in ``relight.__all__`` is described under *Python*."""
+    text = section(page("reference.md"), "Python")
+    assert [name for name in relight.__all__ if f"relight.{name}" not in text and f"`{name}`" not in text] == []
+
+
+def test_every_error_kind_is_in_troubleshooting_beside_its_error() -> None:
+    """A kind has its row: the kind, the error it belongs to, what it means, what to do. A kind that is not there has none."""
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in page("troubleshooting.md").splitlines() if line.startswith("| `")]
+    told = {row[0].strip("| `"): row for row in rows}
+    assert {kind: name for kind, name in KINDS.items() if kind not in told or f"`{name}`" not in told[kind][1]} == {}
+    assert all(len(row) == 4 and all(cell.strip("| ") for cell in row) for row in rows)
+    spoken = {match for path in SOURCES for match in re.findall(r"""\bkind = "([a-z_]+)""", path.read_text(encoding="utf-8"))}
+    assert told.keys() <= KINDS.keys() | spoken
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    """A command has its row with each of its options; an option that is not there has been forgotten by the page."""
+    rows = {match[1]: cell for cell in first_cells(section(page("reference.md"), "Command line")) if (match := re.match(r"`relight (\w+)", cell))}
+    assert rows.keys() == COMMANDS.keys()
+    for name, row in rows.items():
+        command = cli.get_command(None, name)  # type: ignore[arg-type]
+        real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {"--help"}
+        assert set(re.findall(r"--[a-z-]+", row)) == real, f"relight {name}"
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    """A ``RELIGHT_…`` variable that the source reads is in the table of settings, and the other way round."""
+    read = {name for path in SOURCES for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z_]+", path.read_text(encoding="utf-8"))}
+    assert {cell.strip("`") for cell in first_cells(section(page("reference.md"), "Settings"))} == read
+
+
+def test_every_event_is_in_the_reference_with_its_level_and_words() -> None:
+    """The page's table of events is the source's."""
+    rows = dict(re.findall(r"^\| `([a-z]+\.[a-z]+)` (\(.*)\|$", section(page("reference.md"), "Events"), re.MULTILINE))
+    assert {name: f"({logging.getLevelName(level).lower()}) | {says} " for name, (level, says) in EVENTS.items()} == rows
+
+
+def test_events_that_are_emitted_are_those_of_the_table() -> None:
+    """No event without a row in ``EVENTS``, and no row that nothing emits."""
+    emitted = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "emit" and node.args:
+                emitted |= {leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
+    assert emitted == EVENTS.keys()
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link names a file that is there, and a heading in it if it says so."""
+    broken = []
+    for here in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", here.read_text(encoding="utf-8"), flags=re.DOTALL)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            there = here.parent / name if name else here
+            if not there.exists() or (
+                anchor and anchor not in {slug(line) for line in re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)}
+            ):
+                broken.append(f"{here.name}: {target}")
+    assert broken == []
+
+
+def test_files_and_targets_that_pages_name_are_there() -> None:
+    """A proof that is named can be run: ``tests/…`` or ``examples/…`` holds something, ``make …`` is a target, ``relight.…`` imports."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    known_files = files()
+    missing = []
+    for here in PAGES:
+        text = here.read_text(encoding="utf-8")
+        for name in re.findall(r"`((?:tests|examples|benchmarks|docs|requirements|src|changelog\.d)/[\w./-]*)`", text):
+            there = ROOT / name
+            if not any(file.is_relative_to(there) for file in known_files):
+                missing.append(f"{here.name}: {name}")
+        for name in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
+            if name not in targets:
+                missing.append(f"{here.name}: make {name}")
+        for name in re.findall(r"(?:`|-m )relight\.((?:testing|demo|capture|observe|format|layout|store|log)(?:\.[a-z_]+)*)", text):
+            module = PRODUCT.joinpath(*name.split("."))
+            attribute = module.parent / "__init__.py"
+            known = attribute.is_file() and re.search(rf"\b{module.name}\b", attribute.read_text(encoding="utf-8"))
+            if not (module.is_dir() or module.with_suffix(".py").is_file() or known):
+                missing.append(f"{here.name}: relight.{name}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("here", PAGES, ids=lambda path: path.name)
+def test_python_in_the_pages_compiles(here: Path) -> None:
+    """A block of Python is Python."""
+    for block in re.findall(r"```python\n(.*?)```", here.read_text(encoding="utf-8"), re.DOTALL):
+        compile(block, here.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_examples_in_docstrings_say_what_happens() -> None:
+    """Doctests of the package pass; there are some."""
+    tried = 0
+    for path in SOURCES:
+        if ">>> " in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+            failed, count = doctest.testmod(importlib.import_module(name))
+            assert failed == 0, name
+            tried += count
+    assert tried > 0
+
+
+def test_readme_comes_to_the_point() -> None:
+    """Within 40 lines: what it is, both commands, the loop, what that prints."""
+    head = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
+    for needed in ("make demo", "make test", "relight.Checkpointer(", "resumed from step"):
+        assert needed in head
+
+
+def test_figures_are_put_in() -> None:
+    """No page waits for a figure but those known to."""
+    waiting = {here.name for here in PAGES if re.search(r"@[A-Z]+@", here.read_text(encoding="utf-8"))}
+    assert waiting <= STILL_OPEN
+
+
+def test_notes_have_their_headings() -> None:
+    """A note tells problem, decision, alternatives, caveats, tests, in this order; its number is its own."""
+    notes = sorted((ROOT / "docs" / "notes").glob("*.md"))
+    assert notes
+    for note in notes:
+        assert re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", note.name), note.name
+        found = re.findall(r"^## (.*)$", note.read_text(encoding="utf-8"), re.MULTILINE)
+        assert [one for one in found if one in ("Problem", "Decision", "Alternatives", "Caveats", "Tests")] == [
+            "Problem", "Decision", "Alternatives", "Caveats", "Tests",
+        ], note.name  # fmt: skip
+    assert len({note.name[:3] for note in notes}) == len(notes)

@@ -1,0 +1,119 @@
+"""What is around the source: pins, targets, types, and what no file may say."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tree import PRODUCT, ROOT, files
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+NOT_NEEDED = {"torchdata": {"requests", "urllib3"}}  # the loader that Relight uses never imports them
+GOLDEN = ROOT / "tests" / "golden" / "v1"
+
+
+def pins(name: str) -> dict[str, str]:
+    """What a requirements file pins, by canonical name."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    lines = [line.strip().rstrip("\\").strip() for line in text.splitlines()]
+    found = [line for line in lines if line and not line.startswith(("#", "--hash="))]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", line) for line in found), "every line is an exact pin"
+    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in found}
+
+
+def test_the_lock_is_what_is_asked_for_with_hashes_and_without_torch() -> None:
+    """``test.txt`` is made from ``test.in``; each pin has its hashes; nothing in it is torch."""
+    locked = pins("test.txt")
+    assert locked == pins("test.in")
+    text = (ROOT / "requirements" / "test.txt").read_text(encoding="utf-8")
+    assert all("--hash=sha256:" in block for block in re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:])
+    assert not {"torch", "torchvision", "torchaudio"} & locked.keys()
+
+
+def test_the_lock_is_complete() -> None:
+    """Whatever a pinned package needs here is pinned too, in a version it accepts: it is installed without resolving."""
+    locked = pins("test.txt") | pins("torch.txt")
+    missing = []
+    for name in locked:
+        try:
+            needs = requires(name) or []
+        except PackageNotFoundError:
+            missing.append(f"{name} is not installed")
+            continue
+        for need in map(Requirement, needs):
+            key = canonicalize_name(need.name)
+            if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+                continue
+            if key in NOT_NEEDED.get(name, ()) or (name == "torch" and key.startswith(("nvidia", "cuda", "triton"))):
+                continue
+            if key not in locked or not need.specifier.contains(locked[key], prereleases=True):
+                missing.append(f"{name} needs {need}")
+    assert missing == []
+
+
+def test_the_pins_are_releases_that_the_package_accepts() -> None:
+    """What is tested is something that a user may install: base, and every extra."""
+    locked = pins("test.txt") | pins("torch.txt")
+    wanted = [*PROJECT["project"]["dependencies"], *sum(PROJECT["project"]["optional-dependencies"].values(), [])]
+    for need in map(Requirement, wanted):
+        if need.name != "relight":
+            assert need.specifier.contains(locked[canonicalize_name(need.name)]), str(need)
+
+
+def test_ci_runs_what_people_run() -> None:
+    """``.ci/run`` stops at the first failure and calls ``make test``."""
+    script = ROOT / ".ci" / "run"
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert lines[0].endswith("bash")
+    assert "set -eu" in lines
+    assert "make test" in lines
+    assert os.access(script, os.X_OK)
+
+
+def test_every_target_is_told_of() -> None:
+    """``make help`` has a line for each target, and each is phony: a file of that name would stop it."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z]+):(.*)$", text, re.MULTILINE)
+    assert [name for name, rest in targets if "## " not in rest] == []
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony and set(phony[1].split()) == {name for name, _ in targets}
+    assert {"check", "test", "crash", "bench", "docs", "demo", "kills", "grid", "gpu", "wheel", "clean", "help"} <= {name for name, _ in targets}
+
+
+def test_the_package_says_that_it_is_typed_and_licensed() -> None:
+    """``py.typed`` is there for users' type checkers, the licence for everybody."""
+    assert (PRODUCT / "py.typed").is_file()
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_every_ignored_rule_has_its_reason() -> None:
+    """A rule of the linter is switched off in ``pyproject.toml`` with a word why."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    ignored = re.search(r"^ignore = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    per_file = re.search(r"per-file-ignores\]\n(.*?)\n\n", text, re.DOTALL)
+    assert ignored and per_file
+    lines = [*ignored[1].splitlines(), *per_file[1].splitlines()]
+    assert [line for line in lines if "# " not in line] == []
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    """The project speaks of itself alone: no home directories, no places of one machine, no hosts of package registries."""
+    words = [
+        *("/" + word + "/" for word in ("work", "root", "opt", "Users")),
+        r"/home/[a-z]",
+        r"/tmp/[a-z]\w*/(?:bin|lib)",
+        "py" + r"pi\.org", "python" + "hosted", r"download\." + "pytorch", "registry" + r"\.npmjs", r"deb\." + "debian", "index" + "-url",
+    ]  # fmt: skip
+    pattern = re.compile("|".join(rf"(?<![\w.]){word}" for word in words))
+    found = []
+    for path in files():
+        if path.is_relative_to(GOLDEN) or path.suffix in (".png", ".safetensors", ".msgpack"):
+            continue
+        for match in pattern.finditer(path.read_text(encoding="utf-8", errors="replace")):
+            found.append(f"{path.relative_to(ROOT)}: {match[0]}")
+    assert found == []
