@@ -154,27 +154,40 @@ def in_child(*arguments: object, **more: str) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "relight", *sys.argv[1:]])
+"""
+
+
 def on_terminal(*arguments: object, typed: str = "", prompt: str = "", columns: int = 80) -> Answer:
-    """A process with a terminal of so many columns; ``typed`` is typed once ``prompt`` shows. ``out`` has no colour codes."""
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "relight", *map(str, arguments)], environment())  # noqa: S606
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    """A process with a terminal of so many columns; ``typed`` is typed once ``prompt`` shows.
+
+    ``out`` is what the terminal was sent, without colour codes; ``err`` the same with them.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)]
     said = b""
     deadline = time.monotonic() + 60
-    while True:
-        assert select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0], f"it hangs: {said[-200:]!r}"
-        try:
-            got = os.read(fd, 65536)
-        except OSError:
-            break
-        if not got:
-            break
-        said += got
-        if typed and prompt.encode() in said:
-            os.write(fd, typed.encode())
-            typed = ""
-    _, status = os.waitpid(pid, 0)
-    os.close(fd)
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True
+    ) as child:
+        os.close(theirs)
+        while True:
+            assert time.monotonic() < deadline, f"it hangs: {said[-200:]!r}"
+            if not select.select([ours], [], [], 1.0)[0]:
+                if (
+                    typed and prompt.encode() in said
+                ):  # only now: an interrupt just before the reading starts would be slept through
+                    os.write(ours, typed.encode())
+                continue
+            try:
+                got = os.read(ours, 65536)
+            except OSError:
+                break
+            said += got
+        os.close(ours)
     text = said.decode().replace("\r\n", "\n")
-    return Answer(os.waitstatus_to_exitcode(status), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text), text)
+    return Answer(child.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text), text)

@@ -13,7 +13,7 @@ import pytest
 from at_hand import STEPS, directory, environment, flip, ids, on_terminal, request
 
 from relight.catalog import open_run
-from relight.commit import Attempt
+from relight.commit import Attempt, SaveRequest
 from relight.layout import Bytes, Item
 from relight.store import open_bytes
 
@@ -105,22 +105,21 @@ def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs
     attempt = Attempt.begin(open_bytes(runs), "big")
     more = Item("model/big", "uint8", (8 << 20,), "param", Bytes(bytes(8 << 20)))
     wanted = request(1)
-    attempt.save(request(1, reason="big").__class__(step=1, tree=wanted.tree, items=[*wanted.items, more]))
-    main, side = pty.openpty()
-    done = subprocess.Popen(
-        [sys.executable, "-m", "relight", "verify", "runs/big"], stdout=subprocess.PIPE, stderr=side, env=environment()
-    )
-    os.close(side)
+    attempt.save(SaveRequest(step=1, tree=wanted.tree, items=[*wanted.items, more]))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "relight", "verify", "runs/big"]
     drawn = b""
-    while True:
-        try:
-            got = os.read(main, 65536)
-        except OSError:
-            break
-        drawn += got
-    os.close(main)
-    said = done.stdout.read().decode() if done.stdout else ""
-    assert done.wait() == 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment(), text=True) as child:
+        os.close(theirs)
+        while True:
+            try:
+                drawn += os.read(ours, 65536)
+            except OSError:
+                break
+        os.close(ours)
+        assert child.stdout is not None
+        said = child.stdout.read()
+    assert child.returncode == 0
     assert said.count("  ok\n") == 1
     assert b"verifying" in drawn
     answer = on_terminal("verify", "runs/big")
@@ -182,11 +181,12 @@ def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path,
         ["runs", "--keep-last", 1],
     ):
         assert relight("prune", *arguments).code == 2
-    monkeypatch.setattr("sys.stdin", open(os.devnull))
-    for extra in ([], ["--json"]):
-        answer = relight("prune", "runs/demo", *RULES, *extra)
-        assert answer.code == 2
-        assert "--yes" in answer.err
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr("sys.stdin", nobody)
+        for extra in ([], ["--json"]):
+            answer = relight("prune", "runs/demo", *RULES, *extra)
+            assert answer.code == 2
+            assert "--yes" in answer.err
     assert len(ids(runs)) == 4
 
 

@@ -17,12 +17,16 @@ from relight.store import ByteStore
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What stays and what goes, each with its reason. Printing it is the dry run."""
+    """What stays and what goes, each with its reason. Printing it is the dry run.
+
+    ``relies_on`` are those that stay and are known to verify: when all of them have gone meanwhile, the plan is void.
+    """
 
     run: str
     rules: Keep
     verdicts: list[Verdict]
     bytes_freed: int
+    relies_on: tuple[str, ...] = ()
 
     @property
     def going(self) -> list[str]:
@@ -66,13 +70,15 @@ def plan_prune(
         known[doubtful.id] = not verify_checkpoint(store, view, doubtful, progress=progress)
     going = {verdict.id for verdict in verdicts if not verdict.keep}
     freed = sum(one.body.stored_bytes for one in history.live if one.id in going)
-    return PrunePlan(run, rules, verdicts, freed)
+    sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)
+    return PrunePlan(run, rules, verdicts, freed, sound)
 
 
 def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None) -> PruneReport:
     """Retire, then delete. ``epoch`` is the attempt's that prunes, None for a tool; a superseded attempt gets ``Fenced``.
 
-    Between plan and RETIRE others may have tagged or committed: what a tag holds by then stays, and so does the newest.
+    Between plan and RETIRE others may have tagged, committed or retired: what a tag holds by then stays, so does the newest, and so does
+    everything if nothing is left of what the plan relies on (two plans might else retire what the other one relied on).
     """
     if not plan.going:
         return PruneReport([], [], [])
@@ -84,6 +90,8 @@ def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None) -> P
         history = fold(view)
         if epoch is not None and history.epoch > epoch:
             raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=plan.run)
+        if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
+            return None
         still = [
             one.id
             for one in history.live[:-1]

@@ -255,6 +255,22 @@ def what_is_tagged_meanwhile_stays() -> list[str]:
 
 
 @rule
+def plans_do_not_undo_each_other() -> list[str]:
+    """Of two plans made at the same time under different rules, the second is void if the first has retired what it relies on."""
+    disk, store = simulated()
+    attempt, ids, _ = saves(store, 3, 2, 1)
+    rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, ids[2])}/pack-00000-000.safetensors", flip)
+    mine = plan_prune(store, RUN, keep(last=1))  # looks, and relies on the second
+    theirs = plan_prune(store, RUN, keep(best=1), verified={ids[0]: True})  # remembers, and relies on the first
+    if ids[0] not in mine.going or ids[1] not in theirs.going:
+        return ["the plans are not the ones that this rule is about"]
+    execute(mine, store)
+    execute(theirs, store, epoch=attempt.epoch)
+    live = [one.id for one in attempt.history().live]
+    return [] if live == ids[1:] else ["only a damaged checkpoint is left"]
+
+
+@rule
 def newest_stays_whatever_the_plan_says() -> list[str]:
     """What is the newest checkpoint when a plan is carried out stays, although it was not when the plan was made."""
     _, store = simulated()

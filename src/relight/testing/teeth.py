@@ -117,6 +117,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("a superseded attempt prunes nothing", PRUNE, "        if epoch is not None and history.epoch > epoch:\n", "        if False:\n", "rules"),
     Mutation("what was tagged meanwhile stays", PRUNE, " and not history.tags_of(one.id)", "", "rules"),
     Mutation("the newest stays, when the plan is carried out", PRUNE, "for one in history.live[:-1]\n", "for one in history.live\n", "rules"),
+    Mutation("a plan is void when what it relies on is gone", PRUNE, "        if plan.relies_on and not any(", "        if False and not any(", "rules"),
     Mutation("the newest stays, in the plan", KEEP, "    for one in newest_first[:1]:\n", "    for one in ():\n", "rules"),
     Mutation("the newest that verifies stays", KEEP, "    if newest_verified:\n", "    if False:\n", "rules"),
     Mutation("damaged ones do not fill the quota", KEEP, "    sound = [one for one in newest_first if one.verified is not False]\n", "    sound = newest_first\n", "rules"),
