@@ -39,7 +39,7 @@ def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
     answer = relight("verify", "runs/demo")
     assert answer.code == 1
     assert answer.out.count("DAMAGED") == 1
-    assert f"demo/{place.name}/{PACK}: chunk " in answer.out
+    assert f"    demo/{place.name}/{PACK}\n      chunk " in answer.out
     assert "it holds rng/torch" in answer.out
     assert answer.out.splitlines()[-1] == "1 of 4 checkpoints damaged"
     answer = relight("verify", "runs/demo", "--json")

@@ -36,7 +36,7 @@ def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Pa
     answer = relight("cp", "runs/demo", "backup/copy")
     assert answer.code == 0
     assert answer.out.startswith("copied 1 checkpoint, ")
-    assert answer.out.endswith("/backup/copy\n")
+    assert answer.out.endswith(" to backup/copy\n")
     assert before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     backup = runs.parent / "backup"
     assert ids(backup, "copy") == ids(runs)[-1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -62,9 +63,7 @@ def _say_plan(plan: CopyPlan, as_json: bool) -> None:
         return
     for row in rows:
         click.echo(f"{row['id']}  step {row['step']:<9}  {size(row['bytes']):>9}")
-    click.echo(
-        f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {escape(_to(plan))}{_there(plan.there)}"
-    )
+    click.echo(f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {_shown(plan)}{_there(plan.there)}")
 
 
 def _say_report(plan: CopyPlan, report: CopyReport) -> None:
@@ -75,13 +74,11 @@ def _say_report(plan: CopyPlan, report: CopyReport) -> None:
         click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
     if report.there and not report.copied and not report.damaged:
         what = "it is" if len(report.there) == 1 else f"all {len(report.there)} are"
-        click.echo(f"nothing to copy: {what} in {escape(_to(plan))} already")
+        click.echo(f"nothing to copy: {what} in {_shown(plan)} already")
         return
     copied = {old for old, _ in report.copied}
     count = sum(one.body.stored_bytes for one in plan.checkpoints if one.id in copied)
-    click.echo(
-        f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {escape(_to(plan))}{_there(report.there)}"
-    )
+    click.echo(f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {_shown(plan)}{_there(report.there)}")
 
 
 def _to_dict(report: CopyReport) -> dict[str, Any]:
@@ -95,6 +92,11 @@ def _pairs(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 def _there(there: list[tuple[str, str]]) -> str:
     return f"; {len(there)} {'was' if len(there) == 1 else 'were'} there already" if there else ""
+
+
+def _shown(plan: CopyPlan) -> str:
+    """The destination for people: from here, if it is below here."""
+    return escape(_to(plan).removeprefix(f"{os.getcwd()}/"))
 
 
 def _to(plan: CopyPlan) -> str:

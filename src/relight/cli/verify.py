@@ -95,7 +95,8 @@ def _say(say: Callable[[str], None], label: str, one: Checkpoint, findings: list
     say(f"{label}  {size(one.body.stored_bytes):>9}  {state}")
     for finding in findings:
         held = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
-        say(f"    {escape(finding.file)}: {escape(finding.detail)}{held}")
+        say(f"    {escape(finding.file)}")
+        say(f"      {escape(finding.detail)}{held}")
 
 
 def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[Finding]) -> dict[str, Any]:

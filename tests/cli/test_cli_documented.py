@@ -1,0 +1,33 @@
+"""The reference has every command and every option, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from relight.cli import COMMANDS, cli
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference-cli.md"
+
+
+def test_each_command_has_a_section_with_all_its_options() -> None:
+    """The line under a heading names the options that the command has, by one of their names."""
+    sections = dict(re.findall(r"^## relight (\w+)\n\n`relight \w+ ?(.*)`\n", PAGE.read_text(), re.MULTILINE))
+    assert list(sections) == list(COMMANDS)
+    for name, usage in sections.items():
+        with click.Context(cli) as context:
+            command = cli.get_command(context, name)
+        assert command is not None
+        options = [set(one.opts) for one in command.params if isinstance(one, click.Option)]
+        written = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", usage))
+        assert all(one & written for one in options), (name, options, written)
+        assert written <= set().union(*options), (name, written)
+
+
+def test_outputs_in_the_reference_can_be_read_on_a_page() -> None:
+    """They are as a pipe has them, and hardly wider than a terminal."""
+    blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert blocks
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 84
