@@ -1,11 +1,17 @@
-"""Reading tensors: chunk by chunk, in file order, hashed as they arrive, straight into where they belong."""
+"""Reading tensors: chunk by chunk, in file order, hashed as they arrive, straight into where they belong.
+
+One thread reads, in the order of the file, so that the kernel reads ahead of it; others hash what it has read, while it is still in the
+processor's cache. Several readers would defeat the reading ahead, and on a warm cache gain nothing: the hash is what takes the time.
+"""
 
 from __future__ import annotations
 
-import threading
+import queue
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,7 +23,8 @@ from relight.format.strict import shown
 from relight.layout import Sink
 from relight.store import Reader
 
-THREADS = 4
+HASHERS = 2
+SPARE_BUFFERS = 4
 INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
@@ -35,54 +42,58 @@ class _Want(NamedTuple):
     takers: list[tuple[Tensor, Sink]]
 
 
-class _Scratch(threading.local):
-    """A buffer per thread, for chunks that do not go straight to where they belong."""
+class _Spares:
+    """Buffers for chunks that do not go straight to where they belong: made when first needed, never more than ``SPARE_BUFFERS``."""
 
-    buffer = bytearray()
+    def __init__(self) -> None:
+        self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()
+        for _ in range(SPARE_BUFFERS):
+            self._free.put(bytearray())
 
-    def get(self, length: int) -> memoryview:
-        if len(self.buffer) < length:
-            self.buffer = bytearray(length)
-        return memoryview(self.buffer)[:length]
+    def take(self, length: int) -> bytearray:
+        """Waits for one to come back, if all are out."""
+        buffer = self._free.get()
+        return buffer if len(buffer) >= length else bytearray(length)
+
+    def give(self, buffer: bytearray) -> None:
+        self._free.put(buffer)
 
 
 def read_tensors(
-    opened: Opened, part: Part, sinks: Mapping[int, Sink], *, threads: int = THREADS, progress: Progress | None = None
+    opened: Opened, part: Part, sinks: Mapping[int, Sink], *, hashers: int = HASHERS, progress: Progress | None = None
 ) -> int:
     """Fill ``sinks``, keyed by index into ``part.tensors``, and give the number of bytes read.
 
     Each chunk is read once and checked before anything is made of it; ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may
-    then hold bytes that are wrong or missing: they are to be filled again or thrown away. Memory: one chunk a thread.
+    then hold bytes that are wrong or missing: they are to be filled again or thrown away. Memory: ``SPARE_BUFFERS`` chunks.
+    ``progress`` is called in other threads, with the bytes of each chunk that was found right.
     """
-    scratch = _Scratch()
-    total = 0
-    for index, wants in sorted(_plan(part, sinks).items()):
-        pack = part.packs[index]
-        key = f"{opened.prefix}/{pack.file}"
-        reader = _open(opened, key, pack)
+    plan = sorted(_plan(part, sinks).items())
+    total = sum(want.length for _, wants in plan for want in wants)
+    spares = _Spares()
+    with ThreadPoolExecutor(hashers, thread_name_prefix="relight-hash") as pool:
+        jobs: deque[Future[None]] = deque()
         try:
-            size = sum(want.length for want in wants)
-            total += size
-
-            def one(want: _Want, reader: Reader = reader, key: str = key) -> None:
-                _read(reader, want, key, scratch)
-                if progress:
-                    progress(want.length)
-
-            if size <= INLINE_BYTES or threads <= 1:
-                for want in wants:
-                    one(want)
-            else:
-                with ThreadPoolExecutor(threads, thread_name_prefix="relight-read") as pool:
-                    jobs = [pool.submit(one, want) for want in wants]
-                    try:
-                        for job in jobs:
-                            job.result()
-                    except BaseException:
-                        pool.shutdown(wait=True, cancel_futures=True)
-                        raise
-        finally:
-            reader.close()
+            for index, wants in plan:
+                pack = part.packs[index]
+                key = f"{opened.prefix}/{pack.file}"
+                reader = _open(opened, key, pack)
+                try:
+                    for want in wants:
+                        finish = _read(reader, want, key, spares, progress)
+                        if total <= INLINE_BYTES:
+                            finish()
+                            continue
+                        jobs.append(pool.submit(finish))
+                        while jobs and jobs[0].done():  # what was found wrong ends the reading at once
+                            jobs.popleft().result()
+                finally:
+                    reader.close()
+            for job in jobs:
+                job.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
     return total
 
 
@@ -118,7 +129,8 @@ def _open(opened: Opened, key: str, pack: Pack) -> Reader:
     return reader
 
 
-def _read(reader: Reader, want: _Want, key: str, scratch: _Scratch) -> None:
+def _read(reader: Reader, want: _Want, key: str, spares: _Spares, progress: Progress | None) -> Callable[[], None]:
+    """Read one chunk; what is given back checks it, and hands it on."""
     if len(want.takers) == 1:
         tensor, sink = want.takers[0]
         view = sink.view()
@@ -126,22 +138,33 @@ def _read(reader: Reader, want: _Want, key: str, scratch: _Scratch) -> None:
         if view is not None and start >= 0 and start + want.length <= tensor.length:
             target = view[start : start + want.length]
             reader.read_into(want.offset, target)
-            _check(target, want, key)
-            return
-    buffer = scratch.get(want.length)
-    reader.read_into(want.offset, buffer)
-    _check(buffer, want, key)
-    for tensor, sink in want.takers:
-        begin, end = max(want.offset, tensor.offset), min(want.offset + want.length, tensor.offset + tensor.length)
-        data = buffer[begin - want.offset : end - want.offset]
-        view = sink.view()
-        if view is not None:
-            view[begin - tensor.offset : end - tensor.offset] = data
-        else:
-            sink.absorb(begin - tensor.offset, data)
+            return partial(_check, target, want, key, progress)
+    buffer = spares.take(want.length)
+    try:
+        reader.read_into(want.offset, memoryview(buffer)[: want.length])
+    except BaseException:
+        spares.give(buffer)
+        raise
+    return partial(_hand_on, buffer, want, key, spares, progress)
 
 
-def _check(data: memoryview, want: _Want, key: str) -> None:
+def _hand_on(buffer: bytearray, want: _Want, key: str, spares: _Spares, progress: Progress | None) -> None:
+    try:
+        held = memoryview(buffer)[: want.length]
+        _check(held, want, key, progress)
+        for tensor, sink in want.takers:
+            begin, end = max(want.offset, tensor.offset), min(want.offset + want.length, tensor.offset + tensor.length)
+            data = held[begin - want.offset : end - want.offset]
+            view = sink.view()
+            if view is not None:
+                view[begin - tensor.offset : end - tensor.offset] = data
+            else:
+                sink.absorb(begin - tensor.offset, data)
+    finally:
+        spares.give(buffer)
+
+
+def _check(data: memoryview, want: _Want, key: str, progress: Progress | None) -> None:
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
         held = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
@@ -149,3 +172,5 @@ def _check(data: memoryview, want: _Want, key: str) -> None:
             f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {held}",
             where=key,
         )
+    if progress:
+        progress(want.length)
