@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import best, every, keep
+    from relight.policy import Limits, best, every, keep
 
 __version__ = VERSION
 
@@ -50,7 +50,7 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("best", "every", "keep"),
+    "relight.policy": ("Limits", "best", "every", "keep"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -62,6 +62,7 @@ __all__ = [
     "Fenced",
     "IncompatibleState",
     "LeaseHeld",
+    "Limits",
     "NoSpace",
     "RelightError",
     "Save",

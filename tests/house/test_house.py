@@ -12,6 +12,8 @@ from tree import SOURCES, TESTS, rel
 import relight
 
 BROAD_MAY_STAND = {
+    "agent/serve.py": "one trainer's error is not another's: told, and the process goes on",
+    "agent/writing.py": "a save that fails in any way is reported to its trainer",
     "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
     "capture/restore.py": "somebody else's load_state_dict: kept as the cause",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
@@ -35,8 +37,8 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
 def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
-        "CheckpointNotFound", "Checkpointer", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "NoSpace",
-        "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "UnsafeContent", "WrongKey", "best", "every", "failures",
+        "CheckpointNotFound", "Checkpointer", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "Limits",
+        "NoSpace", "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "UnsafeContent", "WrongKey", "best", "every", "failures",
         "keep", "load", "open", "save",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

@@ -100,6 +100,11 @@ class TensorSource:
         """The memory itself, for contiguous host tensors."""
         return self._memory
 
+    @property
+    def host_tensor(self) -> torch.Tensor | None:
+        """The tensor, if its bytes lie in host memory in order."""
+        return self._tensor if self._memory is not None else None
+
     def fill(self, start: int, into: memoryview) -> None:
         """Gather a run of elements; temporary memory of a slab at most."""
         size = self._tensor.element_size()

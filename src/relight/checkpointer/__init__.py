@@ -6,7 +6,8 @@ a counter and a warning. May import everything below it, and torch through ``cap
 """
 
 from relight.checkpointer.failure_policy import Failures, failures
-from relight.checkpointer.loop import Checkpointer, Observer, observers
+from relight.checkpointer.loop import Checkpointer
+from relight.checkpointer.observer import Observer, observers
 from relight.checkpointer.save_handle import Save
 
 __all__ = ["Checkpointer", "Failures", "Observer", "Save", "failures", "observers"]

@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from relight.capture import Captured, capture, differences, environment, unwatch_loaders, watch_loaders
+from relight.agent import Done, Request
+from relight.capture import Captured, capture, environment, unwatch_loaders, watch_loaders
 from relight.catalog.find import best, metric_value
+from relight.checkpointer.background import Background
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.observer import observers
+from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background
 from relight.checkpointer.preflight import check_room, probe
-from relight.checkpointer.resume import Resumed, resume
+from relight.checkpointer.resume import Resumed, resume, say_restored
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import Signals
+from relight.checkpointer.upkeep import put_tag, retire, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
-from relight.format.records import TagBody
-from relight.log import History, Log, fold
+from relight.log import History
 from relight.observe import emit
-from relight.policy import Facts, Keep, Trigger
+from relight.policy import Facts, Keep, Limits, Trigger
 from relight.policy.when import check_trigger
-from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
-from relight.store import ByteStore, open_bytes
+from relight.store import ByteStore, LocalStore, open_bytes
 from relight.store.urls import split_run
 
 
-class Observer(Protocol):
-    """Somebody who watches the loop, such as ``relight prove``. Called in the training thread."""
+class _Begun(NamedTuple):
+    """A save that the agent has: what is to be known when it is done."""
 
-    def place(self, url: str, run: str) -> tuple[str, str]:
-        """Where a Checkpointer that was given this store and run is to save instead."""
-
-    def on_start(self, ckpt: Checkpointer) -> None:
-        """A Checkpointer was made."""
-
-    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
-        """State was restored from ``checkpoint_id``, None on a fresh run; ``step`` is the first still to do."""
-
-    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
-        """Step ``step`` ended; nothing was decided yet."""
-
-
-observers: list[Observer] = []
-"""Told by every Checkpointer of this process."""
+    save: Save
+    metrics: Mapping[str, float]
+    before: int | None
+    """The step that was saved before it, if this one fails."""
 
 
 class Checkpointer:
@@ -61,7 +53,8 @@ class Checkpointer:
 
     Options: ``save`` when (``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the end), ``keep`` which
     (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``), ``signals``
-    (False leaves them alone), ``metadata`` (JSON kept with each checkpoint).
+    (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
+    waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine).
 
     Errors: ``ConfigError`` and ``IncompatibleState`` at once and always; a store's errors by ``on_failure``; ``Fenced`` always, as this
     process can never save again. Not thread-safe: one loop uses it.
@@ -78,6 +71,8 @@ class Checkpointer:
         signals: bool = True,
         metadata: Mapping[str, Any] | None = None,
         state: Mapping[str, object] | None = None,
+        background: bool | None = None,
+        limits: Limits | None = None,
         **components: object,
     ) -> None:
         url, name = (os.fspath(path), run) if run is not None else split_run(path)
@@ -90,8 +85,14 @@ class Checkpointer:
             raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
         self._keep = keep or Keep()
         self._policy = check_failures(on_failure)
-        self._metadata = _plain_json(metadata or {})
-        self._components = _components(state, components)
+        self._metadata = plain_json(metadata or {})
+        self._limits = check_limits(limits)
+        self._wants_background = wants_background(background) and isinstance(self._store, LocalStore)
+        self._background: Background | None = None
+        self._begun: dict[int, _Begun] = {}
+        self._outcomes: deque[Done] = deque()
+        self._due: str | None = None
+        self._components = check_components(state, components)
         self._boundary = Boundary(self._components)
         self._signals = Signals(self._on_signal) if signals else None
         self._attempt: Attempt | None = None
@@ -141,7 +142,7 @@ class Checkpointer:
             self._components.update({name: value for name, value in found.values.items() if name in self._components})
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
-            self._say_restored(found, start)
+            say_restored(found, start, self._environment or {})
         self._boundary = Boundary(self._components)
         self._last_save_s = monotonic()
         for observer in observers:
@@ -160,13 +161,15 @@ class Checkpointer:
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
         self._last_step = step
+        self._collect()
         reason = self._why_now(step, metrics, micro_step)
         save = None
         if reason is not None:
-            save = self._save(step, reason, metrics, None, micro_step)
+            save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in _URGENT)
         if self._signals is not None:
             self._signals.saved()
             if self._signals.ending:
+                self._drain()
                 self._finish()
                 self._signals.end()
         self._boundary.remember(step)
@@ -182,7 +185,8 @@ class Checkpointer:
         reason: str = "asked",
         micro_step: int | None = None,
     ) -> Save:
-        """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` is the same today.
+        """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` does not wait until it is
+        durable, ``Save.wait`` does.
 
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """
@@ -191,15 +195,28 @@ class Checkpointer:
         self._start_up()
         self._take_charge()
         self._last_step = step
-        return self._save(step, reason, metrics or {}, tag, micro_step)
+        self._collect()
+        save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
+        assert save is not None
+        if block:
+            self._drain()
+        return save
+
+    def barrier(self) -> None:
+        """Return when a running snapshot no longer reads live tensors. Relight calls it before every ``optimizer.step``; call it yourself
+        before changing weights or optimizer state in any other way, such as replaying a CUDA graph. Cheap when nothing is running."""
+        if self._background is not None:
+            self._background.barrier()
 
     def close(self, *, save: bool = True) -> None:
         """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine."""
         if self._closed:
             return
         try:
+            self._drain()
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
-                self._save(self._last_step, "end", {}, None, None)
+                self._save(self._last_step, "end", {}, None, None, may_wait=True)
+                self._drain()
         finally:
             self._finish()
 
@@ -212,6 +229,7 @@ class Checkpointer:
             return
         try:
             if isinstance(error, Exception) and not isinstance(error, Fenced):
+                self._drain(quiet=True)
                 self._save_boundary(error)
         finally:
             self._finish()
@@ -258,7 +276,7 @@ class Checkpointer:
             return
         state = capture(self._components)
         probe(self._store, self._run)
-        check_room(self._store, _full_bytes(state), self._keep.last or 2)
+        check_room(self._store, full_bytes(state), self._keep.last or 2)
         self._environment = environment()
         if self._signals is not None:
             self._signals.install()
@@ -270,22 +288,148 @@ class Checkpointer:
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
             self._know_best(history)
             self._notice_newer(history)
-            self._sweep()
+            sweep(self._store, self._run)
         return self._attempt
 
     def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
+        if self._due is not None and micro_step is None:
+            return self._due
         if self._trigger is None or micro_step is not None:
             return None
         wanted = {name for name, _ in self._trigger.metrics}
-        values = {name: _number(name, metrics[name]) for name in wanted if name in metrics}
+        values = {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
         facts = Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best)
         return self._trigger.due(facts)
 
-    def _save(self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
+    def _save(
+        self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
+    ) -> Save | None:
+        """None if the save was put off until a slot is free, which only happens if it need not be now (``may_wait`` is False)."""
+        background = self._in_background()
+        if background is not None:
+            wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
+            if not background.free_slot(wait_s) and not may_wait:
+                if self._due is None:
+                    emit("save.coalesced", f"step {step}: earlier saves are still being written; made when one is done", step=step)
+                self._due = reason
+                return None
+        self._due = None
+        started = perf_counter()
         state = capture(self._components, micro_step=micro_step)
+        if background is not None:
+            save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
+            if save is not None:
+                return save
+            self._drain()  # this one is made here, and must not overtake those that the agent has
         return self._write(state, step, reason, metrics, tag, micro_step)
+
+    def _in_background(self) -> Background | None:
+        if self._wants_background and self._background is None and self._attempt is not None:
+            self._background = Background(
+                self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed
+            )
+        return self._background
+
+    def _begin(
+        self,
+        background: Background,
+        state: Captured,
+        step: int,
+        reason: str,
+        metrics: Mapping[str, Any],
+        tag: str | None,
+        micro_step: int | None,
+        started: float,
+    ) -> Save | None:
+        """Have the agent make the save; None if it cannot."""
+        numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        save = Save(step, reason)
+
+        def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
+            save.id = checkpoint_id
+            self._begun[number] = _Begun(save, numbers, self._last_saved_step)
+            return Request(
+                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
+                state.kinds, state.notes, self._parent, tag,
+            )  # fmt: skip
+
+        if background.save(state, request) is None:
+            self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
+            return None
+        emit("save.requested", step=step, reason=reason, id=save.id)
+        save.timings["blocked"] = perf_counter() - started
+        self._last_saved_step, self._last_save_s = step, monotonic()
+        self._know_metrics(numbers)
+        return save
+
+    def _on_sealed(self, number: int, seconds: float) -> None:
+        """In whichever thread copied last."""
+        begun = self._begun.get(number)
+        if begun is not None:
+            begun.save.timings["copy"] = seconds
+            begun.save._tell(sealed=True)
+            emit("save.sealed", step=begun.save.step, id=begun.save.id, seconds=round(seconds, 6))
+
+    def _outcome(self, done: Done) -> None:
+        """In another thread: tell the handle; the loop hears of it at its next call."""
+        begun = self._begun.get(done.report.number)
+        if begun is None:
+            return
+        self._outcomes.append(done)
+        save, report = begun.save, done.report
+        if done.error is None:
+            save.timings.update(report.timings)
+            save._tell(bytes=report.stored_bytes, sealed=True, done=True)
+            emit(
+                "save.durable",
+                f"step {save.step} saved as {report.id} ({report.stored_bytes / 1e6:.1f} MB, {save.reason}); "
+                f"step() took {save.timings.get('blocked', 0.0):.3f} s of it",
+                step=save.step,
+                id=report.id,
+                reason=save.reason,
+                bytes=report.stored_bytes,
+                blocked_s=round(save.timings.get("blocked", 0.0), 6),
+            )
+        else:
+            save._tell(error=done.error)
+
+    def _collect(self) -> None:
+        """What has become of saves since the last call. Raises what the policy, or being superseded, asks for."""
+        while self._outcomes:
+            done = self._outcomes.popleft()
+            begun = self._begun.pop(done.report.number)
+            if done.error is None:
+                self._now_durable(begun, done)
+                continue
+            if self._last_saved_step == begun.save.step:
+                self._last_saved_step = begun.before
+            if isinstance(done.error, Fenced):
+                raise done.error
+            self._failed(done.error, begun.save.step, self._policy.retries)
+            if self._policy.retries and done.error.retryable:
+                self._due = begun.save.reason
+            self._count_failure(begun.save)
+
+    def _drain(self, *, quiet: bool = False) -> None:
+        """Wait until nothing is being written any more, no longer than the deadline."""
+        if self._background is not None:
+            self._background.barrier()
+        ends = monotonic() + self._limits.deadline_s
+        for begun in list(self._begun.values()):
+            try:
+                begun.save.wait(max(0.0, ends - monotonic()))
+            except RelightError as error:
+                if begun.save.error is None:
+                    emit("save.failed", f"the save at step {begun.save.step}: {error}", step=begun.save.step, kind=error.kind)
+        if not quiet:
+            self._collect()
+
+    def _now_durable(self, begun: _Begun, done: Done) -> None:
+        self._failed_in_a_row = 0
+        self._notice_stale(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
+        self._parent = done.report.id
 
     def _write(
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
@@ -294,7 +438,7 @@ class Checkpointer:
         save = Save(step, reason)
         emit("save.requested", step=step, reason=reason)
         started = perf_counter()
-        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        numbers = {name: as_number(name, value) for name, value in metrics.items()}
         for turn in range(1 + self._policy.retries):
             try:
                 report = self._commit(state, step, reason, numbers, micro_step)
@@ -305,25 +449,29 @@ class Checkpointer:
             except Exception as error:  # the trainer's edge: told, counted, and decided by the policy
                 save.error = self._failed(error, step, turn)
         else:
-            self._failed_in_a_row += 1
-            self._last_save_s = monotonic()
-            limit = self._policy.raise_after
-            if limit is not None and self._failed_in_a_row >= limit:
-                raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {step}") from save.error
+            self._count_failure(save)
             return save
         save.error = None
         self._committed(save, report, numbers, perf_counter() - started)
         if tag is not None:
-            self._tag(tag, report.id)
-        self._prune()
+            put_tag(self._store, self._run, tag, report.id)
+        if self._attempt is not None:
+            retire(self._store, self._run, self._keep, self._verified, self._attempt.epoch)
         return save
+
+    def _count_failure(self, save: Save) -> None:
+        self._failed_in_a_row += 1
+        self._last_save_s = monotonic()
+        limit = self._policy.raise_after
+        if limit is not None and self._failed_in_a_row >= limit:
+            raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {save.step}") from save.error
+
+    def _user(self, micro_step: int | None) -> dict[str, Any]:
+        return dict(self._metadata) if micro_step is None else {**self._metadata, "relight.micro_step": micro_step}
 
     def _commit(
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None
     ) -> SaveReport:
-        user = dict(self._metadata)
-        if micro_step is not None:
-            user["relight.micro_step"] = micro_step
         return self._take_charge().save(
             SaveRequest(
                 step=step,
@@ -331,7 +479,7 @@ class Checkpointer:
                 items=state.items,
                 reason=reason,
                 metrics=metrics,
-                user=user,
+                user=self._user(micro_step),
                 environment=self._environment or {},
                 components=state.kinds,
                 exact=state.notes,
@@ -352,17 +500,22 @@ class Checkpointer:
             bytes=report.stored_bytes,
             blocked_s=round(seconds, 6),
         )
-        changed = save.step != self._last_saved_step
-        if changed and self._last_digest == report.trainable_digest and report.logical_bytes and self._trains():
+        self._notice_stale(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
+        self._parent, self._last_saved_step, self._last_save_s = report.id, save.step, monotonic()
+        self._know_metrics(metrics)
+
+    def _notice_stale(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
+        if save.step != before and self._last_digest == digest and logical_bytes and self._trains():
             emit(
                 "save.stale",
-                f"every trainable tensor saved at step {save.step} equals the one saved at step {self._last_saved_step}: is the model "
+                f"every trainable tensor saved at step {save.step} equals the one saved at step {before}: is the model "
                 "given to the Checkpointer the one that is trained?",
                 step=save.step,
-                id=report.id,
+                id=save.id,
             )
-        self._last_digest = report.trainable_digest
-        self._parent, self._last_saved_step, self._last_save_s = report.id, save.step, monotonic()
+        self._last_digest = digest
+
+    def _know_metrics(self, metrics: Mapping[str, float]) -> None:
         if self._trigger is not None:
             for name, mode in self._trigger.metrics:
                 value = metrics.get(name)
@@ -397,32 +550,6 @@ class Checkpointer:
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
 
-    def _prune(self) -> None:
-        if self._keep.is_everything or self._attempt is None:
-            return
-        try:
-            plan = plan_prune(self._store, self._run, self._keep, verified=self._verified)
-            report = execute(plan, self._store, epoch=self._attempt.epoch)
-            if report.retired:
-                emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
-        except Fenced:
-            raise
-        except RelightError as error:
-            emit("prune.failed", f"old checkpoints could not be removed this time: {error}", kind=error.kind)
-
-    def _sweep(self) -> None:
-        try:
-            report = execute_sweep(plan_sweep(self._store, self._run), self._store)
-            if report.deleted:
-                emit("sweep.done", f"removed what {len(report.deleted)} unfinished saves had left", deleted=report.deleted)
-        except RelightError as error:
-            emit("prune.failed", f"leftovers could not be removed this time: {error}", kind=error.kind)
-
-    def _tag(self, name: str, checkpoint_id: str) -> None:
-        log = Log(self._store, self._run)
-        log.read()
-        log.append(lambda view: (TagBody(name=name, id=checkpoint_id), fold(view).epoch))
-
     def _know_best(self, history: History) -> None:
         for name, mode in self._trigger.metrics if self._trigger else ():
             found = best(history.live, name, mode)
@@ -439,22 +566,6 @@ class Checkpointer:
                 id=newest,
             )
 
-    def _say_restored(self, found: Resumed, start: int) -> None:
-        assert found.checkpoint is not None
-        emit(
-            "restore.done",
-            f"restored step {found.checkpoint.step} ({found.checkpoint.id}) in {found.seconds:.2f} s: going on with step {start}",
-            step=found.checkpoint.step,
-            id=found.checkpoint.id,
-            bytes=found.bytes_read,
-            seconds=round(found.seconds, 6),
-        )
-        different = differences(found.environment, self._environment or {})
-        if different:
-            emit("environment.differs", "this resume may not be bit-exact: " + "; ".join(different), differences=different)
-        if found.notes:
-            emit("environment.differs", "this resume may not be bit-exact: " + "; ".join(found.notes), differences=found.notes)
-
     def _trains(self) -> bool:
         return any(item.trainable for item in capture(self._components).items)
 
@@ -463,44 +574,15 @@ class Checkpointer:
         emit("signal.received", f"{name}: {then}", signal=name)
 
     def _finish(self) -> None:
+        if self._background is not None:
+            self._drain(quiet=True)
+            self._background.close()
+            self._background = None
         if self._signals is not None and not self._signals.ending:
             self._signals.restore()
         unwatch_loaders(self._components)
         self._closed = True
 
 
-def _components(state: Mapping[str, object] | None, components: dict[str, object]) -> dict[str, object]:
-    merged = dict(state or {})
-    for name, value in components.items():
-        if name in merged:
-            raise ConfigError(f"component {name!r} is given twice")
-        merged[name] = value
-    for name in merged:
-        if not name or name == "rng" or name == "grad" or "/" in name:
-            raise ConfigError(f"{name!r} cannot be a component's name", hint="'rng' and 'grad' are Relight's own; '/' separates levels")
-    if not merged:
-        raise ConfigError("nothing to save", hint="Checkpointer(path, model=model, optimizer=optimizer, …)")
-    return merged
-
-
-def _plain_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return json.loads(json.dumps(dict(metadata), allow_nan=False))  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"metadata is not JSON: {error}") from None
-
-
-def _full_bytes(state: Captured) -> int:
-    """The state's size once an optimizer that has no state yet has two moments a parameter."""
-    trainable = sum(item.source.length for item in state.items if item.trainable)
-    has_moments = any(item.role == "optim" for item in state.items)
-    return state.logical_bytes + (0 if has_moments else 2 * trainable)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"metric {name!r} is not a number: {error}") from None
-
-
+_URGENT = frozenset(("SIGTERM", "SIGINT", "SIGUSR1"))
+"""Reasons that are not put off."""

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from relight.capture import plan_restore
+from relight.capture import differences, plan_restore
 from relight.catalog import candidates, open_checkpoint, read_tensors
+from relight.catalog.opened import Opened
+from relight.checkpointer.near import Near
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.layout import Sink
 from relight.log import Checkpoint, Log, View, fold
 from relight.observe import emit
 from relight.store import ByteStore
@@ -28,6 +31,7 @@ class Resumed:
     newest_seen: str | None = None
     looked: bool = False
     bytes_read: int = 0
+    source: str = "store"
     seconds: float = 0.0
 
 
@@ -42,6 +46,24 @@ def resume(
     rename: Mapping[str, str] | Callable[[str], str] | None,
 ) -> Resumed:
     """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error."""
+    near = Near(store, run)
+    try:
+        return _walk(store, run, components, which, near, only=only, strict=strict, rename=rename)
+    finally:
+        near.close()
+
+
+def _walk(
+    store: ByteStore,
+    run: str,
+    components: Mapping[str, object],
+    which: str | int,
+    near: Near,
+    *,
+    only: Sequence[str] | None,
+    strict: bool,
+    rename: Mapping[str, str] | Callable[[str], str] | None,
+) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=True)
     try:
@@ -59,7 +81,7 @@ def resume(
     failed: list[RelightError] = []
     for checkpoint in candidates(history, which):
         try:
-            _restore(store, view, checkpoint, components, result, only=only, strict=strict, rename=rename)
+            _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename)
         except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
             if which != "latest":
                 raise
@@ -90,6 +112,7 @@ def _restore(
     checkpoint: Checkpoint,
     components: Mapping[str, object],
     result: Resumed,
+    near: Near,
     *,
     only: Sequence[str] | None,
     strict: bool,
@@ -98,7 +121,7 @@ def _restore(
     opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
     part = opened.parts[0]
     plan = plan_restore(components, part.tensors, part.tree, only=only, strict=strict, rename=rename, where=opened.prefix)
-    result.bytes_read = read_tensors(opened, part, plan.sinks)
+    result.bytes_read = _read(opened, near, plan.sinks, result)
     plan.finish()
     result.checkpoint = checkpoint
     result.values = plan.values
@@ -106,3 +129,37 @@ def _restore(
     result.notes = list(opened.root.exact) if only is None else []
     micro = opened.root.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
+
+
+def _read(opened: Opened, near: Near, sinks: Mapping[int, Sink], result: Resumed) -> int:
+    """From memory if it is there and what was committed, else from the store."""
+    nearer = near.view(opened)
+    if nearer is not None:
+        try:
+            count = read_tensors(nearer, nearer.parts[0], sinks)
+            result.source = "memory"
+            return count
+        except CorruptCheckpoint as error:
+            emit("restore.skipped", f"the copy in memory is not used: {error}", id=opened.checkpoint.id, kind=error.kind)
+    result.source = "store"
+    return read_tensors(opened, opened.parts[0], sinks)
+
+
+def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:
+    """Tell what was restored, from where, and why it may not go on to the bit."""
+    assert found.checkpoint is not None
+    emit(
+        "restore.done",
+        f"restored step {found.checkpoint.step} ({found.checkpoint.id}) in {found.seconds:.2f} s"
+        f"{' from memory' if found.source == 'memory' else ''}: going on with step {start}",
+        step=found.checkpoint.step,
+        id=found.checkpoint.id,
+        bytes=found.bytes_read,
+        seconds=round(found.seconds, 6),
+        source=found.source,
+    )
+    different = differences(found.environment, environment)
+    if different:
+        emit("environment.differs", "this resume may not be bit-exact: " + "; ".join(different), differences=different)
+    if found.notes:
+        emit("environment.differs", "this resume may not be bit-exact: " + "; ".join(found.notes), differences=found.notes)

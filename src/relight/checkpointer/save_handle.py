@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from relight.errors import ConfigError, RelightError
+import threading
+from time import monotonic
+
+from relight.errors import ConfigError, RelightError, StoreUnavailable
 
 
 class Save:
-    """One save: asked for, sealed (its values can no longer change), durable.
+    """One save, and how far it is. Four facts, each later than the one before: *requested* (this handle exists), *sealed* (its values are
+    copied: training may change them, the process may die), *done* (durable: committed, survives the machine), *drained* (safe on the last
+    tier; with one store the same as durable). ``timings`` holds seconds: ``blocked`` is what the caller waited.
 
-    In this version a save is durable, or has failed, by the time the caller holds it; the handle is the same for saves that are not.
+    A save that could not go through the agent is durable, or has failed, by the time the caller holds it.
     """
 
     def __init__(self, step: int, reason: str) -> None:
@@ -20,21 +25,36 @@ class Save:
         self.done = False
         self.bytes = 0
         self.timings: dict[str, float] = {}
+        self._changed = threading.Condition()
 
     def __repr__(self) -> str:
-        state = "durable" if self.done else f"failed: {self.error.what}" if self.error else "running"
+        state = "durable" if self.done else f"failed: {self.error.what}" if self.error else "sealed" if self.sealed else "running"
         return f"<Save step={self.step} id={self.id} {state}>"
 
     def __bool__(self) -> bool:
         return self.error is None
 
     def wait(self, timeout: float | None = None, until: str = "durable") -> Save:
-        """Wait until the save is ``sealed``, ``durable`` or ``drained`` (with one store the same as durable); raise its error if it failed.
+        """Wait until the save is ``sealed``, ``durable`` or ``drained``; raise its error if it failed.
 
-        ``timeout`` is in seconds; in this version there is never anything left to wait for.
+        ``timeout`` is in seconds; ``StoreUnavailable`` when it is over. The save goes on all the same.
         """
         if until not in ("sealed", "durable", "drained"):
             raise ConfigError(f"until is 'sealed', 'durable' or 'drained', not {until!r}")
+        started = monotonic()
+        with self._changed:
+            there = self._changed.wait_for(
+                lambda: self.error is not None or self.done or (until == "sealed" and self.sealed), timeout
+            )
         if self.error is not None:
             raise self.error
+        if not there:
+            raise StoreUnavailable(f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}")
         return self
+
+    def _tell(self, **facts: object) -> None:
+        """Set facts, and wake who waits for them."""
+        with self._changed:
+            for name, value in facts.items():
+                setattr(self, name, value)
+            self._changed.notify_all()

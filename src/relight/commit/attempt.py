@@ -41,6 +41,11 @@ class Attempt:
         return self._place.epoch
 
     @property
+    def place(self) -> Place:
+        """All that another process needs to save for this attempt."""
+        return self._place
+
+    @property
     def store(self) -> ByteStore:
         """Where it saves."""
         return self._place.store

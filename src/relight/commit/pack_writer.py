@@ -6,21 +6,33 @@ what is written, byte for byte, also if the source changes meanwhile.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
+import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from relight.commit.plan import PackPlan
 from relight.errors import SaveFailed
 from relight.format import Digest
 from relight.layout import Source
+from relight.layout.sources import copy_from
 from relight.store import Writer
 
 SLAB_BYTES = 16 << 20
 THREADS = 2
-_GIL_FREE_FROM = 64 << 10
+_AHEAD = 16
+"""Chunks that may be hashed ahead of what is written: enough to keep the threads busy, few enough to stop soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How hard a pack may be written: hashing threads, and bytes a second (None: as fast as it goes)."""
+
+    threads: int = THREADS
+    bytes_per_second: float | None = None
 
 
 class _Piece(NamedTuple):
@@ -33,11 +45,18 @@ class _Piece(NamedTuple):
     """``(source, start in the source, length)``, back to back."""
 
 
-def write_pack(writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS) -> list[bytes]:
+def write_pack(
+    writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS, pace: Pace | None = None
+) -> list[bytes]:
     """Write all of ``plan`` and give the hash of each of its chunks. The caller finishes or aborts ``writer``.
 
-    Memory: two slabs. Copies: one. Small packs use neither threads nor a second slab.
+    Memory: two slabs. Copies: one. Small packs use neither threads nor a second slab. A pack that lies in memory as its file will be is
+    written from there: no slab, no copy; nobody may change it meanwhile.
     """
+    pace = pace or Pace(threads)
+    threads = pace.threads
+    if plan.image is not None:
+        return _write_image(writer, plan, plan.image, slab_bytes, pace)
     slab_bytes = min(slab_bytes, -(-plan.size // mmap.PAGESIZE) * mmap.PAGESIZE)
     hashers: dict[int, tuple[Digest, int]] = {}
     hashes: list[bytes] = [b""] * len(plan.chunks)
@@ -104,7 +123,7 @@ def _fill(
 ) -> None:
     at = piece.start
     for source, start, length in piece.spans:
-        _copy(buffer[at : at + length], source, start)
+        copy_from(source, start, buffer[at : at + length])
         at += length
     # Pieces of one chunk lie in consecutive slabs, which are filled one after the other: the updates are in order.
     hasher, count = hashers.pop(piece.chunk) if piece.chunk in hashers else (Digest(), 0)
@@ -116,18 +135,41 @@ def _fill(
         hashers[piece.chunk] = (hasher, count)
 
 
-def _copy(into: memoryview, source: Source, start: int) -> None:
-    view = source.view()
-    if view is None:
-        source.fill(start, into)
-    elif len(into) < _GIL_FREE_FROM or view.readonly:
-        into[:] = view[start : start + len(into)]
-    else:  # a plain slice assignment would hold the GIL, and with it the other thread
-        ctypes.memmove(
-            ctypes.addressof(ctypes.c_char.from_buffer(into)),
-            ctypes.addressof(ctypes.c_char.from_buffer(view, start)),
-            len(into),
-        )
+def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
+    hashes: list[bytes] = []
+    started = time.monotonic()
+    with ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash") as pool:
+        jobs: deque[Future[bytes]] = deque()
+        chunks = iter(_ranges(plan.chunks))
+
+        def hash_on() -> None:
+            while len(jobs) < _AHEAD and (span := next(chunks, None)) is not None:
+                jobs.append(pool.submit(_hash, image[span[0] : span[1]]))
+
+        for offset in range(0, plan.size, slab_bytes):
+            hash_on()
+            length = min(slab_bytes, plan.size - offset)
+            padded = -(-length // writer.align) * writer.align
+            writer.write_at(offset, image[offset : offset + padded])
+            while jobs and jobs[0].done():
+                hashes.append(jobs.popleft().result())
+            if pace.bytes_per_second:
+                time.sleep(max(0.0, (offset + length) / pace.bytes_per_second - (time.monotonic() - started)))
+        while len(hashes) < len(plan.chunks):
+            hash_on()
+            hashes.append(jobs.popleft().result())
+    return _checked(hashes, plan)
+
+
+def _hash(data: memoryview) -> bytes:
+    return Digest(data).digest()
+
+
+def _ranges(lengths: list[int]) -> Iterator[tuple[int, int]]:
+    at = 0
+    for length in lengths:
+        yield at, at + length
+        at += length
 
 
 def _write(writer: Writer, offset: int, buffer: mmap.mmap, length: int) -> None:

@@ -23,6 +23,8 @@ class PackPlan:
     size: int
     sources: list[Source]
     chunks: list[int]
+    image: memoryview | None = None
+    """The whole pack as its file will be, if it lies in memory in one piece: page-aligned, readable up to the next page's end."""
 
 
 @dataclass(frozen=True, slots=True)

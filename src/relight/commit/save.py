@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from relight.commit.pack_writer import write_pack
+from relight.commit.pack_writer import Pace, write_pack
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
@@ -29,7 +29,10 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What is to be saved. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists why resume is not bit-exact."""
+    """What is to be saved. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists why resume is not bit-exact.
+
+    ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then.
+    """
 
     step: int
     tree: bytes
@@ -41,6 +44,9 @@ class SaveRequest:
     components: Mapping[str, str] = field(default_factory=dict)
     exact: Sequence[str] = ()
     parents: Sequence[str] = ()
+    id: str = ""
+    plan: SavePlan | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,8 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
     if not 0 <= request.step <= STEP_MAX:
         raise SaveFailed(f"step {request.step} is out of range", hint="steps count from 0", retryable=False)
     started = time.perf_counter()
-    checkpoint_id = new_id()
-    plan = plan_save(request.items, id=checkpoint_id)
+    checkpoint_id = request.id or new_id()
+    plan = request.plan or plan_save(request.items, id=checkpoint_id)
     directory = CheckpointDir(request.step, checkpoint_id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
@@ -111,7 +117,7 @@ def _write(
     for pack in plan.packs:
         writer = place.store.write(f"{prefix}/{pack.file}", pack.size)
         try:
-            hashes = write_pack(writer, pack)
+            hashes = write_pack(writer, pack, pace=request.pace)
             before = time.perf_counter()
             writer.finish()
             fsync_s += time.perf_counter() - before

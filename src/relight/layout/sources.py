@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Protocol
 
 from relight.layout.boxes import Box
+
+_GIL_FREE_FROM = 64 << 10
 
 
 class Source(Protocol):
@@ -67,3 +70,18 @@ class Bytes:
     def absorb(self, start: int, data: memoryview) -> None:
         """Copy in."""
         self._view[start : start + len(data)] = data
+
+
+def copy_from(source: Source, start: int, into: memoryview) -> None:
+    """Copy bytes of ``source``, from ``start`` on, until ``into`` is full; large runs without holding the GIL."""
+    view = source.view()
+    if view is None:
+        source.fill(start, into)
+    elif len(into) < _GIL_FREE_FROM or view.readonly:
+        into[:] = view[start : start + len(into)]
+    else:  # a plain slice assignment would hold the GIL, and with it the other threads
+        ctypes.memmove(
+            ctypes.addressof(ctypes.c_char.from_buffer(into)),
+            ctypes.addressof(ctypes.c_char.from_buffer(view, start)),
+            len(into),
+        )

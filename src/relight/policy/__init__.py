@@ -1,6 +1,7 @@
 """When to save and what to keep: pure decisions over facts and ``now``, each with its reason. May import: ``errors``."""
 
 from relight.policy.keep import Candidate, Keep, Verdict, decide_keep, keep
+from relight.policy.limits import Limits
 from relight.policy.when import Facts, Trigger, best, every
 
-__all__ = ["Candidate", "Facts", "Keep", "Trigger", "Verdict", "best", "decide_keep", "every", "keep"]
+__all__ = ["Candidate", "Facts", "Keep", "Limits", "Trigger", "Verdict", "best", "decide_keep", "every", "keep"]

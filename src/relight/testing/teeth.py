@@ -128,7 +128,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("leftovers are swept", SWEEP, "            going.append((name, f\"left by", "            held.append((name, f\"left by", "deaths"),
     Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
     # hashing while writing
-    Mutation("a piece begins where the one before it ended", PACKS, "        _copy(buffer[at : at + length], source, start)\n", "        _copy(buffer[at : at + length], source, 0)\n", "rules"),
+    Mutation("a piece begins where the one before it ended", PACKS, "        copy_from(source, start, buffer[at : at + length])\n", "        copy_from(source, 0, buffer[at : at + length])\n", "rules"),
 )
 
 

@@ -1,0 +1,11 @@
+"""The agent: a process without torch that owns the arenas and writes what is sealed in them, whether the trainer lives or not; its client.
+
+Always holds: what was sealed is committed or told to have failed, also after the trainer's death; what was not sealed never shows; nobody
+waits without a deadline; an agent that nobody needs any more ends. May import everything from ``reclaim`` down.
+"""
+
+from relight.agent.client import Agent, AgentDied, Done, Held
+from relight.agent.launch import connect, reach
+from relight.agent.messages import Item, Layout, Place, Request
+
+__all__ = ["Agent", "AgentDied", "Done", "Held", "Item", "Layout", "Place", "Request", "connect", "reach"]

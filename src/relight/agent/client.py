@@ -1,0 +1,174 @@
+"""The trainer's end: slots, layouts, saves, and what became of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from relight import errors
+from relight.agent.messages import Ask, Bye, Have, Layout, Place, Report, Save, Slots, Told, ToTrainer, Want
+from relight.agent.wire import Gone, Wire, close_all
+from relight.arena import Memory, Slot, adopt
+from relight.errors import RelightError, StoreUnavailable
+from relight.observe import emit
+
+_KINDS = {kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RelightError)}
+
+
+A = TypeVar("A", Slots, Have)
+
+
+class AgentDied(StoreUnavailable):
+    """Nobody is left to tell whether the save became a checkpoint: the log knows."""
+
+    kind = "agent_died"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a save: ``error`` is None if it is a checkpoint now."""
+
+    report: Report
+    error: RelightError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A checkpoint whose packs are in this node's memory, each beginning at ``starts``. Close ``memory`` when done."""
+
+    id: str
+    memory: Memory
+    starts: tuple[int, ...]
+
+
+class Agent:
+    """A connection to the agent. ``on_done`` is called in a thread of its own, once for each save that was sent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer)
+        self._answers: list[tuple[Slots | Have, list[int]]] = []
+        self._changed = threading.Condition()
+        self._lost: str | None = None
+        self._running: dict[int, str] = {}
+        self.on_done: Callable[[Done], None] = lambda done: None
+        self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody is at the other end, as far as is known."""
+        return self._lost is None
+
+    def place(self, place: Place) -> None:
+        """Say whose saves these are."""
+        self._send(place)
+
+    def slots(self, size: int, count: int, memory: int | None, timeout: float) -> list[Slot]:
+        """Up to ``count`` slots of at least ``size`` bytes, mapped. Empty, and told, if there is no room for one. Earlier ones are void."""
+        self._send(Want(size, count, memory))
+        answer, fds = self._answer(Slots, timeout)
+        if answer.why:
+            emit("agent.memory", f"snapshots in memory: {answer.why}", slots=len(fds), wanted=count, bytes=size)
+        return [Slot(adopt(fd, writable=True)) for fd in fds]
+
+    def layout(self, layout: Layout) -> None:
+        """Say what the tensors of the following saves are."""
+        self._send(layout)
+
+    def save(self, slot: int, number: int, checkpoint_id: str) -> None:
+        """Slot ``slot`` is sealed: have it written. What becomes of it is told to ``on_done``."""
+        with self._changed:
+            self._running[number] = checkpoint_id
+        try:
+            self._wire.send(Save(slot, number))
+        except Gone as error:
+            self._loose(str(error))
+        if self._lost is not None:
+            self._give_up()  # lost before this save was known to be running: nobody else tells of it
+
+    def held(self, timeout: float) -> list[Held]:
+        """What this run has in memory, newest last. The run is that of ``place``."""
+        self._send(Ask())
+        answer, fds = self._answer(Have, timeout)
+        found = [(one, starts, adopt(fd, writable=True)) for (one, starts), fd in zip(answer.held, fds, strict=True)]
+        return [Held(one, memory, tuple(starts)) for one, starts, memory in found]
+
+    def bye(self, wait_s: float = 0.0) -> None:
+        """The run is over: the agent keeps nothing for it. Waits until its saves are written and old ones removed, ``wait_s`` at most."""
+        try:
+            self._wire.send(Bye())
+        except Gone:
+            return
+        if wait_s:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost is not None, wait_s)
+
+    def close(self) -> None:
+        """Let go. Saves that run go on; nobody hears of them here."""
+        self.on_done = lambda done: None
+        self._wire.hang_up()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(5)
+
+    def _send(self, message: object) -> None:
+        try:
+            self._wire.send(message)
+        except Gone as error:
+            self._loose(str(error))
+            raise StoreUnavailable(f"the agent is gone: {error}") from error
+
+    def _answer(self, kind: type[A], timeout: float) -> tuple[A, list[int]]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout):
+                raise StoreUnavailable(f"the agent did not answer within {timeout:.0f} s")
+            if not self._answers:
+                raise StoreUnavailable(f"the agent is gone: {self._lost}")
+            answer, fds = self._answers.pop(0)
+        if not isinstance(answer, kind):
+            close_all(fds)
+            raise StoreUnavailable(f"the agent answered {type(answer).__name__} instead of {kind.__name__}")
+        return answer, fds
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message, fds = self._wire.receive()
+                if isinstance(message, Report):
+                    self._finished(message)
+                elif isinstance(message, Told):
+                    emit(message.name, message.say, **message.fields)
+                else:
+                    with self._changed:
+                        self._answers.append((message, fds))
+                        self._changed.notify_all()
+        except Gone as error:
+            self._loose(str(error))
+        finally:
+            self._wire.close()
+
+    def _finished(self, report: Report) -> None:
+        with self._changed:
+            self._running.pop(report.number, None)
+        error = None
+        if report.error is not None:
+            kind, what, where, hint, retryable = report.error
+            error = _KINDS.get(kind, errors.SaveFailed)(what, where=where, hint=hint, retryable=retryable)
+        self.on_done(Done(report, error))
+
+    def _loose(self, why: str) -> None:
+        with self._changed:
+            if self._lost is not None:
+                return
+            self._lost = why
+            self._changed.notify_all()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """What was running is told to have failed, each save once."""
+        with self._changed:
+            left, self._running = self._running, {}
+        for number, checkpoint_id in left.items():
+            self.on_done(Done(Report(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))

@@ -1,0 +1,120 @@
+"""What trainer and agent say to each other, and what lies in a sealed slot. Encoded as MessagePack; both ends are of one version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL = 1
+MESSAGE_BYTES_MAX = 1 << 30
+
+
+class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Whose saves these are: the run, and the attempt in charge of it. The first message of every trainer."""
+
+    url: str
+    run: str
+    store_id: str
+    run_id: str
+    epoch: int
+    threads: int
+    nice: int
+    bytes_per_second: float | None = None
+    keep: bytes = b""
+    """The retention rules, encoded; empty for none."""
+
+
+class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The trainer needs ``count`` slots of ``size`` bytes, at most ``memory`` bytes in all."""
+
+    size: int
+    count: int
+    memory: int | None = None
+
+
+class Slots(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """These are they; their descriptors come with this message, in order. None if there is no room, and ``why``."""
+
+    sizes: list[int]
+    why: str = ""
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of the state, as ``layout.Item`` but for its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    length: int
+    trainable: bool
+
+
+class Layout(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The tensors of all saves that follow, until another layout comes."""
+
+    items: list[Item]
+
+
+class Save(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Slot ``slot`` is sealed with save ``number``: write it."""
+
+    slot: int
+    number: int
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """What a sealed slot holds behind its packs: all of a save but the tensors."""
+
+    number: int
+    id: str
+    step: int
+    reason: str
+    tree: bytes
+    metrics: dict[str, float]
+    user: dict[str, Any]
+    environment: dict[str, Any]
+    components: dict[str, str]
+    exact: list[str]
+    parent: str | None
+    tag: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Save ``number`` became a checkpoint (``error`` is None), or did not."""
+
+    number: int
+    id: str
+    stored_bytes: int = 0
+    logical_bytes: int = 0
+    timings: dict[str, float] = {}
+    trainable_digest: bytes = b""
+    error: tuple[str, str, str, str, bool] | None = None
+    """``(kind, what, where, hint, retryable)``."""
+
+
+class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An event that happened in the agent: retention, mostly."""
+
+    name: str
+    say: str
+    fields: dict[str, Any]
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Which checkpoints of this run are in memory?"""
+
+
+class Have(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """These: ``(id, where its packs begin)``; the descriptors come with this message, in order."""
+
+    held: list[tuple[str, list[int]]]
+
+
+class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The run ends here as it should: finish what is sealed, keep nothing."""
+
+
+ToAgent = Place | Want | Layout | Save | Ask | Bye
+ToTrainer = Slots | Report | Told | Have

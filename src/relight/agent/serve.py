@@ -1,0 +1,307 @@
+"""The agent's process: ``python -m relight.agent.serve ADDRESS NICE LINGER``.
+
+One thread accepts, one a connection listens to a trainer, one writes. The process ends by itself: at once when the last trainer has said
+goodbye and nothing is left to write; ``LINGER`` seconds after the last one vanished without a word, since the one that takes its place
+can restore from what is still in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+
+from relight.agent.messages import Ask, Bye, Have, Layout, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.wire import Gone, Wire
+from relight.agent.writing import Prepared, Writer, lower_priority
+from relight.arena import FILLING, SEALED, Memory, Slot, allocate
+from relight.errors import NoSpace, RelightError
+
+_TICK_S = 0.25
+DRAIN_S = 120.0
+"""How long one who asks what there is waits for what is being written."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One trainer."""
+
+    wire: Wire[ToAgent]
+    writer: Writer | None = None
+    prepared: Prepared | None = None
+    slots: list[Slot] = field(default_factory=list)
+    written: dict[int, int] = field(default_factory=dict)
+    """Slot → the newest number that was given to be written."""
+    pending: int = 0
+    polite: bool = False
+    open: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A slot whose bytes are a committed checkpoint's, as long as it is sealed with that number."""
+
+    id: str
+    number: int
+    slot: Slot
+    starts: tuple[int, ...]
+    session: Session
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One sealed slot to be written."""
+
+    session: Session
+    index: int
+    number: int
+    slot: Slot
+    prepared: Prepared
+
+
+class Server:
+    """All there is in this process."""
+
+    def __init__(self, listener: socket.socket, linger_s: float) -> None:
+        self._listener, self._linger_s = listener, linger_s
+        self._lock = threading.RLock()
+        self._sessions: set[Session] = set()
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._pending = 0
+        self._kept: list[Kept] = []
+        self._idle_since = time.monotonic()
+        self._seen = False
+        self._ending = False
+
+    def end(self, signum: int, frame: FrameType | None) -> None:
+        """Take nobody new; write what is sealed; end."""
+        self._ending = True
+
+    def run(self) -> None:
+        """Until nobody needs this process any more."""
+        worker = threading.Thread(target=self._work, name="relight-agent-writer", daemon=True)
+        worker.start()
+        self._listener.settimeout(_TICK_S)
+        while not self._over():
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+            if uid not in (os.getuid(), 0):
+                connection.close()
+                continue
+            connection.settimeout(None)
+            session = Session(Wire(connection, ToAgent))
+            with self._lock:
+                self._sessions.add(session)
+                self._seen = True
+            threading.Thread(target=self._listen, args=(session,), daemon=True).start()
+            threading.Thread(target=_watch, args=(session, pid), daemon=True).start()
+
+    def _over(self) -> bool:
+        with self._lock:
+            if self._pending:
+                self._idle_since = time.monotonic()
+                return False
+            if self._ending:
+                return True
+            if self._sessions:
+                self._idle_since = time.monotonic()
+                return False
+            idle = time.monotonic() - self._idle_since
+            self._kept = [one for one in self._kept if _is_there(one)]
+            if self._seen and not self._kept:
+                return True
+            return idle > self._linger_s
+
+    # -- trainers
+
+    def _listen(self, session: Session) -> None:
+        try:
+            while True:
+                message, _ = session.wire.receive()
+                self._hear(session, message)
+                if session.polite:
+                    break
+        except Gone:
+            pass
+        except Exception as error:  # a message that makes no sense: this trainer is no use any more, others are
+            print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        self._part(session)
+
+    def _hear(self, session: Session, message: ToAgent) -> None:
+        if isinstance(message, Place):
+            lower_priority(message.nice)
+            session.writer = Writer(message)
+        elif isinstance(message, Want):
+            self._give_slots(session, message)
+        elif isinstance(message, Layout):
+            session.prepared = Prepared.of(message)
+        elif isinstance(message, Save):
+            self._enqueue(session, message.slot, message.number)
+        elif isinstance(message, Ask):
+            self._tell_kept(session)
+        elif isinstance(message, Bye):
+            session.polite = True
+
+    def _give_slots(self, session: Session, want: Want) -> None:
+        with self._lock:
+            session.slots, session.written = [], {}
+            self._kept = [one for one in self._kept if one.session is not session]
+            spare = [one.slot for one in self._kept if not one.session.open and one.slot.memory.size == want.size]
+            self._kept = [one for one in self._kept if one.session.open]
+        count, why = want.count, ""
+        if want.memory is not None and want.memory < want.count * want.size:
+            count = want.memory // want.size
+            why = f"the limit of {want.memory >> 20} MiB has room for {count} of {want.count} slots of {want.size >> 20} MiB"
+        while len(session.slots) < count:
+            if spare:
+                slot = spare.pop()
+            else:
+                try:
+                    slot = Slot(Memory(allocate(want.size), want.size, writable=True))
+                except (NoSpace, OSError) as error:
+                    why = error.what if isinstance(error, NoSpace) else str(error)
+                    break
+                slot.memory.populate()
+            slot.clear()
+            session.slots.append(slot)
+        sizes = [slot.memory.size for slot in session.slots]
+        session.wire.send(Slots(sizes, why), [slot.memory.fd for slot in session.slots])
+
+    def _tell_kept(self, session: Session) -> None:
+        """What the trainer before this one sealed is written first: it is the newest there is."""
+        ends = time.monotonic() + DRAIN_S
+        while self._pending and time.monotonic() < ends:
+            time.sleep(0.005)
+        with self._lock:
+            there = [one for one in self._kept if _is_there(one)]
+        session.wire.send(Have([(one.id, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
+
+    def _part(self, session: Session) -> None:
+        """The trainer is gone. What it sealed and could not say any more is written all the same; what it did not seal is nothing.
+
+        One that said goodbye may be waiting for the end of the stream, which says that its saves are written, and old ones removed.
+        """
+        while session.polite and session.pending:
+            time.sleep(0.002)
+        with self._lock:
+            for index, slot in enumerate(session.slots):
+                state, number = slot.state()
+                if state == SEALED and number > session.written.get(index, -1):
+                    self._enqueue(session, index, number)
+                elif state == FILLING:
+                    slot.clear()
+            session.open = False
+            if session.polite:
+                self._kept = [one for one in self._kept if one.session is not session]
+            self._sessions.discard(session)
+            self._idle_since = time.monotonic()
+        session.wire.close()
+
+    # -- writing
+
+    def _enqueue(self, session: Session, index: int, number: int) -> None:
+        with self._lock:
+            if session.prepared is None or session.writer is None or not 0 <= index < len(session.slots):
+                raise Gone("a save before its layout")
+            if number <= session.written.get(index, -1):
+                return
+            session.written[index] = number
+            self._pending += 1
+            session.pending += 1
+            self._kept = [one for one in self._kept if one.slot is not session.slots[index]]
+        self._jobs.put(Job(session, index, number, session.slots[index], session.prepared))
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._write(job)
+            finally:
+                with self._lock:
+                    job.session.pending -= 1
+                    self._pending -= 1
+                    self._idle_since = time.monotonic()
+
+    def _write(self, job: Job) -> None:
+        writer = job.session.writer
+        assert writer is not None
+        try:
+            _, report = writer.save(job.slot, job.prepared, job.number)
+        except Exception as error:
+            said = str(error).splitlines()[0] if str(error) else ""
+            report = Report(job.number, "", error=("save_failed", f"{type(error).__name__}: {said}", "agent", "", True))
+        if report.error is None and not job.session.polite:
+            with self._lock:  # before the trainer hears of it: it may die the moment it does
+                self._kept.append(Kept(report.id, job.number, job.slot, job.prepared.starts, job.session))
+        self._tell(job.session, report)
+        if report.error is None:
+            found = writer.prune()
+            if found is not None:
+                self._tell(job.session, Told(*found))
+
+    def _tell(self, session: Session, message: Report | Told) -> None:
+        if session.open or session.polite:
+            try:
+                session.wire.send(message)
+            except (Gone, OSError):
+                pass
+
+
+def _watch(session: Session, pid: int) -> None:
+    """Hang up when the trainer dies: its forked children may hold the other end of the socket open for a while longer."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # dead already, or of another process namespace: the end of the stream must do
+        return
+    try:
+        while session.open and not select.select([fd], [], [], 1.0)[0]:
+            pass
+    finally:
+        os.close(fd)
+    if session.open:
+        session.wire.hang_up()
+
+
+def _is_there(one: Kept) -> bool:
+    return one.slot.state() == (SEALED, one.number)
+
+
+def main() -> int:
+    """Serve. Exit status 3: another agent has the address."""
+    address, nice, linger = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{address}")
+    except OSError:
+        return 3
+    listener.listen(128)
+    lower_priority(nice)
+    server = Server(listener, linger)
+    signal.signal(signal.SIGTERM, server.end)
+    server.run()
+    listener.close()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except RelightError as error:
+        print(f"relight agent: {error}", file=sys.stderr)
+        status = 2
+    sys.stdout.flush()
+    os._exit(status)  # threads that still listen must not hold the process

@@ -1,0 +1,101 @@
+"""Messages over a Unix stream socket: four bytes of length, MessagePack, and now and then descriptors."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import threading
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from relight.agent.messages import MESSAGE_BYTES_MAX
+
+_FDS_MAX = 16
+T = TypeVar("T")
+
+
+class Gone(ConnectionError):
+    """The other end is not there any more."""
+
+
+class Wire(Generic[T]):
+    """One connection. ``send`` from any thread, ``receive`` from one."""
+
+    def __init__(self, connection: socket.socket, kind: Any) -> None:
+        self._socket = connection
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def send(self, message: Any, fds: list[int] | None = None) -> None:
+        """Send all of it. ``Gone`` if nobody is there."""
+        body = self._encoder.encode(message)
+        data = len(body).to_bytes(4, "little") + body
+        try:
+            with self._sending:
+                if fds:
+                    sent = socket.send_fds(self._socket, [data], fds)
+                    data = data[sent:]
+                self._socket.sendall(data)
+        except OSError as error:
+            raise Gone(str(error)) from error
+
+    def receive(self) -> tuple[T, list[int]]:
+        """The next message and the descriptors that came with it, which are the caller's to close. ``Gone`` at the end."""
+        while True:
+            if len(self._buffer) >= 4:
+                length = int.from_bytes(self._buffer[:4], "little")
+                if length > MESSAGE_BYTES_MAX:
+                    raise Gone(f"a message of {length} bytes")
+                if len(self._buffer) >= 4 + length:
+                    body = bytes(self._buffer[4 : 4 + length])
+                    del self._buffer[: 4 + length]
+                    fds, self._fds = self._fds, []
+                    try:
+                        return self._decoder.decode(body), fds
+                    except msgspec.MsgspecError as error:
+                        close_all(fds)
+                        raise Gone(f"not a message: {error}") from error
+            self._more()
+
+    def hang_up(self) -> None:
+        """End it both ways: a thread that waits in ``receive`` is woken, and closes it."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Hang up, and let go of the descriptors."""
+        self.hang_up()
+        self._socket.close()
+        close_all(self._fds)
+        self._fds = []
+
+    def _more(self) -> None:
+        room = socket.CMSG_SPACE(_FDS_MAX * array.array("i").itemsize)
+        try:
+            data, extra, _, _ = self._socket.recvmsg(1 << 20, room, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise Gone(str(error)) from error
+        for level, kind, payload in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found = array.array("i")
+                found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
+                self._fds += found
+        if not data:
+            raise Gone("closed")
+        self._buffer += data
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        try:
+            os.close(fd)
+        except OSError:
+            pass

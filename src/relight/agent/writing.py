@@ -1,0 +1,151 @@
+"""From a sealed slot to a checkpoint: the agent's side of a save."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from relight.agent.messages import Layout, Place, Report, Request
+from relight.arena import Slot, lay_out
+from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
+from relight.commit import Place as CommitPlace
+from relight.commit.pack_writer import Pace
+from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
+from relight.format.records import TagBody
+from relight.layout import Item
+from relight.log import Log, fold
+from relight.policy import Keep
+from relight.reclaim import execute, plan_prune
+from relight.store import open_bytes
+
+PLACEHOLDER = "0" * 10
+"""Stands for the checkpoint's id while packs are laid out: as long as any."""
+_NO_BYTES = memoryview(b"")
+
+
+class _Length:
+    """A source of which only the length matters."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def view(self) -> memoryview | None:
+        return None
+
+    def fill(self, start: int, into: memoryview) -> None:
+        raise AssertionError("these bytes lie in the slot")
+
+
+def plan_layout(layout: Layout) -> SavePlan:
+    """Where each tensor goes. The trainer and the agent both work it out, and come to the same."""
+    items = [Item(one.name, one.dtype, one.shape, one.role, _Length(one.length), None, one.trainable) for one in layout.items]
+    return plan_save(items, id=PLACEHOLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A layout, planned: the packs' headers but for the id."""
+
+    plan: SavePlan
+    headers: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, layout: Layout) -> Prepared:
+        """Plan it."""
+        plan = plan_layout(layout)
+        return cls(plan, tuple(bytes(pack.sources[0].view() or _NO_BYTES) for pack in plan.packs))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where the packs begin in a slot."""
+        return lay_out([pack.size for pack in self.plan.packs], 0).packs
+
+    def filled(self, slot: Slot, checkpoint_id: str) -> SavePlan:
+        """The plan with the slot's bytes for packs; their headers are written into the slot."""
+        packs = []
+        for pack, header, start in zip(self.plan.packs, self.headers, self.starts, strict=True):
+            own = header.replace(f'"id":"{PLACEHOLDER}"'.encode(), f'"id":"{checkpoint_id}"'.encode(), 1)
+            if len(own) != len(header) or start + pack.size > len(slot.view):
+                raise CorruptCheckpoint("the slot is not laid out as it should be", where="shared memory")
+            slot.view[start : start + len(own)] = own
+            packs.append(PackPlan(pack.file, pack.size, [], pack.chunks, slot.view[start:]))
+        return replace(self.plan, packs=packs)
+
+
+class Writer:
+    """Writes one attempt's saves, one at a time."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._store = open_bytes(place.url)
+        self._log = Log(self._store, place.run)
+        self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch))
+        self._verified: dict[str, bool] = {}
+        self._last: str | None = None
+        self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
+
+    def save(self, slot: Slot, prepared: Prepared, number: int) -> tuple[Request, Report]:
+        """Write and commit what is sealed. Never raises for the store's sake: the report says what went wrong."""
+        request = msgspec.msgpack.decode(slot.request(), type=Request)
+        if request.number != number:
+            raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
+        try:
+            report = self._attempt.save(
+                SaveRequest(
+                    step=request.step,
+                    tree=request.tree,
+                    items=(),
+                    reason=request.reason,
+                    metrics=request.metrics,
+                    user=request.user,
+                    environment=request.environment,
+                    components=request.components,
+                    exact=request.exact,
+                    parents=[parent] if (parent := self._last or request.parent) else [],
+                    id=request.id,
+                    plan=prepared.filled(slot, request.id),
+                    pace=Pace(self.place.threads, self.place.bytes_per_second),
+                )
+            )
+            if request.tag:
+                name = request.tag
+                self._log.append(lambda view: (TagBody(name=name, id=request.id), fold(view).epoch))
+        except Exception as error:
+            return request, _failed(number, request.id, error)
+        self._last = request.id
+        return request, _done(number, report)
+
+    def prune(self) -> tuple[str, str, dict[str, Any]] | None:
+        """Retire what the rules no longer keep; the event to tell, None for none."""
+        if self._keep.is_everything:
+            return None
+        try:
+            plan = plan_prune(self._store, self.place.run, self._keep, verified=self._verified)
+            report = execute(plan, self._store, epoch=self.place.epoch)
+        except Fenced:
+            return None  # the next save will say so
+        except RelightError as error:
+            return "prune.failed", f"old checkpoints could not be removed this time: {error}", {"kind": error.kind}
+        if not report.retired:
+            return None
+        return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
+
+
+def lower_priority(nice: int) -> None:
+    """Be the last to run, of processor and disk; where that is not allowed, go on as before."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except OSError:
+        pass
+
+
+def _done(number: int, report: SaveReport) -> Report:
+    return Report(number, report.id, report.stored_bytes, report.logical_bytes, report.timings_s, report.trainable_digest)
+
+
+def _failed(number: int, checkpoint_id: str, error: Exception) -> Report:
+    known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
+    return Report(number, checkpoint_id, error=(known.kind, known.what, known.where, known.hint, known.retryable))

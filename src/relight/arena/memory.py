@@ -1,0 +1,136 @@
+"""Memory that outlives the process that fills it: a memfd, allocated before it is touched, mapped by whoever holds the descriptor.
+
+A memfd is not bound to the size of ``/dev/shm``, has no name that could be left behind, and is gone with its last holder. Its pages are
+allocated (``fallocate``) before anybody writes to it: where there is no room that is an error here, not SIGBUS in the middle of a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+
+from relight.errors import NoSpace, UnsafeContent
+
+PAGE = mmap.PAGESIZE
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+_CGROUP = "/sys/fs/cgroup"
+_HEADROOM = 256 << 20
+
+
+class Memory:
+    """A mapped memfd. The descriptor is its own; ``close`` lets go of both."""
+
+    def __init__(self, fd: int, size: int, *, writable: bool) -> None:
+        self.fd, self.size = fd, size
+        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        with contextlib.suppress(OSError, ValueError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError, ValueError):
+            self._map.madvise(mmap.MADV_DONTDUMP)
+        self.view = memoryview(self._map)
+
+    def populate(self, start: int = 0, length: int | None = None) -> None:
+        """Enter the pages into this process's page table now rather than one fault at a time. A hint: kernels without it do nothing."""
+        length = self.size - start if length is None else length
+        for advice in (_POPULATE_WRITE, _POPULATE_READ):
+            try:
+                self._map.madvise(advice, start, length)
+                return
+            except (OSError, ValueError):
+                continue
+
+    def close(self) -> None:
+        """Unmap if nobody holds a view any more; the descriptor is closed in any case."""
+        with contextlib.suppress(BufferError):
+            self.view.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def allocate(size: int, name: str = "relight") -> int:
+    """The descriptor of a new memfd of ``size`` bytes, all of them allocated. ``NoSpace``, with numbers, if there is no room."""
+    room = room_for(size)
+    if room is not None:
+        raise NoSpace(room, where="shared memory", hint="relight.Limits(memory=…) bounds it; without room saves are made by the trainer")
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
+            raise NoSpace(f"{size} bytes of shared memory cannot be had: {error.strerror}", where="shared memory") from error
+        raise
+    return fd
+
+
+def adopt(fd: int, *, writable: bool) -> Memory:
+    """Map a memfd that came from another process; takes the descriptor over."""
+    size = os.fstat(fd).st_size
+    if size < PAGE or size % PAGE:
+        os.close(fd)
+        raise UnsafeContent(f"{size} bytes are no arena")
+    return Memory(fd, size, writable=writable)
+
+
+def room_for(size: int) -> str | None:
+    """Why ``size`` bytes more of memory would bring this machine or this cgroup to its limit; None if they would not."""
+    available = _meminfo("MemAvailable")
+    if available is not None and size > available - _HEADROOM:
+        return f"{size >> 20} MiB are wanted, the machine has {available >> 20} MiB available"
+    left = _cgroup_left()
+    if left is not None and size > left - _HEADROOM // 4:
+        return f"{size >> 20} MiB are wanted, the memory limit of this cgroup leaves {left >> 20} MiB"
+    return None
+
+
+def _meminfo(key: str) -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _cgroup_left() -> int | None:
+    """What the tightest limit above this process leaves, page cache that can be dropped counted as free."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            own = next(line.strip().split("::", 1)[1] for line in file if line.startswith("0::"))
+    except (OSError, StopIteration, IndexError):
+        return None
+    left: int | None = None
+    path = own.rstrip("/")
+    while True:
+        folder = _CGROUP + path
+        try:
+            limit = _number(f"{folder}/memory.max")
+            if limit is not None:
+                used = _number(f"{folder}/memory.current") or 0
+                here = limit - used + _droppable(f"{folder}/memory.stat")
+                left = here if left is None else min(left, here)
+        except OSError:
+            pass
+        if not path:
+            return left
+        path = path.rpartition("/")[0]
+
+
+def _number(path: str) -> int | None:
+    with open(path, encoding="ascii") as file:
+        text = file.read().strip()
+    return int(text) if text.isdigit() else None
+
+
+def _droppable(path: str) -> int:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("active_file ", "inactive_file ")))
+    return 0

@@ -1,0 +1,81 @@
+"""The nearest tier: checkpoints whose bytes are still in this node's memory. Only the bytes: what counts, the log says, as always."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from relight.agent import Held, reach
+from relight.catalog.opened import Opened
+from relight.errors import CorruptCheckpoint, RelightError
+from relight.layout import Bytes
+from relight.layout.sources import copy_from
+from relight.observe import emit
+from relight.store import ByteStore, Reader
+
+ASK_S = 150.0
+"""Longer than the agent waits for what it is writing."""
+
+
+class Near:
+    """What the run's agent, if there is one, has in memory. Waits until it has written what the trainer before this one left."""
+
+    def __init__(self, store: ByteStore, run: str) -> None:
+        self._held: dict[str, Held] = {}
+        self._agent = reach(store.url, run)
+        if self._agent is not None:
+            try:
+                self._held = {one.id: one for one in self._agent.held(ASK_S)}
+            except RelightError as error:
+                emit("agent.lost", f"nothing is restored from memory: {error}", kind=error.kind)
+
+    def view(self, opened: Opened) -> Opened | None:
+        """``opened`` with its packs read from memory; None if they are not there."""
+        held = self._held.get(opened.checkpoint.id)
+        if held is None or len(opened.parts) != 1:
+            return None
+        packs = opened.parts[0].packs
+        if len(packs) != len(held.starts):
+            return None
+        places = {f"{opened.prefix}/{pack.file}": (start, pack.size) for pack, start in zip(packs, held.starts, strict=True)}
+        return replace(opened, store=_Nearer(opened.store, held, places))
+
+    def close(self) -> None:
+        """Let go of agent and memory."""
+        if self._agent is not None:
+            self._agent.close()
+        for one in self._held.values():
+            one.memory.close()
+        self._held = {}
+
+
+class _Nearer:
+    """A store whose packs are in memory."""
+
+    def __init__(self, store: ByteStore, held: Held, places: Mapping[str, tuple[int, int]]) -> None:
+        self._store, self._held, self._places = store, held, places
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def open(self, key: str) -> Reader:
+        """From memory what is there."""
+        if key not in self._places:
+            return self._store.open(key)
+        return _Reader(self._held, *self._places[key])
+
+
+class _Reader:
+    def __init__(self, held: Held, start: int, size: int) -> None:
+        if start + size > held.memory.size:
+            raise CorruptCheckpoint("the memory is shorter than the checkpoint", where="shared memory")
+        self._bytes, self.size = Bytes(held.memory.view[start : start + size]), size
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if offset + len(into) > self.size:
+            raise CorruptCheckpoint("the memory ends sooner than it should", where="shared memory")
+        copy_from(self._bytes, offset, into)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,69 @@
+"""What users hand over, checked: each with an error that says what to give instead."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from relight.capture import Captured
+from relight.errors import ConfigError
+from relight.policy import Limits
+
+
+def wants_background(option: bool | None) -> bool:
+    """The option, else ``RELIGHT_BACKGROUND``, else yes."""
+    if option is not None:
+        return bool(option)
+    text = os.environ.get("RELIGHT_BACKGROUND", "1").lower()
+    if text not in ("0", "1", "false", "true", "no", "yes"):
+        raise ConfigError(f"RELIGHT_BACKGROUND is 1 or 0, not {text[:40]!r}")
+    return text in ("1", "true", "yes")
+
+
+def check_limits(limits: Limits | None) -> Limits:
+    """What saves may take; the defaults for None."""
+    if limits is not None and not isinstance(limits, Limits):
+        raise ConfigError(f"limits= takes relight.Limits(…), not {limits!r}")
+    return limits or Limits()
+
+
+def check_components(state: Mapping[str, object] | None, components: dict[str, object]) -> dict[str, object]:
+    """All components by name."""
+    merged = dict(state or {})
+    for name, value in components.items():
+        if name in merged:
+            raise ConfigError(f"component {name!r} is given twice")
+        merged[name] = value
+    for name in merged:
+        if not name or name == "rng" or name == "grad" or "/" in name:
+            raise ConfigError(f"{name!r} cannot be a component's name", hint="'rng' and 'grad' are Relight's own; '/' separates levels")
+    if not merged:
+        raise ConfigError("nothing to save", hint="Checkpointer(path, model=model, optimizer=optimizer, …)")
+    return merged
+
+
+def plain_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that is JSON and nothing else."""
+    try:
+        return json.loads(json.dumps(dict(metadata), allow_nan=False))  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metadata is not JSON: {error}") from None
+
+
+def full_bytes(state: Captured) -> int:
+    """The state's size once an optimizer that has no state yet has two moments a parameter."""
+    trainable = sum(item.source.length for item in state.items if item.trainable)
+    has_moments = any(item.role == "optim" for item in state.items)
+    return state.logical_bytes + (0 if has_moments else 2 * trainable)
+
+
+def as_number(name: str, value: Any) -> float:
+    """A metric as a float; a tensor is read, which waits for its device."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metric {name!r} is not a number: {error}") from None
+
+

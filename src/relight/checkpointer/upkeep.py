@@ -1,0 +1,43 @@
+"""What a run does for its own order: retention, leftovers, tags."""
+
+from __future__ import annotations
+
+from relight.errors import Fenced, RelightError
+from relight.format.records import TagBody
+from relight.log import Log, fold
+from relight.observe import emit
+from relight.policy import Keep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.store import ByteStore
+
+
+def retire(store: ByteStore, run: str, keep: Keep, verified: dict[str, bool], epoch: int) -> None:
+    """Remove what ``keep`` no longer keeps. ``Fenced`` is the caller's; other failures are told, and tried again after the next save."""
+    if keep.is_everything:
+        return
+    try:
+        plan = plan_prune(store, run, keep, verified=verified)
+        report = execute(plan, store, epoch=epoch)
+        if report.retired:
+            emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
+    except Fenced:
+        raise
+    except RelightError as error:
+        emit("prune.failed", f"old checkpoints could not be removed this time: {error}", kind=error.kind)
+
+
+def sweep(store: ByteStore, run: str) -> None:
+    """Delete what saves of superseded attempts have left."""
+    try:
+        report = execute_sweep(plan_sweep(store, run), store)
+        if report.deleted:
+            emit("sweep.done", f"removed what {len(report.deleted)} unfinished saves had left", deleted=report.deleted)
+    except RelightError as error:
+        emit("prune.failed", f"leftovers could not be removed this time: {error}", kind=error.kind)
+
+
+def put_tag(store: ByteStore, run: str, name: str, checkpoint_id: str) -> None:
+    """Tag a checkpoint."""
+    log = Log(store, run)
+    log.read()
+    log.append(lambda view: (TagBody(name=name, id=checkpoint_id), fold(view).epoch))

@@ -1,0 +1,11 @@
+"""Stall-free copies: the state at a call, copied while the next forward and backward run; a copy that is not of that call never counts.
+
+Always holds: a tensor in a finished snapshot has the bytes it had at the call, or the snapshot says which has not. May import torch,
+``layout``, ``observe``, ``errors``.
+"""
+
+from relight.snapshot.copier import Copier, Snapshot
+from relight.snapshot.guard import Guard
+from relight.snapshot.hooks import StepHook, can_overlap
+
+__all__ = ["Copier", "Guard", "Snapshot", "StepHook", "can_overlap"]

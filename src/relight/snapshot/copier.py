@@ -1,0 +1,132 @@
+"""Copying a state while training goes on: slices in a queue, threads that take them, and a trainer that takes the rest when it must."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from relight.snapshot.guard import SLICE_BYTES, Guard
+
+_NICE = 5
+
+
+class _Slice(NamedTuple):
+    guard: Guard
+    start: int
+    length: int
+    target: int
+
+
+class Snapshot:
+    """One state on its way into memory. ``on_complete(touched)`` is called once, by the thread that finishes it, with the names of
+    tensors that are not what they were at the call; empty if all are."""
+
+    def __init__(self, tasks: Sequence[tuple[Guard, int]], on_complete: Callable[[list[str]], None]) -> None:
+        """``tasks``: what to copy, and the address of where to; both stay valid until it is complete."""
+        self._queue: deque[_Slice] = deque()
+        for guard, target in tasks:
+            for start in range(0, guard.length, SLICE_BYTES):
+                self._queue.append(_Slice(guard, start, min(SLICE_BYTES, guard.length - start), target + start))
+        self._left = len(self._queue)
+        self._guards = [guard for guard, _ in tasks]
+        self._lock = threading.Lock()
+        self._touched: set[str] = set()
+        self._on_complete = on_complete
+        self.complete = threading.Event()
+        self.waited_s = 0.0
+        self.copied_by_trainer = 0
+
+    def help(self) -> bool:
+        """Copy one slice, if there is any left to take."""
+        try:
+            guard, start, length, target = self._queue.popleft()
+        except IndexError:
+            return False
+        source = guard.source(start)
+        if source is not None:
+            ctypes.memmove(target, source, length)
+        if source is None or not guard.fits(target, start, length):
+            self._touched.add(guard.name)
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._finish()
+        return True
+
+    def start(self) -> None:
+        """If there is nothing to copy, it is complete at once."""
+        if not self._left:
+            self._finish()
+
+    def wait(self) -> None:
+        """Take over what is not copied yet, then wait for the slices that others are at: a slice's time each, at most."""
+        if self.complete.is_set():
+            return
+        before = time.perf_counter()
+        while self.help():
+            self.copied_by_trainer += 1
+        self.complete.wait()
+        self.waited_s += time.perf_counter() - before
+
+    def _finish(self) -> None:
+        touched = self._touched | {guard.name for guard in self._guards if not guard.untouched()}
+        self._guards = []
+        try:
+            self._on_complete(sorted(touched))
+        finally:
+            self.complete.set()
+
+
+class Copier:
+    """Threads of this process that copy slices, at a lower priority than training's."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._wanted = threads
+        self._threads: list[threading.Thread] = []
+        self._current: Snapshot | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin. One snapshot at a time: the caller has waited for the one before."""
+        snapshot.start()
+        if snapshot.complete.is_set():
+            return
+        with self._changed:
+            if not self._threads:
+                self._threads = [threading.Thread(target=self._work, name="relight-copy", daemon=True) for _ in range(self._wanted)]
+                for thread in self._threads:
+                    thread.start()
+            self._current = snapshot
+            self._changed.notify_all()
+
+    def close(self, wait_s: float = 5.0) -> None:
+        """End the threads; what is being copied is finished first."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(wait_s)
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._current is not None or self._closed)
+                snapshot = self._current
+                if snapshot is None:
+                    return
+            while snapshot.help():
+                pass
+            with self._changed:
+                if self._current is snapshot:
+                    self._current = None
+            del snapshot  # or this thread would keep all of it until the next one

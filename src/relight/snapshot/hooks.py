@@ -1,0 +1,33 @@
+"""The moment before parameters change: every ``optimizer.step`` of this process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class StepHook:
+    """Calls ``before`` (held weakly, a bound method) at the start of any optimizer's step. ``close`` takes it away."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        method = weakref.WeakMethod(before)  # type: ignore[arg-type]
+
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            call = method()
+            if call is not None:
+                call()
+
+        self._handle = register_optimizer_step_pre_hook(hook)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Twice is fine."""
+        self._handle.remove()
+
+
+def can_overlap(components: Iterable[object]) -> bool:
+    """Whether all optimizers among ``components`` will call the hook: torch wraps ``step`` of those whose own ``__init__`` has run."""
+    return all(getattr(type(one).step, "hooked", False) for one in components if isinstance(one, torch.optim.Optimizer))

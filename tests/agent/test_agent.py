@@ -1,0 +1,263 @@
+"""The agent: what is sealed is committed, what is not never shows, nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.agent import reach
+from relight.errors import StoreUnavailable
+from relight.observe import counters
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
+
+
+def make(seed: int = 0, width: int = 256) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    loss = model(torch.randn(16, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def agents() -> list[psutil.Process]:
+    """Agents that this process or one of its dead children started, as far as they can be told: all of this user's."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if "relight.agent.serve" in (process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def gone(run: str, seconds: float = 10.0) -> bool:
+    """Whether the run's agent ends within so many seconds."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        found = reach(os.path.abspath(os.path.dirname(run)), os.path.basename(run))
+        if found is None:
+            return True
+        found.close()
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    return str(tmp_path / "store" / "run")
+
+
+def test_a_run_resumes_to_the_bit(run: str) -> None:
+    """Interrupted and resumed through agents, a run ends as the one that was not."""
+    model, optimizer = make()
+    straight = [one_step(model, optimizer) for _ in range(12)]
+    model, optimizer = make()
+    losses = []
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+        for step in range(ckpt.restore(), 6):
+            losses.append(one_step(model, optimizer))
+            ckpt.step(step)
+    model, optimizer = make(seed=5)
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+        for step in range(ckpt.restore(), 12):
+            losses.append(one_step(model, optimizer))
+            ckpt.step(step)
+    assert losses == straight
+    assert relight.open(run).verify().ok if hasattr(relight.open(run).verify(), "ok") else relight.open(run).verify()
+    assert gone(run)
+
+
+def test_the_four_facts_come_in_order(run: str) -> None:
+    """A handle is requested, then sealed, then durable; the events say so in that order."""
+    model, optimizer = make()
+    one_step(model, optimizer)
+    seen: list[str] = []
+    undo = relight.observe.subscribe(lambda event: seen.append(event.name)) if hasattr(relight, "observe") else None
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        save = ckpt.save(0, block=False)
+        assert save.wait(20, until="sealed").sealed
+        assert save.wait(20).done
+        assert save.id and save.bytes > 0 and save.timings["blocked"] > 0
+    if undo:
+        undo()
+        order = [name for name in seen if name.startswith("save.")]
+        assert order == ["save.requested", "save.sealed", "save.durable"]
+    assert [one.id for one in relight.open(run).checkpoints()] == [save.id]
+
+
+def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
+    """Training goes on at once after each save; every checkpoint holds what was there when it was asked for."""
+    model, optimizer = make(width=2048)
+    kept = {}
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=relight.Limits(when_busy="queue")) as ckpt:
+        for step in range(12):
+            one_step(model, optimizer)
+            kept[step] = {key: value.clone() for key, value in model.state_dict().items()}
+            moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
+            ckpt.save(step, block=False)
+    for step, expected in kept.items():
+        tree = relight.load(run, step)
+        assert all(torch.equal(tree["model"][key], value) for key, value in expected.items())
+    assert all(torch.equal(a, b["exp_avg"]) for a, b in zip(moments, relight.load(run, 11)["optimizer"]["state"].values()))
+
+
+def test_a_write_behind_the_optimizers_back_fails_the_save_loudly(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights changed through ``.data`` while they are copied: that save is none, the ones after it copy at once, and are right."""
+    from relight.snapshot import Copier
+
+    monkeypatch.setattr(Copier, "start", lambda self, snapshot: snapshot.start())  # the copying itself is left to the barrier
+    model, optimizer = make(width=2048)
+    one_step(model, optimizer)
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    first = ckpt.save(0, block=False)
+    model[0].weight.data.mul_(2)
+    ckpt.barrier()
+    with pytest.raises(StoreUnavailable, match=r"model/0\.weight"):
+        first.wait(20)
+    second = ckpt.save(1, block=False)
+    weight = model[0].weight.detach().clone()
+    model[0].weight.data.mul_(2)
+    assert second.wait(20).done
+    ckpt.close(save=False)
+    assert torch.equal(relight.load(run)["model"]["0.weight"], weight)
+    assert [one.step for one in relight.open(run).checkpoints()] == [1]
+
+
+SCRIPT = """
+import os, sys, time, torch, relight
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+ckpt = relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, keep=relight.keep(last=3))
+start = ckpt.restore()
+print("restored", start, flush=True)
+for step in range(start, start + 4):
+    model(torch.randn(8, 256)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    save = ckpt.save(step, block=False)
+    save.wait(30, until=sys.argv[2])
+    print(sys.argv[2], step, flush=True)
+if sys.argv[3] == "die":
+    os.kill(os.getpid(), 9)
+ckpt.close()
+"""
+
+
+def trainer(run: str, until: str, then: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", SCRIPT, run, until, then], capture_output=True, text=True, timeout=120)
+
+
+def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> None:
+    """SIGKILL the moment a save is sealed: the agent commits it; the next trainer restores it, from memory, and nothing is left then."""
+    died = trainer(run, "sealed", "die")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert "sealed 3" in died.stdout
+    again = trainer(run, "durable", "end")
+    assert "restored 4" in again.stdout, again.stderr
+    assert "from memory" in again.stderr or again.returncode == 0
+    assert [one.step for one in relight.open(run).checkpoints()][-1] == 7
+    assert gone(run)
+
+
+def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
+    """The save it was at fails, or became a checkpoint; the next one has a new agent and works."""
+    model, optimizer = make()
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    for step in range(6):
+        one_step(model, optimizer)
+        if step in (2, 4):
+            before = {one.pid for one in agents()}
+            for one in agents():
+                if ckpt._background is not None and any(c.pid == one.pid for c in psutil.Process().children()):
+                    one.kill()
+            del before
+        ckpt.save(step, block=False)
+    last = ckpt.save(6)
+    ckpt.close(save=False)
+    assert last.done, last.error
+    assert relight.load(run, 6)
+    assert gone(run)
+
+
+def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
+    """No memory for a slot: the trainer writes the save itself, once it is told."""
+    before = counters["agent.memory"]
+    model, optimizer = make(width=4096)
+    one_step(model, optimizer)
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=relight.Limits(memory=1 << 20)) as ckpt:
+        assert ckpt.save(0, block=False).done
+        assert ckpt.save(1, block=False).done
+    assert counters["agent.memory"] == before + 1
+    assert len(relight.open(run).checkpoints()) == 2
+
+
+def test_one_slot_is_enough(run: str) -> None:
+    """With room for one slot a save that is due too soon is put off, told, and made as soon as it can be."""
+    model, optimizer = make(width=512)
+    limits = relight.Limits(memory=4 << 20, bytes_per_second=3e6)
+    before = counters["save.coalesced"]
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1), limits=limits) as ckpt:
+        for step in range(10):
+            one_step(model, optimizer)
+            ckpt.step(step)
+    steps = [one.step for one in relight.open(run).checkpoints()]
+    assert counters["save.coalesced"] > before
+    assert len(steps) < 10 and steps[-1] == 9
+    assert steps == sorted(set(steps))
+
+
+def test_few_descriptors_are_enough(tmp_path: Path) -> None:
+    """RLIMIT_NOFILE=64: a descriptor a slot, never one a tensor."""
+    script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n" + SCRIPT
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "s" / "r"), "durable", "end"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "durable 3" in done.stdout
+
+
+def test_an_exception_leaves_no_agent(run: str) -> None:
+    """What was begun is finished, the boundary is saved, and nobody waits for another trainer."""
+    model, optimizer = make()
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+        for step in range(4):
+            one_step(model, optimizer)
+            ckpt.step(step)
+            if step == 2:
+                raise ZeroDivisionError
+    assert [one.step for one in relight.open(run).checkpoints()] == [1, 2]
+    assert gone(run)
+
+
+def test_a_superseded_trainer_cannot_save(run: str) -> None:
+    """The agent of an older attempt is fenced like the attempt itself; the trainer is told at its next call."""
+    model, optimizer = make()
+    old = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    old.save(0)
+    other, other_optimizer = make()
+    new = relight.Checkpointer(run, model=other, optimizer=other_optimizer)
+    assert new.restore() == 1
+    new.save(1)
+    with pytest.raises(relight.Fenced):
+        old.save(2)
+    new.close()
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]

@@ -1,0 +1,125 @@
+"""A snapshot's bytes are those at the call, or it says which are not."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+
+import pytest
+import torch
+
+from relight.snapshot import Copier, Guard, Snapshot
+
+LENGTHS = (5_000, 262_144, 700_001, 1_500_000)
+
+
+def buffer_of(tensor: torch.Tensor) -> ctypes.Array:
+    return (ctypes.c_ubyte * (tensor.numel() * tensor.element_size()))()
+
+
+def start(tensors: list[torch.Tensor]) -> tuple[Snapshot, list[ctypes.Array], list[list[str]]]:
+    buffers = [buffer_of(tensor) for tensor in tensors]
+    told: list[list[str]] = []
+    tasks = [(Guard(f"t{i}", t.detach()), ctypes.addressof(b)) for i, (t, b) in enumerate(zip(tensors, buffers))]
+    return Snapshot(tasks, told.append), buffers, told
+
+
+def same(buffer: ctypes.Array, tensor: torch.Tensor) -> bool:
+    return bytes(buffer) == tensor.numpy().tobytes()
+
+
+def test_what_is_left_alone_is_copied_to_the_byte() -> None:
+    """Every slice arrives, by whoever copies it; completion is told once."""
+    tensors = [torch.randn(length) for length in LENGTHS]
+    snapshot, buffers, told = start(tensors)
+    copier = Copier(2)
+    copier.start(snapshot)
+    snapshot.wait()
+    assert told == [[]]
+    assert all(same(b, t) for b, t in zip(buffers, tensors))
+    copier.close()
+
+
+def test_nothing_to_copy_is_complete_at_once() -> None:
+    """No thread is needed for that."""
+    snapshot, _, told = start([])
+    Copier(1).start(snapshot)
+    assert snapshot.complete.is_set() and told == [[]]
+
+
+def mutate_in_place(tensor: torch.Tensor) -> None:
+    tensor.detach().add_(1)
+
+
+def mutate_data(tensor: torch.Tensor) -> None:
+    tensor.data.mul_(2).add_(1)
+
+
+def mutate_foreach(tensor: torch.Tensor) -> None:
+    torch._foreach_add_([tensor.detach()], 1.0)
+
+
+def swap_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.zeros_like(tensor)
+
+
+def resize(tensor: torch.Tensor) -> None:
+    tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes() * 2)
+
+
+MUTATIONS = [mutate_in_place, mutate_data, mutate_foreach, swap_data, resize]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS)
+@pytest.mark.parametrize("copied", ["nothing", "half", "all but one slice"])
+def test_a_change_is_told_or_does_no_harm(mutate, copied: str) -> None:
+    """Before, in the middle of and just before the end of copying: the bytes are those at the call, or the tensor is named."""
+    tensors = [torch.nn.Parameter(torch.randn(1_500_000)), torch.nn.Parameter(torch.randn(700_001))]
+    before = [t.detach().clone() for t in tensors]
+    snapshot, buffers, told = start(tensors)
+    slices = len(snapshot._queue)
+    for _ in range({"nothing": 0, "half": slices // 2, "all but one slice": slices - 1}[copied]):
+        snapshot.help()
+    mutate(tensors[0])
+    snapshot.wait()
+    touched = told[0]
+    assert same(buffers[1], before[1])
+    assert "t1" not in touched
+    assert same(buffers[0], before[0]) or touched == ["t0"]
+    if mutate is swap_data:
+        assert touched == [], "the old memory is held: it is whole"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_thousand_trials_against_a_busy_trainer(seed: int) -> None:
+    """250 trials a seed: a trainer that changes, reallocates or swaps tensors at any moment of a copy never gets a wrong one taken for whole."""
+    rng = random.Random(seed)
+    copier = Copier(1)
+    wrong, told_of = 0, 0
+    for _ in range(250):
+        tensors = [torch.nn.Parameter(torch.full((rng.choice((20_000, 300_000, 600_000)),), float(i + 1))) for i in range(3)]
+        before = [t.detach().clone() for t in tensors]
+        snapshot, buffers, told = start(tensors)
+        victim = rng.randrange(3)
+        mutate = rng.choice(MUTATIONS)
+        copier.start(snapshot)
+        for _ in range(rng.randrange(4)):
+            snapshot.help()
+        if rng.random() < 0.8:
+            mutate(tensors[victim])
+        snapshot.wait()
+        told_of += bool(told[0])
+        wrong += sum(not same(b, t) and f"t{i}" not in told[0] for i, (b, t) in enumerate(zip(buffers, before)))
+    copier.close()
+    assert wrong == 0
+    assert told_of > 5, "no trial met a copy in progress"
+
+
+def test_the_trainer_takes_over_what_is_left() -> None:
+    """Waiting copies rather than sleeps: with no thread at all it still ends."""
+    snapshot, buffers, told = start([torch.ones(900_000)])
+    ended = threading.Thread(target=snapshot.wait)
+    ended.start()
+    ended.join(20)
+    assert not ended.is_alive() and told == [[]] and snapshot.copied_by_trainer == 4
