@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.ready
 
-.PHONY: help demo test check docs unit crash kills teeth grid damage bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills storm teeth grid damage bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ crash: $(STAMP) ## 100,000 crash points
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m relight.testing.kills --count 5000
+
+storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
+	$(BIN)/python tests/agent/storm.py --count 600
 
 teeth: $(STAMP) ## remove each fsync, link and check once: something must fail
 	$(BIN)/python -m relight.testing.teeth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +16,9 @@ import torch
 from torch import nn
 
 import relight
-from relight.agent import reach
+from relight.agent import Agent, AgentDied, Done, reach
 from relight.errors import StoreUnavailable
-from relight.observe import counters
+from relight.observe import counters, subscribe
 
 HERE = Path(__file__).parent
 
@@ -25,6 +26,10 @@ HERE = Path(__file__).parent
 @pytest.fixture(autouse=True)
 def _background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
+
+
+QUEUE = relight.Limits(when_busy="queue")
+"""Every save that is due is made: these steps are shorter than the making of a slot."""
 
 
 def make(seed: int = 0, width: int = 256) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -42,12 +47,8 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def agents() -> list[psutil.Process]:
-    """Agents that this process or one of its dead children started, as far as they can be told: all of this user's."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if "relight.agent.serve" in (process.info["cmdline"] or []):
-            found.append(process)
-    return found
+    """Agents that this process started."""
+    return [child for child in psutil.Process().children() if "relight.agent.serve" in child.cmdline()]
 
 
 def gone(run: str, seconds: float = 10.0) -> bool:
@@ -73,17 +74,17 @@ def test_a_run_resumes_to_the_bit(run: str) -> None:
     straight = [one_step(model, optimizer) for _ in range(12)]
     model, optimizer = make()
     losses = []
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt:
         for step in range(ckpt.restore(), 6):
             losses.append(one_step(model, optimizer))
             ckpt.step(step)
     model, optimizer = make(seed=5)
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt:
         for step in range(ckpt.restore(), 12):
             losses.append(one_step(model, optimizer))
             ckpt.step(step)
     assert losses == straight
-    assert relight.open(run).verify().ok if hasattr(relight.open(run).verify(), "ok") else relight.open(run).verify()
+    assert [findings for _, findings in relight.open(run).verify()] == [[]] * 6
     assert gone(run)
 
 
@@ -92,16 +93,14 @@ def test_the_four_facts_come_in_order(run: str) -> None:
     model, optimizer = make()
     one_step(model, optimizer)
     seen: list[str] = []
-    undo = relight.observe.subscribe(lambda event: seen.append(event.name)) if hasattr(relight, "observe") else None
+    undo = subscribe(lambda event: seen.append(event.name))
     with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
         save = ckpt.save(0, block=False)
         assert save.wait(20, until="sealed").sealed
         assert save.wait(20).done
         assert save.id and save.bytes > 0 and save.timings["blocked"] > 0
-    if undo:
-        undo()
-        order = [name for name in seen if name.startswith("save.")]
-        assert order == ["save.requested", "save.sealed", "save.durable"]
+    undo()
+    assert [name for name in seen if name.startswith("save.") and name != "save.requested"] == ["save.sealed", "save.durable"]
     assert [one.id for one in relight.open(run).checkpoints()] == [save.id]
 
 
@@ -109,7 +108,7 @@ def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
     """Training goes on at once after each save; every checkpoint holds what was there when it was asked for."""
     model, optimizer = make(width=2048)
     kept = {}
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=relight.Limits(when_busy="queue")) as ckpt:
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
         for step in range(12):
             one_step(model, optimizer)
             kept[step] = {key: value.clone() for key, value in model.state_dict().items()}
@@ -144,7 +143,8 @@ def test_a_write_behind_the_optimizers_back_fails_the_save_loudly(run: str, monk
 
 
 SCRIPT = """
-import os, sys, time, torch, relight
+import logging, os, sys, torch, relight
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 64))
 optimizer = torch.optim.AdamW(model.parameters())
@@ -173,7 +173,7 @@ def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> N
     assert "sealed 3" in died.stdout
     again = trainer(run, "durable", "end")
     assert "restored 4" in again.stdout, again.stderr
-    assert "from memory" in again.stderr or again.returncode == 0
+    assert "from memory" in again.stdout
     assert [one.step for one in relight.open(run).checkpoints()][-1] == 7
     assert gone(run)
 
@@ -185,11 +185,8 @@ def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
     for step in range(6):
         one_step(model, optimizer)
         if step in (2, 4):
-            before = {one.pid for one in agents()}
             for one in agents():
-                if ckpt._background is not None and any(c.pid == one.pid for c in psutil.Process().children()):
-                    one.kill()
-            del before
+                one.kill()
         ckpt.save(step, block=False)
     last = ckpt.save(6)
     ckpt.close(save=False)
@@ -238,7 +235,7 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
 def test_an_exception_leaves_no_agent(run: str) -> None:
     """What was begun is finished, the boundary is saved, and nobody waits for another trainer."""
     model, optimizer = make()
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt:
         for step in range(4):
             one_step(model, optimizer)
             ckpt.step(step)
@@ -261,3 +258,20 @@ def test_a_superseded_trainer_cannot_save(run: str) -> None:
         old.save(2)
     new.close()
     assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+
+
+def test_a_save_is_told_of_though_its_agent_is_replaced_first() -> None:
+    """Whoever lets go of a dead agent before the thread that listens has told of a save: it is told of, once.
+
+    Found by the storm at seed 1003: who waited for that save waited until the deadline.
+    """
+    here, there = socket.socketpair()
+    agent = Agent(here)
+    told: list[Done] = []
+    agent.on_done = told.append
+    agent.save(0, 1, "x" * 10)
+    agent.close()
+    there.close()
+    time.sleep(0.1)
+    assert [done.report.number for done in told] == [1]
+    assert isinstance(told[0].error, AgentDied)

@@ -107,7 +107,8 @@ class Agent:
                 self._changed.wait_for(lambda: self._lost is not None, wait_s)
 
     def close(self) -> None:
-        """Let go. Saves that run go on; nobody hears of them here."""
+        """Let go. Saves that run go on; nobody hears of them here, so they are told to be lost: the log knows what became of them."""
+        self._give_up()
         self.on_done = lambda done: None
         self._wire.hang_up()
         if threading.current_thread() is not self._reader:
@@ -170,5 +171,6 @@ class Agent:
         """What was running is told to have failed, each save once."""
         with self._changed:
             left, self._running = self._running, {}
+            tell = self.on_done  # as it is now: whoever closes this end mutes it
         for number, checkpoint_id in left.items():
-            self.on_done(Done(Report(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
+            tell(Done(Report(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))

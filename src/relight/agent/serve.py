@@ -228,6 +228,8 @@ class Server:
         while (job := self._jobs.get()) is not None:
             try:
                 self._write(job)
+            except Exception as error:  # told to nobody, but the next save must find this thread alive
+                print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
                 with self._lock:
                     job.session.pending -= 1

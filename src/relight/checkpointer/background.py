@@ -71,6 +71,7 @@ class Background:
         self._number = 0
         self._changed = threading.Condition()
         self._refused: str = ""
+        self._warming: threading.Thread | None = None
         _all.add(self)
         self.overlap = True
         """Cleared after a snapshot was touched by training: copying at once from then on."""
@@ -81,9 +82,30 @@ class Background:
             self._snapshot.wait()
             self._snapshot = None
 
+    def warm_up(self, state: Captured) -> None:
+        """Have agent and memory made ready in a thread, for a state like this one: the first save then waits for neither. Once."""
+        if self._warming is not None:
+            return
+        key, tree_bytes = _key(state), len(encode_tree(state.tree))
+
+        def prepare() -> None:
+            with contextlib.suppress(RelightError):
+                self._prepare(key, tree_bytes)
+
+        self._warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
+        self._warming.start()
+
+    def _warm(self, wait_s: float) -> bool:
+        if self._warming is not None and self._warming.is_alive():
+            self._warming.join(wait_s)
+            return not self._warming.is_alive()
+        return True
+
     def free_slot(self, wait_s: float = 0.0) -> bool:
         """Whether a save could begin now, without waiting for another to be written."""
         self.barrier()
+        if not self._warm(wait_s):
+            return False
         with self._changed:
             shape = self._shape
             if shape is None or not self._alive():
@@ -93,7 +115,9 @@ class Background:
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request]) -> int | None:
         """Begin to save: the number that ``on_done`` will tell. None if it cannot be done this way now (no memory, no agent)."""
         tree = encode_tree(state.tree)
-        shape = self._prepare(state, len(tree))
+        if not self._warm(self._limits.deadline_s):
+            return None
+        shape = self._prepare(_key(state), len(tree))
         if shape is None:
             return None
         index = next(i for i in range(len(shape.slots)) if i not in shape.busy)
@@ -137,6 +161,7 @@ class Background:
     def close(self, polite: bool = True) -> None:
         """Finish copying, and part from the agent, which goes on writing what is sealed. ``polite``: nothing need be kept in memory."""
         self.barrier()
+        self._warm(self._limits.deadline_s)
         self._hook.close()
         self._copier.close()
         agent, self._agent = self._agent, None
@@ -169,9 +194,8 @@ class Background:
                 copy_from(item.source, 0, slot.view[start : start + placed.length])
         return tasks
 
-    def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
-        """The layout of this state with a free slot, laid out and told to the agent if that was not done yet."""
-        key = tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable) for item in state.items)
+    def _prepare(self, key: tuple[Any, ...], tree_bytes: int) -> _Shape | None:
+        """The layout of such a state with a free slot, laid out and told to the agent if that was not done yet."""
         if not self._alive() and not self._join():
             return None
         shape, agent = self._shape, self._agent
@@ -180,7 +204,7 @@ class Background:
             return shape if len(shape.busy) < len(shape.slots) else None
         if shape is not None and shape.busy and not self._changed_wait(lambda: not shape.busy):
             return None
-        layout = Layout([AgentItem(*one[:4], one[4], one[5]) for one in key])
+        layout = Layout([AgentItem(*one) for one in key])
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
         if self._refused == f"{laid_out.size}":
@@ -277,6 +301,11 @@ def _let_go(agent: Agent, copier: Copier) -> None:
     copier.close(0)
     agent.bye()
     agent.close()
+
+
+def _key(state: Captured) -> tuple[Any, ...]:
+    """Equal for two states that are laid out alike."""
+    return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable) for item in state.items)
 
 
 def _guardable(item: Item) -> Any:

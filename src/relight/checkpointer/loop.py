@@ -92,6 +92,7 @@ class Checkpointer:
         self._begun: dict[int, _Begun] = {}
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
+        self._warmed = False
         self._components = check_components(state, components)
         self._boundary = Boundary(self._components)
         self._signals = Signals(self._on_signal) if signals else None
@@ -173,6 +174,8 @@ class Checkpointer:
                 self._finish()
                 self._signals.end()
         self._boundary.remember(step)
+        if save is None and not self._warmed:
+            self._warm_up()
         return save
 
     def save(
@@ -324,6 +327,13 @@ class Checkpointer:
                 return save
             self._drain()  # this one is made here, and must not overtake those that the agent has
         return self._write(state, step, reason, metrics, tag, micro_step)
+
+    def _warm_up(self) -> None:
+        """After the first step that saved nothing: the agent and its memory are made ready while training goes on."""
+        self._warmed = True
+        background = self._in_background()
+        if background is not None and self._trigger is not None:
+            background.warm_up(capture(self._components))
 
     def _in_background(self) -> Background | None:
         if self._wants_background and self._background is None and self._attempt is not None:

@@ -1,0 +1,245 @@
+"""Kills at random moments: the trainer, its agent, or both, from a seed. ``make storm``; a slice is in the suite.
+
+Each trial forks a trainer from a process that has imported torch once. It saves a state whose every element is the step's number, as fast
+as it can, and writes into shared memory what it was promised: which steps were sealed, which durable. After a random time SIGKILL comes.
+What must hold then:
+
+- the trainer alone was killed: every save that was sealed is a checkpoint once the agent has ended;
+- the agent was killed: training goes on, with another agent, and a later save becomes durable;
+- always: what was told to be durable is a checkpoint; every checkpoint verifies, and holds its own step's values in every element;
+  the next trainer resumes from the newest; in the end there is no agent, and nothing in the store but what was committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ["RELIGHT_BACKGROUND"] = "1"
+
+import logging
+
+import psutil
+import torch
+
+import relight
+from relight.agent import reach
+
+WAIT_S = 30.0
+VICTIMS = ("trainer", "agent", "both")
+
+
+def state(step: int, width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model and an optimizer with moments, all of one number."""
+    model = torch.nn.Linear(width, width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    fill(model, optimizer, step)
+    return model, optimizer
+
+
+def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Let every element be the step's number, as an optimizer would: in place, behind the hook."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(step)
+            optimizer.state[parameter]["exp_avg"].fill_(step)
+            optimizer.state[parameter]["exp_avg_sq"].fill_(step)
+
+
+class Promises:
+    """Shared memory: the newest step that was sealed, that was durable, and the agents' process ids."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, 4096)
+        self._map[:32] = struct.pack("4q", -1, -1, -1, 0)
+
+    def put(self, index: int, value: int) -> None:
+        struct.pack_into("q", self._map, 8 * index, value)
+
+    def get(self) -> tuple[int, int, int, int]:
+        return struct.unpack("4q", self._map[:32])  # type: ignore[return-value]
+
+
+def trainer(run: str, promises: Promises, width: int, budget_s: float) -> None:
+    """Save until killed, or until the time is over."""
+    torch.set_num_threads(1)
+    ends = time.monotonic() + budget_s
+    model, optimizer = state(0, width)
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=3), signals=False)
+    step = ckpt.restore()
+    if step:
+        weight = model.weight.detach()
+        assert float(weight.min()) == float(weight.max()) == step - 1, "the state restored is not one step's"
+    while time.monotonic() < ends:
+        optimizer.step()  # the hook: what is being copied is finished first; the gradients are zeros
+        fill(model, optimizer, step)
+        save = ckpt.save(step, block=False)
+        with contextlib.suppress(relight.RelightError):
+            save.wait(WAIT_S, until="sealed")
+            promises.put(0, step)
+            if step % 3 == 0:
+                save.wait(WAIT_S)
+                promises.put(1, step)
+        promises.put(2, step)
+        step += 1
+    ckpt.barrier()
+    fill(model, optimizer, step)
+    ckpt.save(step)
+    promises.put(1, step)
+    ckpt.close(save=False)
+
+
+def fork(run: str, promises: Promises, width: int, budget_s: float) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    faulthandler.dump_traceback_later(2 * WAIT_S, exit=True)
+    try:
+        logging.disable(logging.CRITICAL)
+        trainer(run, promises, width, budget_s)
+        status = 0
+    except BaseException as error:
+        print(f"trainer: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(status)
+
+
+def agents_of(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return [child for child in psutil.Process(pid).children() if "relight.agent.serve" in child.cmdline()]
+    return []
+
+
+def settle(store: str, run: str) -> bool:
+    """Wait until the run's agent has written what it has; whether that came to an end."""
+    agent = reach(store, run)
+    if agent is None:
+        return True
+    try:
+        for one in agent.held(WAIT_S):
+            one.memory.close()
+        agent.bye()
+        return True
+    except relight.RelightError:
+        return True  # it died meanwhile: nothing is being written any more
+    finally:
+        agent.close()
+
+
+def check(url: str, run: str, promises: Promises, victim: str) -> list[str]:
+    """What does not hold."""
+    wrong: list[str] = []
+    sealed, durable, _, _ = promises.get()
+    there: dict[int, str] = {}
+    with contextlib.suppress(relight.CheckpointNotFound):
+        there = {one.step: one.id for one in relight.open(f"{url}/{run}").checkpoints()}
+    newest = max(there, default=-1)
+    if durable > newest:
+        wrong.append(f"step {durable} was told to be durable, the newest checkpoint is step {newest}")
+    if victim == "trainer" and sealed > newest:
+        wrong.append(f"step {sealed} was sealed and the trainer killed, the newest checkpoint is step {newest}")
+    for step in there:
+        try:
+            tree = relight.load(f"{url}/{run}", step)
+        except relight.RelightError as error:
+            wrong.append(f"step {step} does not load: {error}")
+            continue
+        moments = tree["optimizer"]["state"].values()
+        tensors = [*tree["model"].values(), *(one[key] for one in moments for key in ("exp_avg", "exp_avg_sq"))]
+        if any(float(tensor.min()) != step or float(tensor.max()) != step for tensor in tensors):
+            wrong.append(f"step {step} holds values of another step")
+    return wrong
+
+
+def trial(seed: int, base: str) -> tuple[str, list[str]]:
+    """One kill, and the life after it."""
+    rng = random.Random(seed)
+    victim = VICTIMS[seed % 3]
+    url, run = str(Path(base) / f"s{seed}"), "run"
+    promises, width = Promises(), rng.choice((64, 300, 700))
+    pid = fork(f"{url}/{run}", promises, width, WAIT_S if victim != "agent" else 6.0)
+    begun = time.monotonic()
+    if rng.random() < 0.8:  # most kills come when saves are under way; the others while the agent is being started
+        while promises.get()[2] < 0 and time.monotonic() - begun < WAIT_S:
+            time.sleep(0.002)
+    time.sleep(rng.random() ** 2 * 0.3)
+    wrong: list[str] = []
+    before = promises.get()
+    agents = agents_of(pid)
+    if victim in ("agent", "both"):
+        for one in agents:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+    if victim in ("trainer", "both"):
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if victim == "agent":
+        if status != 0:
+            wrong.append(f"training did not go on when its agent was killed: status {status}")
+        elif promises.get()[1] <= before[1]:
+            wrong.append("no save became durable after the agent was killed")
+    settle(url, run)
+    wrong += check(url, run, promises, victim)
+    second = Promises()
+    _, status = os.waitpid(fork(f"{url}/{run}", second, width, 0.15), 0)
+    if status != 0:
+        wrong.append(f"the next trainer failed: status {status}")
+    settle(url, run)
+    wrong += check(url, run, second, "none")
+    left = [str(path.relative_to(url)) for path in Path(url).rglob("*") if ".tmp-" in path.name or ".probe-" in path.name]
+    if left:
+        wrong.append(f"left behind: {left[:3]}")
+    ends = time.monotonic() + 10
+    while (agent := reach(url, run)) is not None and time.monotonic() < ends:
+        agent.bye()
+        agent.close()
+        time.sleep(0.05)
+    if agent is not None:
+        wrong.append("an agent is left")
+    shutil.rmtree(url, ignore_errors=True)
+    return victim, wrong
+
+
+def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
+    """``count`` trials."""
+    torch.set_num_threads(1)  # a pool of threads would not survive the forks
+    kills: Counter[str] = Counter()
+    violations = []
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="relight-storm-") as base:
+        for number in range(seed, seed + count):
+            victim, wrong = trial(number, base)
+            kills[victim] += 1
+            violations += [{"seed": number, "victim": victim, "wrong": one} for one in wrong]
+            if progress:
+                done = number - seed + 1
+                print(f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
+    if progress:
+        print(file=sys.stderr)
+    return {"kills": dict(kills), "violations": violations, "seconds": round(time.monotonic() - started, 1)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    found = storm(options.count, options.seed, progress=True)
+    print(json.dumps(found, indent=1))
+    sys.exit(1 if found["violations"] else 0)

@@ -1,0 +1,17 @@
+"""A slice of ``make storm``: the trainer, its agent, or both are killed at random moments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_kills_lose_nothing_and_leave_nothing() -> None:
+    """Six kills from a seed: what was promised is there, whole, and no agent is left."""
+    script = Path(__file__).with_name("storm.py")
+    done = subprocess.run([sys.executable, str(script), "--count", "6", "--seed", "1000"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == {"trainer": 2, "agent": 2, "both": 2} and found["violations"] == []
