@@ -138,6 +138,8 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
         data=loader,
         save=relight.every(steps=every),
         keep=relight.keep(last=2),
+        # To die inside a save one must make it oneself. The other kills, right behind a step, find the agent writing.
+        background=False if kill and kill.call is not None else None,
     )
     start = ckpt.restore()
     ledger = os.open(f"{folder}/{run}.ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

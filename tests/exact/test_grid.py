@@ -60,7 +60,7 @@ def kills_for(cell: Cell, where: str, seed: int) -> list[Kill]:
     if where == "twice in one epoch":
         first = epoch + rng.randrange(0, max(1, epoch // 3))
         return [Kill(first), Kill(min(first + max(1, epoch // 3), 2 * epoch - 1))]
-    return [Kill(rng.randrange(2, cell.steps - 1), call=rng.randrange(0, 60))]
+    return [Kill(rng.randrange(2, cell.steps - 1), call=rng.randrange(0, 220))]
 
 
 @cache
@@ -75,7 +75,7 @@ def check(folder: Path, cell: Cell, where: str, seed: int) -> None:
     """Kill, resume to the end, compare bit by bit; the ledger shows every sample once an epoch."""
     expected = straight(folder, cell)
     run = f"killed-{abs(hash((cell, where, seed)))}"
-    every = 1 if where in ("epoch edge", "step 1") else 2
+    every = 1 if where in ("epoch edge", "step 1", "inside a save") else 2
     for kill in kills_for(cell, where, seed):
         assert start(folder, run, cell, kill, every) == -signal.SIGKILL
         assert not (folder / f"{run}.done").exists()

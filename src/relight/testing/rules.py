@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno as codes
 import functools
+import mmap
 import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -29,7 +31,7 @@ from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
 from relight.testing.disks import CHANGING, CUTS, Call, FailNth, HookedDisk, SimulatedDisk
-from relight.testing.scenario import ROOT, RUN, Fact, examine, fresh_disk, save, state_of, tell
+from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, save, state_of, tell
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -639,6 +641,31 @@ def packs_are_the_sources_back_to_back() -> list[str]:
                 at += length
             if data != expected:
                 wrong.append(f"slabs of {slab_bytes}: the pack is not its sources back to back")
+    return wrong
+
+
+@rule
+def packs_in_memory_are_written_as_they_are() -> list[str]:
+    """A pack that lies in memory as its file will be becomes that file, no byte more, and each hash is that of its chunk's bytes."""
+    wrong = []
+    big = random.Random("images").randbytes(LARGE_BYTES)
+    items = [*state_of("rules/images").items, Item("big", "uint8", (len(big),), "buffer", Bytes(big))]
+    for pack in plan_save(items, id="p" * 10).packs:
+        expected = b"".join(bytes(source.view() or b"") for source in pack.sources)
+        image = mmap.mmap(-1, -(-pack.size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        image[:] = expected + b"\xff" * (len(image) - pack.size)
+        for slab_bytes in (4096, 8192, 1 << 20):
+            for store in (MemoryStore(), simulated()[1]):
+                writer = store.write(f"{slab_bytes}/pack", pack.size)
+                hashes = write_pack(writer, replace(pack, sources=[], image=memoryview(image)), slab_bytes=slab_bytes)
+                writer.finish()
+                data, at = store.get(f"{slab_bytes}/pack", 1 << 30), 0
+                for length, value in zip(pack.chunks, hashes, strict=True):
+                    if digest(data[at : at + length]) != value:
+                        wrong.append(f"{slab_bytes} at a time: a chunk is not what its hash says")
+                    at += length
+                if data != expected:
+                    wrong.append(f"{slab_bytes} at a time: the file is not what lay in memory")
     return wrong
 
 

@@ -129,6 +129,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
     # hashing while writing
     Mutation("a piece begins where the one before it ended", PACKS, "        copy_from(source, start, buffer[at : at + length])\n", "        copy_from(source, 0, buffer[at : at + length])\n", "rules"),
+    Mutation("a pack in memory is written from where it has come to", PACKS, "image[offset : offset + padded])\n", "image[:padded])\n", "rules"),
+    Mutation("a chunk of a pack in memory is hashed where it lies", PACKS, "image[span[0] : span[1]]", "image[: span[1] - span[0]]", "rules"),
+    Mutation("the hash of each chunk is its own", PACKS, "jobs.popleft().result()", "jobs.pop().result()", "rules"),
 )
 
 
