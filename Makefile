@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.ready
+BENCH := build/bench
+BENCH_STAMP := $(BENCH)/.ready
+SIZE ?= M
 
 .PHONY: help demo test check docs unit crash kills storm teeth grid damage bench gpu wheel lock clean
 
@@ -57,8 +60,18 @@ grid: $(STAMP) ## exact resume over the whole grid
 damage: $(STAMP) ## every bit of every record
 	$(BIN)/python -m pytest -m slow tests/damage tests/hostile
 
-bench: $(STAMP) ## against torch.save, in one run
-	$(BIN)/python benchmarks/run.py
+# Rivals live in an environment of their own: none of them may pull another torch, or anything into Relight's.
+$(BENCH_STAMP): requirements/torch.txt requirements/test.txt requirements/bench.in pyproject.toml
+	@echo "setting up $(BENCH) with the rivals (once)"
+	@$(PYTHON) -m venv --clear $(BENCH)
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements/bench.in
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+bench: $(BENCH_STAMP) ## against every rival that installs, in rounds: SIZE=S, M, L or spread
+	$(BENCH)/bin/python -m benchmarks.run --size $(SIZE)
 
 gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown
 	$(BIN)/python -m pytest -m gpu

@@ -1,176 +1,169 @@
-"""``make bench``: Relight against torch.save and torch.load, the same state, interleaved in one run, durability counted for both.
+"""``make bench``: Relight against every rival that installs; same model, same run, in rounds, durability counted for everybody.
 
-GPT-2 small with AdamW by default: 124 M parameters, 1.49 GB. Prints machine, versions, medians of the rounds and spread; writes
-``benchmarks/results/<name>.json`` and a table. Ratios are what to read: machines are shared and noisy.
+Each cell (a rival in a round) is a process of its own. Rounds shuffle the rivals by the seed; the machine's floors are one of them.
+Writes ``<out>/bench-<size>.json`` after each cell, a table (``.md``) and plots (``.png``) at the end. Read ratios: machines are noisy.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import platform
-import resource
+import random
+import secrets
 import shutil
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from benchmarks import report
+from benchmarks.floors import NAME as FLOORS
+from benchmarks.machine import available_bytes, busy_s, describe, own_cpu_s, touch
+from benchmarks.rivals import RIVALS
+from benchmarks.watch import MARK, Peak, Processes
+from benchmarks.workloads import SIZES, state_bytes
 
-import relight
-from relight.capture import capture
-
-
-def make_state(layers: int, width: int, vocabulary: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The shapes of GPT-2, and an AdamW that has made one step."""
-    torch.manual_seed(0)
-    blocks = nn.ModuleList(
-        nn.ModuleDict(
-            {
-                "ln1": nn.LayerNorm(width),
-                "qkv": nn.Linear(width, 3 * width),
-                "proj": nn.Linear(width, width),
-                "ln2": nn.LayerNorm(width),
-                "up": nn.Linear(width, 4 * width),
-                "down": nn.Linear(4 * width, width),
-            }
-        )
-        for _ in range(layers)
-    )
-    embeddings = {"wte": nn.Embedding(vocabulary, width), "wpe": nn.Embedding(1024, width)}
-    model = nn.ModuleDict({**embeddings, "h": blocks, "ln": nn.LayerNorm(width)})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return model, optimizer
+ROOT = Path(__file__).parents[1]
 
 
-def timed(action: Any) -> float:
-    """Seconds."""
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: float) -> dict[str, Any]:
+    """What the cell told last: ``figures``, ``why_not`` or ``error``."""
+    mark = secrets.token_hex(8)
+    folder.mkdir(parents=True)
+    log = folder.parent / "cell.log"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.cell",
+        "--rival",
+        rival,
+        "--workload",
+        workload,
+        "--folder",
+        str(folder),
+        "--seed",
+        str(seed),
+    ]
+    told: dict[str, Any] = {}
+    processes, peak = Processes(mark), None
+    with open(log, "w") as errors:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        overdue = threading.Timer(limit_s, kill, (processes,))
+        overdue.start()
+        assert child.stdin and child.stdout
+        try:
+            for line in child.stdout:
+                told = json.loads(line)
+                answer = 0
+                if told.get("ask") == "memory start":
+                    peak = Peak(processes)
+                elif told.get("ask") == "memory stop" and peak is not None:
+                    answer, peak = peak.stop(), None
+                if "ask" in told:
+                    with contextlib.suppress(OSError):
+                        child.stdin.write(f"{answer}\n")
+                        child.stdin.flush()
+            code = child.wait()
+        except BaseException:  # an interrupted run leaves no cell behind
+            kill(processes)
+            raise
+        finally:
+            late = not overdue.is_alive()
+            overdue.cancel()
+    if peak is not None:
+        peak.stop()
+    left = wait_gone(processes)
+    if not {"figures", "why_not", "error"} & told.keys():
+        last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:200]
+        told = {"error": f"took longer than {limit_s:.0f} s" if late else f"ended with {code}: {last}"}
+    if left:
+        told["left_behind"] = left
+        kill(processes)
+    return told
 
 
-def save_torch(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """torch.save, with the fsyncs of file and directory it leaves out."""
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    for target in (path, path.parent):
-        fd = os.open(target, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+def wait_gone(processes: Processes) -> int:
+    """How many of a cell's processes outlive it by more than two seconds."""
+    deadline = time.monotonic() + 2
+    while (left := len(processes.pids())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
 
 
-def load_torch(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """torch.load into the live objects, as a script does."""
-    state = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-
-
-def drop_cache(folder: Path) -> None:
-    """Ask the kernel to forget the files' pages, so that a load is cold."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            fd = os.open(file, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-def load_memory(store: Path, sizes: tuple[int, int, int]) -> dict[str, float]:
-    """Peak memory beyond the state while restoring, measured in a process of its own."""
-    code = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from run import make_state, relight
-model, optimizer = make_state(*{sizes!r})
-ckpt = relight.Checkpointer({str(store / "gpt")!r}, model=model, optimizer=optimizer, signals=False)
-ckpt.captured()
-open('/proc/self/clear_refs', 'w').write('5')
-def status(key):
-    return int(next(l for l in open('/proc/self/status') if l.startswith(key)).split()[1]) * 1024
-before = status('VmRSS')
-ckpt.restore()
-print(status('VmHWM') - before)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return {"load_extra_bytes": float(done.stdout.split()[-1])}
+def kill(processes: Processes) -> None:
+    """A cell that hangs, or what it left: only what carries its mark."""
+    for pid in processes.pids():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """Run the rounds, print and store the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--vocabulary", type=int, default=50257)
-    parser.add_argument("--dir", type=Path, default=None, help="on the disk to measure")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "save_load.json")
+    """Run the rounds, keep what was found, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="M", help="10 M, 125 M, 350 M parameters, or equal bytes over 1e2 … 1e5 tensors"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", action="append", metavar="RIVAL", help=f"may be given often; of: {', '.join(RIVALS)}")
+    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="the longest that one cell may take")
+    parser.add_argument("--report", action="store_true", help="only write table and plots anew from what an earlier run kept")
     options = parser.parse_args()
-    sizes = (options.layers, options.width, options.vocabulary)
-    model, optimizer = make_state(*sizes)
-    state_bytes = capture({"model": model, "optimizer": optimizer}).logical_bytes
-    folder = Path(tempfile.mkdtemp(dir=options.dir or Path.cwd(), prefix="relight-bench-"))
-    figures: dict[str, list[float]] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it cleans up
+    kept = options.out / f"bench-{options.size}.json"
+    if not options.report:
+        measure(options, kept)
+    report.write(json.loads(kept.read_text(encoding="utf-8")), kept)
+
+
+def measure(options: argparse.Namespace, kept: Path) -> None:
+    """All rounds; ``kept`` is rewritten after each cell."""
+    rivals = options.only or list(RIVALS)
+    if unknown := [name for name in rivals if name not in RIVALS]:
+        raise SystemExit(f"unknown: {unknown}; there are {list(RIVALS)}")
+    options.dir.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=options.dir, prefix="relight-bench-"))
+    shuffle = random.Random(options.seed)
+    found: dict[str, Any] = {
+        "size": options.size, "seed": options.seed, "rivals": rivals, "machine": describe(folder),
+        "versions": {}, "how": {}, "why_not": {}, "state_bytes": {name: state_bytes(name) for name in SIZES[options.size]}, "rounds": [],
+    }  # fmt: skip
     try:
-        ckpt = relight.Checkpointer(folder / "store" / "gpt", model=model, optimizer=optimizer, keep=relight.keep(last=1), signals=False)
-        file = folder / "rival.pt"
-        for turn in range(options.rounds + 1):
-            row = {"torch.save + fsync": timed(lambda: save_torch(file, model, optimizer))}
-            row["relight save (durable)"] = ckpt.save(turn).timings["blocked"]
-            drop_cache(folder)
-            row["torch.load, cold"] = timed(lambda: load_torch(file, model, optimizer))
-            row["torch.load, warm"] = timed(lambda: load_torch(file, model, optimizer))
-            drop_cache(folder)
-            row["relight restore, cold, verified"] = timed(ckpt.restore)
-            row["relight restore, warm, verified"] = timed(ckpt.restore)
-            if turn:  # the first round warms memory up
-                for name, value in row.items():
-                    figures.setdefault(name, []).append(value)
-                print(f"round {turn}: " + ", ".join(f"{name} {value:.2f}" for name, value in row.items()), flush=True)
-        memory = load_memory(folder / "store", sizes)
+        for number in range(1, options.rounds + 1):
+            for workload in SIZES[options.size]:
+                touch(min(int(available_bytes() * 0.7), max(2 << 30, 4 * state_bytes(workload))))
+                order = [FLOORS, *(name for name in rivals if name not in found["why_not"])]
+                shuffle.shuffle(order)
+                row: dict[str, Any] = {"round": number, "workload": workload, "order": order, "cells": {}}
+                found["rounds"].append(row)
+                for rival in order:
+                    place = folder / f"{number}-{workload}-{len(row['cells'])}"
+                    started, others = time.monotonic(), busy_s() - own_cpu_s()
+                    told = run_cell(rival, workload, place / "saves", seed=options.seed, limit_s=options.limit)
+                    shutil.rmtree(place, ignore_errors=True)
+                    took = time.monotonic() - started
+                    helpers = told.get("figures", {}).get("helpers_cpu", 0.0)  # an agent is nobody's child
+                    told["others"] = max(0.0, busy_s() - own_cpu_s() - helpers - others) / took / (os.cpu_count() or 1)
+                    for key in ("version", "how", "why_not"):
+                        if told.get(key):
+                            found["versions" if key == "version" else key][rival] = told.pop(key)
+                    row["cells"][rival] = told
+                    print(f"{workload} round {number}/{options.rounds}  {rival:30} {took:5.0f} s  {report.brief(told)}", flush=True)
+                    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    report(figures, memory, state_bytes, options.out)
-
-
-def report(figures: dict[str, list[float]], memory: dict[str, float], state_bytes: int, out: Path) -> None:
-    """Medians, spread, ratios: printed and stored."""
-    medians = {name: statistics.median(values) for name, values in figures.items()}
-    pairs = [
-        ("relight save (durable)", "torch.save + fsync"),
-        ("relight restore, cold, verified", "torch.load, cold"),
-        ("relight restore, warm, verified", "torch.load, warm"),
-    ]
-    ratios = {ours: statistics.median(a / b for a, b in zip(figures[ours], figures[theirs], strict=True)) for ours, theirs in pairs}
-    rounds = len(next(iter(figures.values())))
-    versions = f"torch {torch.__version__}, relight {relight.__version__}, Python {platform.python_version()}"
-    lines = [
-        f"{state_bytes / 1e9:.2f} GB of state, {rounds} rounds, {os.cpu_count()} cores, {versions}",
-        "",
-        "| | median s | min–max s | GB/s | ratio, round by round |",
-        "|---|---|---|---|---|",
-    ]
-    for name, values in figures.items():
-        ratio = f"{ratios[name]:.2f}" if name in ratios else "1"
-        spread, speed = f"{min(values):.2f}–{max(values):.2f}", state_bytes / medians[name] / 1e9
-        lines.append(f"| {name} | {medians[name]:.2f} | {spread} | {speed:.2f} | {ratio} |")
-    lines += ["", f"restore: {memory['load_extra_bytes'] / 1e6:.0f} MB beyond the live state at its peak"]
-    print("\n".join(lines))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    facts = {"state_bytes": state_bytes, "figures_s": figures, "ratios": ratios, **memory, "peak_rss_kib": peak}
-    out.write_text(json.dumps(facts, indent=1))
-    out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""One rival, one workload, one round, in a process of its own: nothing that one rival leaves in memory meets another.
+
+Order: two steps of warm-up; two saves whose memory the parent samples; saves with an idle trainer, which give CPU seconds; steps without,
+with, without a save and so on; loads of the last of these saves (from memory, if the rival has that; cold; warm), each compared tensor by
+tensor with the state at the call. Between any two saves the state changes.
+Speaks JSON lines on what was standard output; rivals' own printing goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import shutil
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from benchmarks import floors
+from benchmarks.files import allocated, drop_cache, read_through, resident
+from benchmarks.rivals import Handle, Rival, make
+from benchmarks.watch import MARK, Processes, own_status
+from benchmarks.workloads import Workload, build
+
+clock = time.perf_counter
+IDLE_SAVES_BELOW = 1 << 30
+"""Smaller states are saved three times with an idle trainer, larger ones once."""
+STEPS_MAX = 30
+"""Times the steps without a save: then the trainer waits."""
+
+
+class Parent:
+    """Whoever started this cell."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def tell(self, **line: Any) -> None:
+        print(json.dumps(line), file=self._out, flush=True)
+
+    def ask(self, question: str) -> Any:
+        self.tell(ask=question)
+        return json.loads(sys.stdin.readline())
+
+
+class Cell:
+    """The measurements, in order; ``figures`` holds seconds, bytes and truths by name."""
+
+    def __init__(self, rival: Rival, work: Workload, folder: Path, parent: Parent) -> None:
+        self.rival, self.work, self.folder, self.parent = rival, work, folder, parent
+        self.figures: dict[str, Any] = {}
+        self.processes = Processes(os.environ[MARK])
+        self.step = 0
+
+    def run(self) -> dict[str, Any]:
+        """All of it."""
+        for _ in range(2 if self.work.shape.steps else 0):
+            self.work.train()
+        if not self.work.shape.steps:
+            self.work.digest()  # warms up what a step would
+        self.figures["state_bytes"] = self.work.bytes
+        self.memory_of_saves()
+        self.idle_saves()
+        expected = self.training() if self.work.shape.steps else self.work.digest()
+        if self.rival.load_near is not None:
+            self.load("near", self.rival.load_near, expected)
+        self.figures["helpers_cpu"] = self.processes.others_cpu_s()
+        self.rival.settle()
+        drop_cache(self.folder)
+        self.figures["cold_resident"] = resident(self.folder)
+        self.load("cold", self.rival.load, expected)
+        read_through(self.folder)
+        self.load("warm", self.rival.load, expected)
+        self.rival.close()
+        return self.figures
+
+    def save(self) -> tuple[float, Handle, float]:
+        """When it was called, the handle, how long the call blocked."""
+        self.step += 1
+        started = clock()
+        handle = self.rival.save(self.step)
+        blocked = clock() - started
+        handle.start()
+        return started, handle, blocked
+
+    def saved(self) -> dict[str, float]:
+        """A save of a new state, with an idle trainer, waited for."""
+        self.work.nudge()
+        cpu = self.processes.cpu_s()
+        started, handle, blocked = self.save()
+        handle.wait()
+        found = {"blocked": blocked, "durable": handle.durable_at - started, "cpu": self.processes.cpu_s() - cpu}
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Remove all saves but the newest; not timed. Relight does so itself, within its own time."""
+        for path in sorted(self.folder.glob("step-*"))[:-1]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def memory_of_saves(self) -> None:
+        """What the first two saves need beyond the training's own memory."""
+        trim()
+        self.parent.ask("memory start")
+        self.rival.prepare(self.folder, self.work.model, self.work.optimizer)
+        first = self.saved()
+        self.figures |= {"first_blocked": first["blocked"], "first_durable": first["durable"], "disk_bytes": allocated(self.folder)}
+        self.saved()
+        self.figures["save_memory"] = self.parent.ask("memory stop")
+
+    def training(self) -> dict[str, bytes]:
+        """Steps without, with, without a save and so on. Gives the digest of the state at the last save's call."""
+        shape = self.work.shape
+        plain = [self.steps(shape.steps)]
+        found: dict[str, list[float]] = {"blocked": [], "durable": [], "lost": []}
+        running: list[float] = []
+        expected: dict[str, bytes] = {}
+        for _ in range(shape.saves):
+            expected = self.work.digest()
+            started, handle, blocked = self.save()
+            times: list[tuple[float, float]] = []
+            while len(times) < shape.steps or not handle.done():
+                begun = clock()
+                self.work.train()
+                times.append((begun, clock() - begun))
+                if len(times) >= STEPS_MAX * shape.steps:
+                    handle.wait()
+            wall = clock() - started
+            self.forget()
+            plain.append(self.steps(shape.steps))
+            found["lost"].append(wall - len(times) * statistics.mean(plain[-2] + plain[-1]))
+            found["blocked"].append(blocked)
+            found["durable"].append(handle.durable_at - started)
+            running += [took for begun, took in times if begun < handle.durable_at]
+        self.figures |= {name: statistics.median(each) for name, each in found.items()}
+        self.figures |= {"lost_each": found["lost"], "steps_plain": [*chain.from_iterable(plain)], "steps_running": running}
+        return expected
+
+    def steps(self, count: int) -> list[float]:
+        """Seconds of each."""
+        times = []
+        for _ in range(count):
+            begun = clock()
+            self.work.train()
+            times.append(clock() - begun)
+        return times
+
+    def idle_saves(self) -> None:
+        """Saves that have the machine to themselves."""
+        times = 3 if self.figures["state_bytes"] < IDLE_SAVES_BELOW else 1
+        found = [self.saved() for _ in range(times)]
+        for name in ("blocked", "durable", "cpu"):
+            self.figures[f"idle_{name}"] = statistics.median(one[name] for one in found)
+
+    def load(self, name: str, action: Callable[[nn.Module, Optimizer], None], expected: dict[str, bytes]) -> None:
+        """Into the live objects, of which nothing is left; what then differs from the state at the call is counted."""
+        self.work.scramble()
+        trim()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = own_status("VmRSS")
+        started = clock()
+        action(self.work.model, self.work.optimizer)
+        self.figures[f"{name}_load"] = clock() - started
+        if name != "near":  # which maps memory that the saves have been charged with
+            self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - before)
+        self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
+
+
+def differing(expected: dict[str, bytes], found: dict[str, bytes]) -> int:
+    """How many tensors."""
+    return sum(found.get(name) != digest for name, digest in expected.items())
+
+
+def trim() -> None:
+    """Give free memory back, so that what is needed next is seen."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def main() -> None:
+    """Run one cell; tell the figures, why not, or the error."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rival", required=True)
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    parent = Parent()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some rivals hold a descriptor a tensor
+    try:
+        if options.rival == floors.NAME:
+            parent.tell(figures=floors.measure(options.folder, options.workload), version="")
+            return
+        rival = make(options.rival)
+        reason = rival.why_not()
+        if reason is not None:
+            parent.tell(why_not=reason)
+            return
+        cell = Cell(rival, build(options.workload, options.seed), options.folder, parent)
+        parent.tell(figures=cell.run(), version=rival.version(), how=rival.how)
+    except ImportError as error:
+        parent.tell(why_not=f"cannot be imported: {error}")
+    except Exception as error:
+        traceback.print_exc()
+        parent.tell(error=f"{type(error).__name__}: {error}".splitlines()[0][:300])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Relight itself. It leaves out no fsync, so none is added; every byte is verified by its loads."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+import relight
+from benchmarks.rivals.base import Base, Handle
+from relight.observe import Event, subscribe
+
+
+def background_is_there() -> bool:
+    """Whether this Relight has an engine that writes while training goes on."""
+    return "background" in inspect.signature(relight.Checkpointer).parameters
+
+
+class RelightSync(Base):
+    """Saves at once."""
+
+    name = "Relight"
+    how = "Checkpointer(background=False).save(block=True), two kept; restore by a new Checkpointer, from the disk"
+    package = "relight"
+    background = False
+
+    def _open(self, model: nn.Module, optimizer: Optimizer, *, background: bool) -> Any:
+        options: dict[str, Any] = {"background": background} if background_is_there() else {}
+        return relight.Checkpointer(
+            self.folder / "store" / "bench", model=model, optimizer=optimizer, keep=relight.keep(last=2), signals=False, **options
+        )
+
+    def prepare(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+        super().prepare(folder, model, optimizer)
+        self.checkpointer = self._open(model, optimizer, background=self.background)
+
+    def save(self, step: int) -> Handle:
+        save = self.checkpointer.save(step, block=not self.background)
+        return Handle(finish=lambda: save.wait(until="durable"))
+
+    def load(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._restore(model, optimizer, "store")
+
+    def _restore(self, model: nn.Module, optimizer: Optimizer, source: str) -> None:
+        """As a restarted script does; an error if the bytes came from elsewhere."""
+        events: list[Event] = []
+        undo = subscribe(events.append)
+        again = self._open(model, optimizer, background=False)
+        again.restore()
+        undo()
+        again.close(save=False)
+        sources = [event.fields.get("source", "store") for event in events if event.name == "restore.done"]
+        if sources != [source]:
+            raise RuntimeError(f"restored from {sources}, not from {source}: this load would be counted as another")
+
+    def settle(self) -> None:
+        self.checkpointer.close(save=False)
+
+
+class RelightBackground(RelightSync):
+    """Copies while the next step runs; an agent writes."""
+
+    name = "Relight background"
+    how = "Checkpointer(background=True).save(block=False), two kept; restore by a new Checkpointer, from memory and from the disk"
+    background = True
+
+    def why_not(self) -> str | None:
+        return None if background_is_there() else "this Relight has no background engine yet"
+
+    def load_near(self, model: nn.Module, optimizer: Optimizer) -> None:  # type: ignore[override]
+        self._restore(model, optimizer, "memory")
