@@ -13,11 +13,13 @@ from relight.capture.loaders import observe_batches, unwatch_loaders, watch_load
 from relight.capture.restore import RestorePlan, plan_restore
 from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap
+from relight.capture.walk import Seen
 
 __all__ = [
     "Captured",
     "LoadPlan",
     "RestorePlan",
+    "Seen",
     "Swap",
     "build_tree",
     "capture",

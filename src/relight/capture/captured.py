@@ -16,7 +16,7 @@ from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.optimizers import capture_optimizer, own_parameters, parameter_names
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
-from relight.capture.walk import Walker
+from relight.capture.walk import Seen, Walker
 from relight.errors import ConfigError
 from relight.format.tree import join_path
 from relight.layout import Item
@@ -42,16 +42,19 @@ class Captured:
         return sum(item.source.length for item in self.items)
 
 
-def capture(components: Mapping[str, object], *, micro_step: int | None = None, rng: bool = True) -> Captured:
+def capture(
+    components: Mapping[str, object], *, micro_step: int | None = None, rng: bool = True, seen: Seen | None = None
+) -> Captured:
     """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's generators.
 
-    Costs Python time in the number of tensors, no copy of contiguous host tensors. ``IncompatibleState`` lists all that cannot be saved.
+    Costs Python time in the number of tensors, no copy of contiguous host tensors; ``seen``, an empty dict that is given again each time,
+    spares most of that from the second capture on. ``IncompatibleState`` lists all that cannot be saved.
     """
-    walker = Walker()
+    walker = Walker(seen)
     taken = [name for name in ("rng", "grad") if name in components]
     if taken:
         raise ConfigError(f"a component cannot be called {taken[0]!r}: Relight's own state has that name")
-    walker.trained = frozenset(
+    walker.find_trained = lambda: frozenset(
         identity(p.detach())
         for value in components.values()
         if isinstance(value, torch.optim.Optimizer)

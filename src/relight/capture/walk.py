@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,20 +25,44 @@ _SPARSE = {
 _NUMPY_KINDS = "biufcSUMm"
 
 
-class Walker:
-    """Collects items while the tree is built. Tensors that are the same memory become one item."""
+class _Seen(NamedTuple):
+    """A tensor that an earlier capture made an item of, as it was then: as long as all of this holds, the item is the same."""
 
-    def __init__(self) -> None:
+    tensor: torch.Tensor
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    role: str
+    item: Item
+    key: tuple[object, ...]
+
+
+Seen = dict[int, _Seen]
+"""By ``id`` of the tensor, from one capture to the next. Holds parameters and optimizer state of the last capture, which live as long."""
+
+
+class Walker:
+    """Collects items while the tree is built. Tensors that are the same memory become one item.
+
+    ``seen`` is what the capture before this one leaves to it: most tensors are then known at a glance.
+    """
+
+    def __init__(self, seen: Seen | None = None) -> None:
+        self._before: Seen = seen if seen is not None else {}
+        self._now: Seen = {}
         self.items: list[Item] = []
         self.refused: list[str] = []
         self._known: dict[tuple[object, ...], int] = {}
         self._names: set[str] = set()
-        self.trained: frozenset[tuple[object, ...]] = frozenset()
+        self.find_trained: Callable[[], frozenset[tuple[object, ...]]] = frozenset
         self._alive: list[object] = []
         self._open: set[int] = set()
 
     def finish(self) -> None:
-        """Raise what was refused, all of it."""
+        """Raise what was refused, all of it; leave to the next capture what was seen."""
+        self._before.clear()
+        self._before.update(self._now)
         if self.refused:
             raise IncompatibleState(
                 f"{len(self.refused)} values cannot be saved" if len(self.refused) > 1 else "a value cannot be saved",
@@ -88,6 +113,11 @@ class Walker:
 
     def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
+        seen = self._before.get(id(tensor))
+        if seen is not None:
+            index = self._again(seen, tensor, path, role, trainable)
+            if index is not None:
+                return Leaf("tensor", (index,))
         reason = why_not(tensor)
         if reason is not None:
             self.refuse(path, reason)
@@ -109,7 +139,47 @@ class Walker:
         index = self._item(base, path, role, trainable)
         if index is None:
             return None
+        if base is live and role in ("param", "optim"):
+            self._remember(tensor, live, role, index, path, trainable)
         return Leaf("tensor", (index,)) if base is live else Leaf("expanded", (index,), tuple(live.shape))
+
+    def _again(self, seen: _Seen, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> int | None:
+        """The index of the item of a tensor that is what it was at the capture before; None if anything about it is another."""
+        item = seen.item
+        if (
+            seen.tensor is not tensor
+            or tensor.data_ptr() != seen.address
+            or tensor.shape != seen.shape
+            or tensor.stride() != seen.stride
+            or tensor.dtype is not seen.dtype
+            or item.name != path
+            or role != seen.role
+            or item.trainable is not trainable
+            or path in self._names
+        ):
+            return None
+        known = self._known.get(seen.key)
+        if known is not None:
+            return known
+        self._names.add(path)
+        self.items.append(item)
+        self._now[id(tensor)] = seen
+        self._known[seen.key] = index = len(self.items) - 1
+        return index
+
+    def _remember(self, tensor: torch.Tensor, live: torch.Tensor, role: str, index: int, path: str, trainable: bool) -> None:
+        item = self.items[index]
+        source = item.source
+        if not isinstance(source, TensorSource) or source.host_tensor is None or not tensor.numel() or tensor.dtype.is_complex:
+            return
+        if item.name == path and item.trainable is trainable and item.role == role and not tensor.is_neg():
+            self._now[id(tensor)] = _Seen(
+                tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, role, item, identity(live)
+            )
+
+    @cached_property
+    def _trained(self) -> frozenset[tuple[object, ...]]:
+        return self.find_trained()
 
     def _parts(self, path: str, role: str, **tensors: torch.Tensor) -> Any:
         found = [self._item(resolved(tensor), f"{path}/{name}", role, False) for name, tensor in tensors.items()]
@@ -141,7 +211,7 @@ class Walker:
         if known is not None:
             return known
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
-        trainable = trainable or key in self.trained
+        trainable = trainable or key in self._trained
         role = "param" if trainable and role == "value" else role
         self.items.append(Item(self._unique(path), name, tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
         self._known[key] = len(self.items) - 1

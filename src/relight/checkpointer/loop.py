@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from relight.agent import Done, Request
-from relight.capture import Captured, capture, environment, unwatch_loaders, watch_loaders
+from relight.capture import Captured, Seen, capture, environment, unwatch_loaders, watch_loaders
 from relight.catalog.find import best, metric_value
 from relight.checkpointer.background import Background
 from relight.checkpointer.boundary import Boundary
@@ -93,6 +93,7 @@ class Checkpointer:
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
         self._warmed = False
+        self._seen: Seen = {}
         self._components = check_components(state, components)
         self._boundary = Boundary(self._components)
         self._signals = Signals(self._on_signal) if signals else None
@@ -320,7 +321,7 @@ class Checkpointer:
                 return None
         self._due = None
         started = perf_counter()
-        state = capture(self._components, micro_step=micro_step)
+        state = capture(self._components, micro_step=micro_step, seen=self._seen)
         if background is not None:
             save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
             if save is not None:
@@ -333,7 +334,7 @@ class Checkpointer:
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            background.warm_up(capture(self._components))
+            background.warm_up(capture(self._components, seen=self._seen))
 
     def _in_background(self) -> Background | None:
         if self._wants_background and self._background is None and self._attempt is not None:
