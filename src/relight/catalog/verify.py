@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
+from relight.catalog.read import read_chunk
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, decode_tree, dtype_named
 from relight.format.manifest import Pack
 from relight.format.pack import parse_header
 from relight.log import Checkpoint, View, read_store
-from relight.store import ByteStore
+from relight.store import PAGE, ByteStore, page_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,13 @@ def _verify_pack(
             findings.append(Finding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
-        buffer = memoryview(bytearray(min(reader.size, max(length for length, _ in pack.chunks))))
+        room = page_buffer(min(reader.size, max(length for length, _ in pack.chunks)) + 2 * PAGE)
         at = 0
         for number, (length, value) in enumerate(pack.chunks):
-            piece = buffer[:length]
             try:
                 if at + length > reader.size:
                     raise CorruptCheckpoint("the file ends sooner")
-                reader.read_into(at, piece)
+                piece = read_chunk(reader, at, length, room)
                 if Digest(piece).digest() != value:
                     raise CorruptCheckpoint("is not what was committed")
                 if number == 0:

@@ -72,6 +72,9 @@ class _Reader:
             raise CorruptCheckpoint("the memory is shorter than the checkpoint", where="shared memory")
         self._bytes, self.size = Bytes(held.memory.view[start : start + size]), size
 
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        return None
+
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > self.size:
             raise CorruptCheckpoint("the memory ends sooner than it should", where="shared memory")

@@ -6,7 +6,6 @@ what is written, byte for byte, also if the source changes meanwhile.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from relight.errors import SaveFailed
 from relight.format import Digest
 from relight.layout import Source
 from relight.layout.sources import copy_from
-from relight.store import Writer
+from relight.store import PAGE, Writer, page_buffer
 
 SLAB_BYTES = 16 << 20
 THREADS = 2
@@ -57,24 +56,24 @@ def write_pack(
     threads = pace.threads
     if plan.image is not None:
         return _write_image(writer, plan, plan.image, slab_bytes, pace)
-    slab_bytes = min(slab_bytes, -(-plan.size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    slab_bytes = min(slab_bytes, -(-plan.size // PAGE) * PAGE)
     hashers: dict[int, tuple[Digest, int]] = {}
     hashes: list[bytes] = [b""] * len(plan.chunks)
     slabs = _slabs(plan, slab_bytes)
     if plan.size <= slab_bytes:
-        buffer = mmap.mmap(-1, slab_bytes)
+        buffer = page_buffer(slab_bytes)
         for offset, pieces in slabs:
             for piece in pieces:
-                _fill(memoryview(buffer), piece, plan, hashers, hashes)
+                _fill(buffer, piece, plan, hashers, hashes)
             _write(writer, offset, buffer, min(slab_bytes, plan.size - offset))
         return _checked(hashes, plan)
-    buffers = (mmap.mmap(-1, slab_bytes), mmap.mmap(-1, slab_bytes))
+    buffers = (page_buffer(slab_bytes), page_buffer(slab_bytes))
     with ThreadPoolExecutor(threads, thread_name_prefix="relight-hash") as pool:
-        filled: tuple[int, mmap.mmap] | None = None
+        filled: tuple[int, memoryview] | None = None
         for turn, (offset, pieces) in enumerate(slabs):
             buffer = buffers[turn % 2]
             jobs: list[Future[None]] = [
-                pool.submit(_fill, memoryview(buffer), piece, plan, hashers, hashes) for piece in pieces
+                pool.submit(_fill, buffer, piece, plan, hashers, hashes) for piece in pieces
             ]
             try:
                 if filled:
@@ -172,9 +171,9 @@ def _ranges(lengths: list[int]) -> Iterator[tuple[int, int]]:
         at += length
 
 
-def _write(writer: Writer, offset: int, buffer: mmap.mmap, length: int) -> None:
+def _write(writer: Writer, offset: int, buffer: memoryview, length: int) -> None:
     padded = -(-length // writer.align) * writer.align
-    writer.write_at(offset, memoryview(buffer)[:padded])
+    writer.write_at(offset, buffer[:padded])
 
 
 def _checked(hashes: list[bytes], plan: PackPlan) -> list[bytes]:

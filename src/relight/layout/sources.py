@@ -77,11 +77,15 @@ def copy_from(source: Source, start: int, into: memoryview) -> None:
     view = source.view()
     if view is None:
         source.fill(start, into)
-    elif len(into) < _GIL_FREE_FROM or view.readonly:
-        into[:] = view[start : start + len(into)]
-    else:  # a plain slice assignment would hold the GIL, and with it the other threads
+    else:
+        copy_bytes(view[start : start + len(into)], into)
+
+
+def copy_bytes(data: memoryview, into: memoryview) -> None:
+    """Copy ``data`` to ``into``, which is as long. Large runs without the GIL, which a plain slice assignment would hold."""
+    if len(into) < _GIL_FREE_FROM or data.readonly or len(data) != len(into):
+        into[:] = data
+    else:
         ctypes.memmove(
-            ctypes.addressof(ctypes.c_char.from_buffer(into)),
-            ctypes.addressof(ctypes.c_char.from_buffer(view, start)),
-            len(into),
+            ctypes.addressof(ctypes.c_char.from_buffer(into)), ctypes.addressof(ctypes.c_char.from_buffer(data)), len(into)
         )

@@ -4,10 +4,24 @@ Always holds: a name is written once and never again; `put_once` has exactly one
 cut; what is read is a regular file inside the store. May import: ``errors``, ``observe``. Torch-free.
 """
 
-from relight.store.base import ByteStore, Entry, Properties, Reader, Writer, put
+from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Writer, put
+from relight.store.buffers import page_buffer
 from relight.store.disk import Disk
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.urls import open_bytes
 
-__all__ = ["ByteStore", "Disk", "Entry", "LocalStore", "MemoryStore", "Properties", "Reader", "Writer", "open_bytes", "put"]
+__all__ = [
+    "PAGE",
+    "ByteStore",
+    "Disk",
+    "Entry",
+    "LocalStore",
+    "MemoryStore",
+    "Properties",
+    "Reader",
+    "Writer",
+    "open_bytes",
+    "page_buffer",
+    "put",
+]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from relight.errors import StoreUnavailable
+from relight.store.buffers import page_buffer
 
 
 class Uncertain(StoreUnavailable):
@@ -50,10 +51,20 @@ class Writer(Protocol):
         """Close and remove. Never raises."""
 
 
+PAGE = 4096
+
+
 class Reader(Protocol):
     """An open file. What is read through one reader comes from one file, whatever happens to its name."""
 
     size: int
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        """The bytes, read into ``room`` past the page cache, which other programs need more than a file that is read once.
+
+        None if ``read_into`` is the better way: they are in the page cache, or the file system has no other. ``room`` is page-aligned
+        and two ``PAGE``s longer than ``length``. ``CorruptCheckpoint`` if the file is shorter. Any thread.
+        """
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` from ``offset``; ``CorruptCheckpoint`` if the file is shorter. Any thread."""
@@ -113,9 +124,6 @@ def put(store: ByteStore, key: str, data: bytes) -> None:
 def _aligned(data: bytes, align: int) -> bytes | memoryview:
     if align == 1:
         return data
-    import mmap  # page-aligned memory, for the rare store that wants it even for small files
-
-    padded = -(-len(data) // align) * align
-    buffer = mmap.mmap(-1, padded)
+    buffer = page_buffer(-(-len(data) // align) * align)
     buffer[: len(data)] = data
-    return memoryview(buffer)
+    return buffer

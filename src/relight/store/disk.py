@@ -5,10 +5,16 @@ Nothing here decides anything. ``relight.testing`` has disks that crash at the n
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 
 O_DIRECT = getattr(os, "O_DIRECT", 0)
+_LOWEST_BIT = bytes(value & 1 for value in range(256))
+
+_mincore = ctypes.CDLL(None, use_errno=True).mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 class Disk:
@@ -23,6 +29,10 @@ class Disk:
         """Open for reading; a symbolic link is an error, a FIFO does not block."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
+    def reopen_direct(self, fd: int) -> int:
+        """The file of ``fd`` once more, for reading past the page cache."""
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | O_DIRECT)
+
     def open_dir(self, path: str) -> int:
         """Open a directory, to fsync it."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
@@ -34,6 +44,17 @@ class Disk:
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
         """Read some; how much, 0 at the end."""
         return os.preadv(fd, [into], offset)
+
+    def resident(self, fd: int, offset: int, length: int) -> bytes:
+        """For each page of a range within the file, which begins with one, whether it is in the page cache: 1 or 0."""
+        with mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE, offset=offset) as mapped:
+            found = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+            held = ctypes.c_ubyte.from_buffer(mapped)
+            done = _mincore(ctypes.addressof(held), length, found)
+            del held  # a mapping that is pointed to cannot be closed
+        if done:
+            raise OSError(ctypes.get_errno(), "mincore")
+        return bytes(found).translate(_LOWEST_BIT)
 
     def fallocate(self, fd: int, size: int) -> None:
         """Reserve room, so that a full disk is noticed before any byte is written."""

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import re
 import secrets
 import stat
+import threading
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
 from relight.store.base import Uncertain
 from relight.store.disk import Disk
 
 ALIGN = 4096
+_WINDOW = 256 << 20
 TMP_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TMP_PREFIX) + r"(.+)-[0-9a-f]{16}\Z")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -213,10 +216,13 @@ def temporary_of(name: str) -> str | None:
 
 
 class OpenFile:
-    """A regular file of the store, open for reading."""
+    """A regular file of the store, open for reading; past the page cache, where possible, if it has ``direct_from`` bytes or more."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, *, direct_from: int | None = None) -> None:
         self._disk, self._path = disk, path
+        self._direct = -1
+        self._windows: dict[int, bytes] = {}
+        self._lock = threading.Lock()
         try:
             self._fd = disk.open_read(path)
         except OSError as error:
@@ -230,6 +236,53 @@ class OpenFile:
             self.close()
             raise UnsafeContent("not a regular file", where=path)
         self.size = found.st_size
+        if direct_from is not None and self.size >= direct_from:
+            with contextlib.suppress(OSError):  # not on this file system, or without /proc: through the cache, then
+                self._direct = disk.reopen_direct(self._fd)
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        """See ``Reader``."""
+        if self._direct < 0 or self._cached(offset, length):
+            return None
+        begin = offset - offset % ALIGN
+        end = -(-(offset + length) // ALIGN) * ALIGN
+        needed, got = offset + length - begin, 0
+        try:
+            while got < needed and got % ALIGN == 0:
+                read = self._disk.preadv(self._direct, room[got : end - begin], begin + got)
+                if read <= 0:
+                    raise CorruptCheckpoint(f"the file ends at byte {begin + got}, sooner than it should", where=self._path)
+                got += read
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # this device wants another alignment
+                return None
+            raise translate(error, f"reading at byte {begin + got}", self._path) from error
+        if got < needed:
+            self.read_into(begin + got, room[got:needed])
+        return room[offset - begin : needed]
+
+    def _cached(self, offset: int, length: int) -> bool:
+        if offset + length > self.size:
+            return True  # read_into says what is wrong with that
+        while length:
+            window, within = divmod(offset, _WINDOW)
+            step = min(length, _WINDOW - within)
+            if self._window(window).find(0, within // mmap.PAGESIZE, -(-(within + step) // mmap.PAGESIZE)) >= 0:
+                return False
+            offset, length = offset + step, length - step
+        return True
+
+    def _window(self, number: int) -> bytes:
+        """Which pages of a window were in the cache when it was first asked for. Asking takes the lock that page faults and reads take."""
+        with self._lock:
+            if number not in self._windows:
+                begin = number * _WINDOW
+                size = min(_WINDOW, self.size - begin)
+                try:
+                    self._windows[number] = self._disk.resident(self._fd, begin, size)
+                except (OSError, ValueError):
+                    self._windows[number] = b"\0" * -(-size // mmap.PAGESIZE)
+            return self._windows[number]
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` from ``offset``."""
@@ -245,7 +298,8 @@ class OpenFile:
 
     def close(self) -> None:
         """Close; nothing can be lost by it."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                self._disk.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, self._direct):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    self._disk.close(fd)
+        self._fd = self._direct = -1

@@ -14,7 +14,7 @@ from relight.store.disk import Disk
 from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
 
 DIRECT_FROM_BYTES = 1 << 20
-"""Files from this size on are written past the page cache where the file system allows it."""
+"""Files from this size on are written and read past the page cache where the file system allows it."""
 
 
 class LocalStore:
@@ -77,7 +77,7 @@ class LocalStore:
         """See ``ByteStore``. Symbolic links below the root are refused, in the middle of the path too."""
         path = self._path(key)
         self._check_parents(path)
-        return OpenFile(self._disk, path)
+        return OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""

@@ -109,6 +109,9 @@ class _MemoryReader:
     def __init__(self, data: bytes | bytearray, key: str) -> None:
         self._data, self._key, self.size = data, key, len(data)
 
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        return None
+
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > self.size:
             raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)

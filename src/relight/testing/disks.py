@@ -59,6 +59,15 @@ class HookedDisk(Disk):
         """See ``Disk``."""
         return self._opening(path, self.around(Call("open_read", path, 0), self.inner.open_read, path))
 
+    def reopen_direct(self, fd: int) -> int:
+        """See ``Disk``."""
+        call = self._on_fd("reopen_direct", fd)
+        return self._opening(call.path, self.around(call, self.inner.reopen_direct, fd))
+
+    def resident(self, fd: int, offset: int, length: int) -> bytes:
+        """See ``Disk``."""
+        return self.around(self._on_fd("resident", fd), self.inner.resident, fd, offset, length)
+
     def open_dir(self, path: str) -> int:
         """See ``Disk``."""
         return self._opening(path, self.around(Call("open_dir", path, 0), self.inner.open_dir, path))
@@ -477,11 +486,22 @@ class SimulatedDisk(Disk):
         _write(node, data, offset)
         return len(data)
 
-    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+    def reopen_direct(self, fd: int) -> int:
         """See ``Disk``."""
-        node, _ = self._node(fd)
+        return self._fd(self._node(fd)[0], True)
+
+    def resident(self, fd: int, offset: int, length: int) -> bytes:
+        """Nothing is."""
+        self._node(fd)
+        return bytes(-(-length // PAGE))
+
+    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+        """See ``Disk``. With ``direct``, only in whole pages."""
+        node, direct = self._node(fd)
         if not isinstance(node, _File):
             raise IsADirectoryError(codes.EISDIR, os.strerror(codes.EISDIR))
+        if direct and (offset % PAGE or len(into) % PAGE):
+            raise OSError(codes.EINVAL, os.strerror(codes.EINVAL))
         data = memoryview(node.data)[offset : offset + len(into)]
         into[: len(data)] = data
         return len(data)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
-from relight.store import ByteStore, put
+from relight.store import PAGE, ByteStore, page_buffer, put
 from relight.store.base import Reader, Writer
 
 BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
@@ -204,6 +205,28 @@ class StoreSuite:
             assert bytes(middle) == b"234"
             refuses(CorruptCheckpoint, lambda: reader.read_into(3, memoryview(bytearray(3))))
             refuses(CorruptCheckpoint, lambda: reader.read_into(99, memoryview(bytearray(1))))
+        finally:
+            reader.close()
+
+    def test_fetch_gives_the_same_bytes_or_leaves_it_to_read_into(self, tmp_path: Path) -> None:
+        """``fetch`` gives what was written, from any offset, at the end and across it, or None; behind the end it is ``CorruptCheckpoint``."""
+        store = self.make(tmp_path)
+        data = random.Random(7).randbytes((2 << 20) + 12345)
+        write_all(store, "file", data)
+        reader: Reader = store.open("file")
+        try:
+            room = page_buffer(len(data) + 2 * PAGE)
+            for offset, length in ((0, len(data)), (0, 1), (1, 4095), (4095, 2), (4096, 8192), (100_001, 1 << 20), (len(data) - 1, 1)):
+                got = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                if got is not None and bytes(got) != data[offset : offset + length]:
+                    raise AssertionError(f"{length} bytes from {offset} are not what was written")
+            for offset, length in ((len(data) - 1, 2), (1 << 40, 1)):
+                try:
+                    got = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                except CorruptCheckpoint:
+                    continue
+                if got is not None:
+                    raise AssertionError(f"gave {len(got)} bytes from {offset}, behind the end")
         finally:
             reader.close()
 

@@ -7,7 +7,6 @@ are the same to the byte; part and root name the store, run and epoch they are i
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from relight.catalog import Opened, Run
+from relight.catalog.read import read_chunk
 from relight.commit import delete_directory
 from relight.commit.save import check_written, new_id
 from relight.errors import (
@@ -31,7 +31,7 @@ from relight.format.manifest import Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.store import ByteStore, put
+from relight.store import PAGE, ByteStore, page_buffer, put
 from relight.store.base import Uncertain
 
 COPIED_FROM = "relight.copied_from"
@@ -213,12 +213,11 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
             raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
         writer = store.write(key, pack.size)
         try:
-            buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # page-aligned, for stores that want it
-            scratch = memoryview(bytearray(max(length for length, _ in pack.chunks)))
+            buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
+            room = page_buffer(max(length for length, _ in pack.chunks) + 2 * PAGE)
             written = held = position = 0
             for number, (length, value) in enumerate(pack.chunks):
-                piece = scratch[:length]
-                reader.read_into(position, piece)
+                piece = read_chunk(reader, position, length, room)
                 if Digest(piece).digest() != value:
                     raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
                 position += length

@@ -1,0 +1,237 @@
+"""How tensors are read: what goes past the page cache, what comes from it, how often, and what becomes of an error in the middle."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from relight.catalog import Run, candidates, read, read_tensors
+from relight.catalog.opened import Opened
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CorruptCheckpoint, StoreUnavailable
+from relight.format import encode_tree
+from relight.layout import Bytes, Item
+from relight.store import Disk, LocalStore
+from relight.testing.disks import CountingDisk, ShortDisk
+
+SIZES = [3, 70_001, (9 << 20) + 5, 64, *[4099] * 300, 2 << 20, (5 << 20) + 1]
+
+
+def tensors() -> list[bytes]:
+    """Large ones, small ones, odd ones: 18 MB."""
+    chance = random.Random(3)
+    return [chance.randbytes(size) for size in SIZES]
+
+
+class Made(NamedTuple):
+    root: Path
+    pack: Path
+    values: list[bytes]
+
+    def opened(self, disk: Disk | None = None) -> Opened:
+        run = Run(LocalStore(self.root, disk=disk), "r")
+        return run.open(candidates(run.history())[0])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """A checkpoint, nothing of it in the page cache."""
+    values = tensors()
+    items = [Item(f"t/{i}", "uint8", (len(value),), "param", Bytes(value)) for i, value in enumerate(values)]
+    attempt = Attempt.begin(LocalStore(tmp_path), "r")
+    attempt.save(SaveRequest(step=1, items=items, tree=encode_tree({"t": []})))
+    pack = next(tmp_path.glob("r/*/pack-*"))
+    forget(pack)
+    return Made(tmp_path, pack, values)
+
+
+def forget(path: Path) -> None:
+    """Out of the page cache with it."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def cached(path: Path) -> int:
+    """Pages of a file in the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return sum(Disk().resident(fd, 0, path.stat().st_size))
+    finally:
+        os.close(fd)
+
+
+def direct_io(path: Path) -> bool:
+    """Whether the file system has it."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.close(Disk().reopen_direct(fd))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def read_all(opened: Opened) -> list[bytes]:
+    buffers = [bytearray(tensor.length) for tensor in opened.parts[0].tensors]
+    read_tensors(opened, opened.parts[0], {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
+    by_name = {tensor.name: bytes(buffer) for tensor, buffer in zip(opened.parts[0].tensors, buffers, strict=True)}
+    return [by_name[f"t/{i}"] for i in range(len(buffers))]
+
+
+class Bytesize(CountingDisk):
+    """Counts what is read of the pack, and past what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct, self.through = 0, 0
+        self._straight: set[int] = set()
+
+    def reopen_direct(self, fd: int) -> int:
+        """Remembers which descriptor that is."""
+        again = super().reopen_direct(fd)
+        self._straight.add(again)
+        return again
+
+    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+        """Counts."""
+        got = super().preadv(fd, into, offset)
+        if fd in self._straight:
+            self.direct += got
+        elif "pack-" in self._open.get(fd, ("", 0))[0]:
+            self.through += got
+        return got
+
+
+def test_what_is_not_cached_is_read_past_the_cache_and_each_byte_once(made: Made) -> None:
+    """A restore leaves the page cache to others, and reads the file once but for the pages that two reads share."""
+    if not direct_io(made.pack):
+        pytest.skip("no direct I/O on this file system")
+    disk = Bytesize()
+    assert read_all(made.opened(disk)) == made.values
+    size = made.pack.stat().st_size
+    assert disk.through == 0
+    assert size - 200_000 < disk.direct < size + 2 * 4096 * (size / read.READ_BYTES * 2 + 4)
+    assert cached(made.pack) == 0
+
+
+def test_what_is_cached_is_taken_from_there(made: Made) -> None:
+    """No device is asked for what memory holds."""
+    made.pack.read_bytes()
+    if cached(made.pack) < made.pack.stat().st_size // 4096:
+        pytest.skip("the system did not cache it")
+    disk = Bytesize()
+    assert read_all(made.opened(disk)) == made.values
+    assert disk.direct == 0
+    assert disk.through <= made.pack.stat().st_size
+
+
+def test_half_cached(made: Made) -> None:
+    """Each run of chunks is taken from where it is."""
+    with open(made.pack, "rb") as file:
+        file.read(6 << 20)
+    assert read_all(made.opened()) == made.values
+
+
+@pytest.mark.parametrize("most", [1_000_003, 4096 * 7, 4096 * 7 + 1])
+def test_short_direct_reads(made: Made, most: int) -> None:
+    """Direct reads may give less than was asked for, in whole pages or not."""
+    assert read_all(made.opened(ShortDisk(most))) == made.values
+
+
+class Picky(Disk):
+    """A device whose direct reads fail."""
+
+    def __init__(self, code: int, after: int = 0) -> None:
+        self._code, self._left = code, after
+        self._straight: set[int] = set()
+
+    def reopen_direct(self, fd: int) -> int:
+        """Remembers which descriptor that is."""
+        again = super().reopen_direct(fd)
+        self._straight.add(again)
+        return again
+
+    def preadv(self, fd: int, into: memoryview, offset: int) -> int:
+        """Fails after a while."""
+        if fd in self._straight:
+            self._left -= 1
+            if self._left < 0:
+                raise OSError(self._code, os.strerror(self._code))
+        return super().preadv(fd, into, offset)
+
+
+def test_a_device_that_wants_another_alignment(made: Made) -> None:
+    """EINVAL from a direct read: through the cache, then."""
+    assert read_all(made.opened(Picky(errno.EINVAL))) == made.values
+
+
+class NoDirect(Disk):
+    """A file system without direct I/O, a system without /proc or mincore."""
+
+    def reopen_direct(self, fd: int) -> int:
+        """Refuses."""
+        raise OSError(errno.EINVAL, "no direct I/O")
+
+
+class NoMincore(Disk):
+    """Nobody says what is cached."""
+
+    def resident(self, fd: int, offset: int, length: int) -> bytes:
+        """Refuses."""
+        raise OSError(errno.ENOSYS, "no mincore")
+
+
+@pytest.mark.parametrize("disk", [NoDirect(), NoMincore()], ids=["no direct I/O", "no mincore"])
+def test_systems_that_have_less(made: Made, disk: Disk) -> None:
+    """Slower, perhaps; right all the same."""
+    assert read_all(made.opened(disk)) == made.values
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_an_error_in_the_middle_ends_the_reading(made: Made, after: int) -> None:
+    """EIO at the n-th read is said as what it is, and no thread or descriptor is left behind."""
+    if not direct_io(made.pack):
+        pytest.skip("no direct I/O on this file system")
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    opened = made.opened(Picky(errno.EIO, after))
+    with pytest.raises(StoreUnavailable, match="EIO"):
+        read_all(opened)
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.9, 0.9999])
+def test_damage_in_the_middle_is_named_and_ends_the_reading(made: Made, place: float) -> None:
+    """One flipped bit, anywhere: the chunk and its tensors are named, no thread is left behind."""
+    threads = threading.active_count()
+    at = int(made.pack.stat().st_size * place)
+    with open(made.pack, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+    forget(made.pack)
+    with pytest.raises(CorruptCheckpoint, match="is not what was committed; it holds t/"):
+        read_all(made.opened())
+    assert threading.active_count() == threads
+
+
+def test_only_what_is_asked_for_is_read(made: Made) -> None:
+    """One tensor of many: its chunks, nothing else."""
+    disk = Bytesize()
+    opened = made.opened(disk)
+    part = opened.parts[0]
+    index = next(i for i, tensor in enumerate(part.tensors) if tensor.length == 2 << 20)
+    buffer = bytearray(2 << 20)
+    read_tensors(opened, part, {index: Bytes(buffer)})
+    assert bytes(buffer) in made.values
+    assert disk.direct + disk.through <= (2 << 20) + 4 * 4096
