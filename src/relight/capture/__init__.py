@@ -8,18 +8,19 @@ on the way out nor on the way in; generators are restored after the loaders were
 from relight.capture.build import LoadPlan, build_tree
 from relight.capture.captured import Captured, capture, capture_generators, fingerprint
 from relight.capture.environment import differences, environment
+from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_large, kind_of
 from relight.capture.loaders import observe_batches, unwatch_loaders, watch_loaders
 from relight.capture.restore import RestorePlan, plan_restore
 from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap
-from relight.capture.walk import Seen
 
 __all__ = [
     "Captured",
+    "Fixed",
     "LoadPlan",
+    "Recall",
     "RestorePlan",
-    "Seen",
     "Swap",
     "build_tree",
     "capture",

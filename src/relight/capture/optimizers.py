@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -67,8 +68,15 @@ def is_custom(optimizer: Optimizer) -> bool:
     return type(optimizer).state_dict is not Optimizer.state_dict or type(optimizer).load_state_dict is not Optimizer.load_state_dict
 
 
-def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, names: Mapping[int, str]) -> Any:
-    """``{"state": {name: {key: value}}, "groups": [{…, "params": [names]}], "extra": {…}}``."""
+class Moments(NamedTuple):
+    """The large part of an optimizer's node: ``{name: {key: value}}``, and each group's parameters by name."""
+
+    state: Any
+    params: list[Any]
+
+
+def capture_moments(walker: Walker, optimizer: Optimizer, path: str, names: Mapping[int, str]) -> Moments | None:
+    """What an optimizer without ideas of its own keeps for its parameters; None if they have no names."""
     nameless = [position for position, p in enumerate(own_parameters(optimizer)) if id(p) not in names]
     if nameless:
         walker.refuse(
@@ -77,27 +85,35 @@ def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, names: Ma
             "give the Checkpointer the module they are in, or build the optimizer with named_parameters()",
         )
         return None
-    if is_custom(optimizer):
-        return _capture_custom(walker, optimizer, path, names)
-    groups = [
-        {
-            **walker.value({key: item for key, item in group.items() if key not in ("params", "param_names")}, f"{path}/groups/{i}"),
-            "params": [names[id(parameter)] for parameter in group["params"]],
-        }
-        for i, group in enumerate(optimizer.param_groups)
-    ]
+    params = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     state: dict[str, Any] = {}
+    if is_custom(optimizer):
+        return Moments(state, params)
     for parameter in own_parameters(optimizer):
         if parameter in optimizer.state:
             name = names[id(parameter)]
             state[name] = walker.value(dict(optimizer.state[parameter]), join_path(f"{path}/state", name), "optim")
+    return Moments(state, params)
+
+
+def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: Moments) -> Any:
+    """``{"state": {name: {key: value}}, "groups": [{…, "params": [names]}], "extra": {…}}``."""
+    if is_custom(optimizer):
+        return _capture_custom(walker, optimizer, path, moments.params)
+    groups = [
+        {
+            **walker.value({key: item for key, item in group.items() if key not in ("params", "param_names")}, f"{path}/groups/{i}"),
+            "params": params,
+        }
+        for i, (group, params) in enumerate(zip(optimizer.param_groups, moments.params, strict=True))
+    ]
     extra = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
-    return {"state": state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim")}
+    return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim")}
 
 
-def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, names: Mapping[int, str]) -> Any:
+def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: list[Any]) -> Any:
     saved = dict(optimizer.state_dict())
-    order = [names[id(parameter)] for parameter in own_parameters(optimizer)]
+    order = [name for group in params for name in group]
     state, groups = saved.pop("state", {}), saved.pop("param_groups", [])
     return {
         "state": walker.value({_named(key, order): value for key, value in state.items()}, f"{path}/state", "optim"),
@@ -139,3 +155,18 @@ def place_like(parameter: torch.Tensor, group: Mapping[str, Any], key: str, shap
     if shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return torch.empty(shape, dtype=dtype, device=parameter.device)
+
+
+_steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+
+
+def steps_of(optimizer: Optimizer) -> int:
+    """Steps since this was first asked: fused kernels move no version counter, and without state (SGD) leave no other trace."""
+    if optimizer not in _steps:
+        _steps[optimizer] = 0
+        optimizer.register_step_post_hook(_count_step)
+    return _steps[optimizer]
+
+
+def _count_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _steps[optimizer] = _steps.get(optimizer, 0) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from relight.format.manifest import NAME_BYTES_MAX
 from relight.format.tree import DIGITS_MAX, LEVELS_MAX, join_path
 from relight.layout import Bytes, Item
 
+if TYPE_CHECKING:
+    from relight.capture.fixed import Fixed
+
 _SPARSE = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
     torch.sparse_csc: ("sparse_csc", "ccol_indices", "row_indices"),
@@ -25,44 +28,25 @@ _SPARSE = {
 _NUMPY_KINDS = "biufcSUMm"
 
 
-class _Seen(NamedTuple):
-    """A tensor that an earlier capture made an item of, as it was then: as long as all of this holds, the item is the same."""
-
-    tensor: torch.Tensor
-    address: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    role: str
-    item: Item
-    key: tuple[object, ...]
-
-
-Seen = dict[int, _Seen]
-"""By ``id`` of the tensor, from one capture to the next. Holds parameters and optimizer state of the last capture, which live as long."""
-
-
 class Walker:
     """Collects items while the tree is built. Tensors that are the same memory become one item.
 
-    ``seen`` is what the capture before this one leaves to it: most tensors are then known at a glance.
+    ``fixed`` is what need not be walked again: its items are there from the beginning.
     """
 
-    def __init__(self, seen: Seen | None = None) -> None:
-        self._before: Seen = seen if seen is not None else {}
-        self._now: Seen = {}
-        self.items: list[Item] = []
+    def __init__(self, fixed: Fixed | None = None) -> None:
+        self.items: list[Item] = [*fixed.items] if fixed is not None else []
         self.refused: list[str] = []
-        self._known: dict[tuple[object, ...], int] = {}
-        self._names: set[str] = set()
+        self.known: dict[tuple[object, ...], int] = {}
+        self.names: set[str] = set()
+        self._fixed_known: Mapping[tuple[object, ...], int] = fixed.known if fixed is not None else {}
+        self._fixed_names: frozenset[str] = fixed.names if fixed is not None else frozenset()
         self.find_trained: Callable[[], frozenset[tuple[object, ...]]] = frozenset
         self._alive: list[object] = []
         self._open: set[int] = set()
 
     def finish(self) -> None:
-        """Raise what was refused, all of it; leave to the next capture what was seen."""
-        self._before.clear()
-        self._before.update(self._now)
+        """Raise what was refused, all of it."""
         if self.refused:
             raise IncompatibleState(
                 f"{len(self.refused)} values cannot be saved" if len(self.refused) > 1 else "a value cannot be saved",
@@ -113,11 +97,6 @@ class Walker:
 
     def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
-        seen = self._before.get(id(tensor))
-        if seen is not None:
-            index = self._again(seen, tensor, path, role, trainable)
-            if index is not None:
-                return Leaf("tensor", (index,))
         reason = why_not(tensor)
         if reason is not None:
             self.refuse(path, reason)
@@ -139,46 +118,11 @@ class Walker:
         index = self._item(base, path, role, trainable)
         if index is None:
             return None
-        if base is live and role in ("param", "optim"):
-            self._remember(tensor, live, role, index, path, trainable)
         return Leaf("tensor", (index,)) if base is live else Leaf("expanded", (index,), tuple(live.shape))
 
-    def _again(self, seen: _Seen, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> int | None:
-        """The index of the item of a tensor that is what it was at the capture before; None if anything about it is another."""
-        item = seen.item
-        if (
-            seen.tensor is not tensor
-            or tensor.data_ptr() != seen.address
-            or tensor.shape != seen.shape
-            or tensor.stride() != seen.stride
-            or tensor.dtype is not seen.dtype
-            or item.name != path
-            or role != seen.role
-            or item.trainable is not trainable
-            or path in self._names
-        ):
-            return None
-        known = self._known.get(seen.key)
-        if known is not None:
-            return known
-        self._names.add(path)
-        self.items.append(item)
-        self._now[id(tensor)] = seen
-        self._known[seen.key] = index = len(self.items) - 1
-        return index
-
-    def _remember(self, tensor: torch.Tensor, live: torch.Tensor, role: str, index: int, path: str, trainable: bool) -> None:
-        item = self.items[index]
-        source = item.source
-        if not isinstance(source, TensorSource) or source.host_tensor is None or not tensor.numel() or tensor.dtype.is_complex:
-            return
-        if item.name == path and item.trainable is trainable and item.role == role and not tensor.is_neg():
-            self._now[id(tensor)] = _Seen(
-                tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, role, item, identity(live)
-            )
-
     @cached_property
-    def _trained(self) -> frozenset[tuple[object, ...]]:
+    def trained(self) -> frozenset[tuple[object, ...]]:
+        """Identities of what optimizers train."""
         return self.find_trained()
 
     def _parts(self, path: str, role: str, **tensors: torch.Tensor) -> Any:
@@ -207,21 +151,21 @@ class Walker:
             self.refuse(path[:80] + "…", f"its path is longer than {NAME_BYTES_MAX} bytes")
             return None
         key = identity(tensor)
-        known = self._known.get(key) if tensor.numel() else None
+        known = self.known.get(key, self._fixed_known.get(key)) if tensor.numel() else None
         if known is not None:
             return known
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
-        trainable = trainable or key in self._trained
+        trainable = trainable or key in self.trained
         role = "param" if trainable and role == "value" else role
         self.items.append(Item(self._unique(path), name, tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
-        self._known[key] = len(self.items) - 1
+        self.known[key] = len(self.items) - 1
         return len(self.items) - 1
 
     def _unique(self, path: str) -> str:
         """``path``, or another where two keys print alike (two NaNs): a part refuses a name twice."""
-        while path in self._names:
+        while path in self.names or path in self._fixed_names:
             path += "~"
-        self._names.add(path)
+        self.names.add(path)
         return path
 
     def _array(self, array: Any, path: str, role: str) -> Leaf | None:

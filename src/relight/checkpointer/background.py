@@ -8,7 +8,7 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,17 @@ from relight.agent import Item as AgentItem
 from relight.agent import Place as AgentPlace
 from relight.agent.writing import plan_layout
 from relight.arena import Slot, SlotLayout, lay_out
-from relight.capture import Captured
+from relight.capture import Captured, Fixed
 from relight.commit import Attempt, SavePlan
 from relight.commit.save import new_id
 from relight.errors import RelightError, StoreUnavailable
-from relight.format import encode_tree
-from relight.layout import Item
+from relight.format import Tensor, encode_tree
+from relight.layout import Item, Source
 from relight.layout.sources import copy_from
 from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep, Limits
-from relight.snapshot import Copier, Guard, Snapshot, StepHook, can_overlap
+from relight.snapshot import Copier, Gathered, Snapshot, StepHook, Watched, can_overlap
 
 OVERLAP_FROM = 16 << 10
 """Smaller tensors are copied at once: guarding them costs more than copying them."""
@@ -37,15 +37,64 @@ REQUEST_ROOM = 1 << 20
 """Beyond twice the first tree: what later trees, metrics and settings may need."""
 
 
+class _Copies:
+    """How some of a state's items get into a slot: one by one, all at once, or while training goes on."""
+
+    def __init__(self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool) -> None:
+        """``places`` are the items' in the packs, which begin at ``packs`` in a slot."""
+        later: list[tuple[str, Any, int]] = []
+        small: list[tuple[int, int, int]] = []
+        self.now: list[tuple[Source, int]] = []
+        for item, place in zip(items, places, strict=True):
+            if not place.length:
+                continue
+            at = packs[place.pack] + place.offset
+            tensor = getattr(item.source, "host_tensor", None)
+            if overlap and tensor is not None and place.length >= OVERLAP_FROM and (item.trainable or item.role == "optim"):
+                later.append((item.name, tensor, at))
+            elif tensor is not None and place.length < OVERLAP_FROM:
+                small.append((tensor.data_ptr(), place.length, at))
+            else:
+                self.now.append((item.source, at))
+        self.later, self.small = Watched(later), Gathered(small)
+
+    def copy_now(self, slot: Slot, base: int) -> None:
+        """Everything but what may be copied later."""
+        self.small.copy(base)
+        for source, at in self.now:
+            copy_from(source, 0, slot.view[at : at + source.length])
+
+
 @dataclass(slots=True)
 class _Shape:
-    """One layout of the state, and the slots that were made for it."""
+    """One layout of the state, the slots that were made for it, and how the part that is always the same gets there."""
 
     key: tuple[Any, ...]
     plan: SavePlan
     layout: SlotLayout
     slots: list[Slot]
     busy: dict[int, int]
+    fixed: Fixed | None = None
+    rest: tuple[Any, ...] = ()
+    copies: _Copies | None = None
+    overlapped: bool = True
+
+    def is_of(self, state: Captured) -> bool:
+        """Whether the state is laid out so. At a glance, if what is fixed is the same."""
+        if state.fixed is not None and state.fixed is self.fixed:
+            return _key(state.items[len(state.fixed.items) :]) == self.rest
+        return _key(state.items) == self.key
+
+    def copies_of(self, state: Captured, overlap: bool) -> list[_Copies]:
+        """How the state gets into a slot; for the fixed part, worked out once."""
+        places, packs = self.plan.tensors, self.layout.packs
+        if state.fixed is None:
+            return [_Copies(state.items, places, packs, overlap)]
+        count = len(state.fixed.items)
+        if self.copies is None or self.fixed is not state.fixed or self.overlapped != overlap:
+            self.fixed, self.overlapped, self.rest = state.fixed, overlap, _key(state.items[count:])
+            self.copies = _Copies(state.items[:count], places[:count], packs, overlap)
+        return [self.copies, _Copies(state.items[count:], places[count:], packs, overlap)]
 
 
 class Background:
@@ -86,14 +135,19 @@ class Background:
         """Have agent and memory made ready in a thread, for a state like this one: the first save then waits for neither. Once."""
         if self._warming is not None:
             return
-        key, tree_bytes = _key(state), len(encode_tree(state.tree))
+        tree_bytes = len(encode_tree(state.tree))
 
         def prepare() -> None:
             with contextlib.suppress(RelightError):
-                self._prepare(key, tree_bytes)
+                self._prepare(state, tree_bytes)
 
         self._warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
         self._warming.start()
+
+    @property
+    def warmed(self) -> bool:
+        """Whether agent and memory were asked for."""
+        return self._warming is not None or self._shape is not None
 
     def _warm(self, wait_s: float) -> bool:
         if self._warming is not None and self._warming.is_alive():
@@ -117,7 +171,7 @@ class Background:
         tree = encode_tree(state.tree)
         if not self._warm(self._limits.deadline_s):
             return None
-        shape = self._prepare(_key(state), len(tree))
+        shape = self._prepare(state, len(tree))
         if shape is None:
             return None
         index = next(i for i in range(len(shape.slots)) if i not in shape.busy)
@@ -133,7 +187,8 @@ class Background:
             shape.busy[index] = number
         slot.begin(number)
         slot.view[shape.layout.request : shape.layout.request + len(body)] = body
-        overlapped = self._copy_now(state, shape, slot)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(slot.view))
+        overlapped = self._copy_now(state, shape, slot, base)
         started = time.perf_counter()
 
         def complete(touched: list[str]) -> None:
@@ -152,9 +207,9 @@ class Background:
             self._on_sealed(number, time.perf_counter() - started)
             agent.save(index, number, checkpoint_id)
 
-        self._snapshot = Snapshot(overlapped, complete)
+        self._snapshot = Snapshot(overlapped.begin(), base, complete)
         self._copier.start(self._snapshot)
-        if not overlapped:
+        if not overlapped.slices:
             self._snapshot = None
         return number
 
@@ -178,32 +233,25 @@ class Background:
     def _alive(self) -> bool:
         return self._agent is not None and self._agent.alive
 
-    def _copy_now(self, state: Captured, shape: _Shape, slot: Slot) -> list[tuple[Guard, int]]:
-        """Copy what may change in the next forward; the rest as tasks."""
-        base = ctypes.addressof(ctypes.c_char.from_buffer(slot.view))
-        overlap = self.overlap and can_overlap(self._components.values())
-        tasks: list[tuple[Guard, int]] = []
-        for item, placed in zip(state.items, shape.plan.tensors, strict=True):
-            if not placed.length:
-                continue
-            start = shape.layout.packs[placed.pack] + placed.offset
-            tensor = _guardable(item) if overlap else None
-            if tensor is not None:
-                tasks.append((Guard(item.name, tensor), base + start))
-            else:
-                copy_from(item.source, 0, slot.view[start : start + placed.length])
-        return tasks
+    def _copy_now(self, state: Captured, shape: _Shape, slot: Slot, base: int) -> Watched:
+        """Copy what may change in the next forward; what is left for later."""
+        copies = shape.copies_of(state, self.overlap and can_overlap(self._components.values()))
+        for one in copies:
+            one.copy_now(slot, base)
+        later = [one.later for one in copies if one.later.slices]
+        return later[0] if len(later) == 1 else Watched([placed for one in later for placed in one.placed])
 
-    def _prepare(self, key: tuple[Any, ...], tree_bytes: int) -> _Shape | None:
+    def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
         """The layout of such a state with a free slot, laid out and told to the agent if that was not done yet."""
         if not self._alive() and not self._join():
             return None
         shape, agent = self._shape, self._agent
         assert agent is not None
-        if shape is not None and shape.key == key:
+        if shape is not None and shape.is_of(state):
             return shape if len(shape.busy) < len(shape.slots) else None
         if shape is not None and shape.busy and not self._changed_wait(lambda: not shape.busy):
             return None
+        key = _key(state.items)
         layout = Layout([AgentItem(*one) for one in key])
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
@@ -303,16 +351,9 @@ def _let_go(agent: Agent, copier: Copier) -> None:
     agent.close()
 
 
-def _key(state: Captured) -> tuple[Any, ...]:
-    """Equal for two states that are laid out alike."""
-    return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable) for item in state.items)
-
-
-def _guardable(item: Item) -> Any:
-    """The tensor behind an item that only an optimizer's step may change; None for what must be copied at once."""
-    if item.source.length < OVERLAP_FROM or not (item.trainable or item.role == "optim"):
-        return None
-    return getattr(item.source, "host_tensor", None)
+def _key(items: Sequence[Item]) -> tuple[Any, ...]:
+    """Equal for items that are laid out alike."""
+    return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable) for item in items)
 
 
 def _report(number: int, checkpoint_id: str) -> Any:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from relight.agent import Done, Request
-from relight.capture import Captured, Seen, capture, environment, unwatch_loaders, watch_loaders
+from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
 from relight.catalog.find import best, metric_value
 from relight.checkpointer.background import Background
 from relight.checkpointer.boundary import Boundary
@@ -93,9 +93,9 @@ class Checkpointer:
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
         self._warmed = False
-        self._seen: Seen = {}
+        self._recall = Recall()
         self._components = check_components(state, components)
-        self._boundary = Boundary(self._components)
+        self._boundary = Boundary(self._components, self._recall)
         self._signals = Signals(self._on_signal) if signals else None
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
@@ -145,7 +145,7 @@ class Checkpointer:
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
             say_restored(found, start, self._environment or {})
-        self._boundary = Boundary(self._components)
+        self._boundary = Boundary(self._components, self._recall)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -314,14 +314,16 @@ class Checkpointer:
         background = self._in_background()
         if background is not None:
             wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
+            if not wait_s and not background.warmed:
+                self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
             if not background.free_slot(wait_s) and not may_wait:
                 if self._due is None:
-                    emit("save.coalesced", f"step {step}: earlier saves are still being written; made when one is done", step=step)
+                    emit("save.coalesced", f"step {step}: no memory is free for it yet; made when there is, of the state then", step=step)
                 self._due = reason
                 return None
         self._due = None
         started = perf_counter()
-        state = capture(self._components, micro_step=micro_step, seen=self._seen)
+        state = capture(self._components, micro_step=micro_step, recall=self._recall)
         if background is not None:
             save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
             if save is not None:
@@ -334,7 +336,7 @@ class Checkpointer:
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            background.warm_up(capture(self._components, seen=self._seen))
+            background.warm_up(capture(self._components, recall=self._recall))
 
     def _in_background(self) -> Background | None:
         if self._wants_background and self._background is None and self._attempt is not None:

@@ -44,6 +44,18 @@ class Leaf:
     meta: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A node that is encoded already: a subtree that is the same in every save."""
+
+    data: bytes
+
+    @classmethod
+    def of(cls, node: Any) -> Encoded:
+        """Encode it now. ``IncompatibleState`` as ``encode_tree``."""
+        return cls(encode_tree(node))
+
+
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 
@@ -92,6 +104,8 @@ def _encode(value: Any, path: str, level: int) -> Any:
         return ["c", value.real, value.imag]
     if kind is bytearray:
         return bytes(value)
+    if kind is Encoded:
+        return msgspec.Raw(value.data)
     if kind is Leaf:
         return ["@", value.kind, list(value.tensors), _encode(value.meta, path, level + 1)]
     if kind is dict:

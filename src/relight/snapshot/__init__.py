@@ -5,7 +5,7 @@ Always holds: a tensor in a finished snapshot has the bytes it had at the call, 
 """
 
 from relight.snapshot.copier import Copier, Snapshot
-from relight.snapshot.guard import Guard
 from relight.snapshot.hooks import StepHook, can_overlap
+from relight.snapshot.watch import Gathered, Watched
 
-__all__ = ["Copier", "Guard", "Snapshot", "StepHook", "can_overlap"]
+__all__ = ["Copier", "Gathered", "Snapshot", "StepHook", "Watched", "can_overlap"]

@@ -8,33 +8,24 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
-from relight.snapshot.guard import SLICE_BYTES, Guard
+from relight.snapshot.watch import Marks
 
 _NICE = 5
-
-
-class _Slice(NamedTuple):
-    guard: Guard
-    start: int
-    length: int
-    target: int
 
 
 class Snapshot:
     """One state on its way into memory. ``on_complete(touched)`` is called once, by the thread that finishes it, with the names of
     tensors that are not what they were at the call; empty if all are."""
 
-    def __init__(self, tasks: Sequence[tuple[Guard, int]], on_complete: Callable[[list[str]], None]) -> None:
-        """``tasks``: what to copy, and the address of where to; both stay valid until it is complete."""
-        self._queue: deque[_Slice] = deque()
-        for guard, target in tasks:
-            for start in range(0, guard.length, SLICE_BYTES):
-                self._queue.append(_Slice(guard, start, min(SLICE_BYTES, guard.length - start), target + start))
+    def __init__(self, marks: Marks, base: int, on_complete: Callable[[list[str]], None]) -> None:
+        """``marks``: what to copy, as it is now. ``base``: the address of the slot, which stays valid until it is complete."""
+        self._marks = marks
+        self._slices = marks.watched.slices
+        self._base = base
+        self._queue = deque(range(len(self._slices)))
         self._left = len(self._queue)
-        self._guards = [guard for guard, _ in tasks]
         self._lock = threading.Lock()
         self._touched: set[str] = set()
         self._on_complete = on_complete
@@ -45,14 +36,16 @@ class Snapshot:
     def help(self) -> bool:
         """Copy one slice, if there is any left to take."""
         try:
-            guard, start, length, target = self._queue.popleft()
+            index = self._queue.popleft()
         except IndexError:
             return False
-        source = guard.source(start)
-        if source is not None:
-            ctypes.memmove(target, source, length)
-        if source is None or not guard.fits(target, start, length):
-            self._touched.add(guard.name)
+        one, marks = self._slices[index], self._marks
+        target = self._base + one.target
+        there = marks.is_there(one.tensor)
+        if there:
+            ctypes.memmove(target, one.source, one.length)
+        if not there or not marks.fits(index, target):
+            self._touched.add(marks.watched.names[one.tensor])
         with self._lock:
             self._left -= 1
             last = not self._left
@@ -76,10 +69,8 @@ class Snapshot:
         self.waited_s += time.perf_counter() - before
 
     def _finish(self) -> None:
-        touched = self._touched | {guard.name for guard in self._guards if not guard.untouched()}
-        self._guards = []
         try:
-            self._on_complete(sorted(touched))
+            self._on_complete(sorted(self._touched | self._marks.touched()))
         finally:
             self.complete.set()
 

@@ -1,0 +1,122 @@
+"""Tensors that are copied while training goes on, and how to tell whether one was touched between the call and its copy.
+
+Three traces are looked at, since none of them is always left: the version counter (in-place operations move it; writes through ``.data``
+and fused kernels do not), the storage's address (``resize_``), and samples of the bytes themselves, taken at the call at both ends of
+every slice, and compared with what was copied. Holding the tensor keeps its memory: a parameter that is given other memory meanwhile
+(``p.data = …``) is copied from the old one, which is the one wanted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+
+SAMPLE = 16
+SLICE_BYTES = 1 << 20
+
+_version = attrgetter("_version")
+_move_small = ctypes.PyDLL(None).memmove  # holds the GIL: a few hundred bytes are copied sooner than a lock is given back
+_move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_small.restype = None
+
+
+class Slice(NamedTuple):
+    """A run of one tensor's bytes: from where, how many, and where to in the slot."""
+
+    tensor: int
+    source: int
+    length: int
+    target: int
+
+
+class Watched:
+    """Contiguous host tensors with places in a slot: what stays the same from one snapshot of them to the next."""
+
+    def __init__(self, placed: Sequence[tuple[str, torch.Tensor, int]]) -> None:
+        """``placed``: name, tensor, offset in the slot. The tensors are held."""
+        self.names = [name for name, _, _ in placed]
+        self.tensors = [tensor for _, tensor, _ in placed]
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.placed = list(placed)
+        self.slices: list[Slice] = []
+        for number, (_, tensor, target) in enumerate(placed):
+            length, source = tensor.numel() * tensor.element_size(), self.addresses[number]
+            for start in range(0, length, SLICE_BYTES):
+                size = min(SLICE_BYTES, length - start)
+                self.slices.append(Slice(number, source + start, size, target + start))
+        self.widths = [min(SAMPLE, one.length) for one in self.slices] * 2
+        ends = [one.source + one.length - min(SAMPLE, one.length) for one in self.slices]
+        self.sampled = [one.source for one in self.slices] + ends
+        self.samples = (ctypes.c_ubyte * (SAMPLE * len(self.sampled)))()
+        begin = ctypes.addressof(self.samples)
+        self.places = [begin + SAMPLE * number for number in range(len(self.sampled))]
+        self._inference = [tensor.is_inference() for tensor in self.tensors]
+
+    def versions(self) -> list[int]:
+        """Each tensor's version counter; 0 for those that have none."""
+        if any(self._inference):
+            return [0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)]
+        return list(map(_version, self.tensors))
+
+    def begin(self) -> Marks:
+        """What the tensors are at this moment. Half a microsecond a slice and a tensor. The marks before these are void."""
+        return Marks(self)
+
+
+class Marks:
+    """``Watched`` as it was at a call."""
+
+    __slots__ = ("_samples", "_versions", "watched")
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self._versions = watched.versions()
+        deque(map(_move_small, watched.places, watched.sampled, watched.widths), 0)
+        self._samples = bytes(watched.samples)
+
+    def is_there(self, number: int) -> bool:
+        """Whether a tensor's memory has not been taken away."""
+        return self.watched.tensors[number].data_ptr() == self.watched.addresses[number]
+
+    def fits(self, index: int, copied: int) -> bool:
+        """Whether slice ``index``, copied to the address ``copied``, begins and ends as it did at the call."""
+        watched = self.watched
+        end = copied + watched.slices[index].length - watched.widths[index]
+        return self._is_sample(index, copied) and self._is_sample(len(watched.slices) + index, end)
+
+    def _is_sample(self, number: int, copied: int) -> bool:
+        width = self.watched.widths[number]
+        return ctypes.string_at(copied, width) == self._samples[number * SAMPLE : number * SAMPLE + width]
+
+    def touched(self) -> set[str]:
+        """Names of those whose version or address has changed since the call."""
+        watched = self.watched
+        now = watched.versions()
+        return {
+            watched.names[number]
+            for number, (then, version) in enumerate(zip(self._versions, now, strict=True))
+            if then != version or not self.is_there(number)
+        }
+
+
+class Gathered:
+    """Small host tensors with places in a slot, copied at once: guarding them would cost more."""
+
+    def __init__(self, placed: Sequence[tuple[int, int, int]]) -> None:
+        """``placed``: address, length, offset in the slot. Whoever made this keeps the memory."""
+        self._sources = [source for source, _, _ in placed]
+        self._lengths = [length for _, length, _ in placed]
+        self._targets = [target for _, _, target in placed]
+        self._absolute: dict[int, list[int]] = {}
+
+    def copy(self, base: int) -> None:
+        """To the slot at the address ``base``. Half a microsecond each."""
+        targets = self._absolute.get(base)
+        if targets is None:
+            targets = self._absolute[base] = [base + target for target in self._targets]
+        deque(map(_move_small, targets, self._sources, self._lengths), 0)
