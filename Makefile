@@ -9,7 +9,7 @@ BENCH := build/bench
 BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 
-.PHONY: help demo test check docs unit crash kills storm teeth grid damage bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills storm soak teeth grid damage bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -47,6 +47,9 @@ crash: $(STAMP) ## 100,000 crash points
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m relight.testing.kills --count 5000
+
+soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
+	$(BIN)/python tests/agent/soak.py --saves 2000
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600

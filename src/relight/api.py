@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from relight.catalog import Finding, Run, candidates, list_runs, open_checkpoint, open_run, read_tensors, resolve
+from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
 from relight.catalog import verify_checkpoint as _verify
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format import encode_tree
+from relight.format.collector import collector_paused
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.policy import Keep
@@ -59,9 +61,10 @@ def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequ
     failed: list[str] = []
     for checkpoint in tried:
         try:
-            opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
-            part = opened.parts[0]
-            plan = build_tree(part.tensors, part.tree, only=only, where=opened.prefix)
+            with collector_paused():
+                opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+                part = opened.parts[0]
+                plan = build_tree(part.tensors, part.tree, only=only, where=opened.prefix, check=partial(check_pack, opened, part))
             read_tensors(opened, part, plan.sinks)
         except (CorruptCheckpoint, UnsafeContent) as error:
             if which != "latest":

@@ -10,9 +10,10 @@ from roundtrip import load, raw, restore, save
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
-from relight.capture import capture, fingerprint
+from relight.capture import capture, fingerprint, plan_restore
 from relight.capture.optimizers import place_like
 from relight.errors import IncompatibleState
+from relight.format import encode_tree
 
 warnings.filterwarnings("ignore")
 
@@ -472,3 +473,20 @@ def test_fingerprints_of_inference_and_sparse_tensors_do_not_fail() -> None:
     module = nn.Module()
     module.register_buffer("mask", torch.eye(3).to_sparse())
     assert fingerprint({"a": frozen, "b": module}) == fingerprint({"a": frozen, "b": module})
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"state": 3, "groups": [], "extra": {}},
+        {"state": {}, "groups": 3, "extra": {}},
+        {"state": {}, "groups": [3], "extra": {}},
+        {"state": {}, "groups": [{"params": 3}], "extra": {}},
+        {"state": {"weight": 3}, "groups": [{"params": ["weight", "bias"]}], "extra": {}},
+    ],
+)
+def test_a_malformed_optimizer_is_a_mismatch(node: object) -> None:
+    """What a file says of an optimizer is looked at before it is used."""
+    model = nn.Linear(2, 2)
+    with pytest.raises(IncompatibleState, match="stored as something other"):
+        plan_restore({"opt": torch.optim.Adam(model.parameters()), "model": model}, [], encode_tree({"opt": node}), where="test")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from roundtrip import Stored, load, raw, restore, same, save, store
 
 from relight.capture import build_tree, capture
-from relight.errors import IncompatibleState, UnsafeContent
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.format import DTYPES, Leaf, Tensor, encode_tree
 
 warnings.filterwarnings("ignore")
@@ -323,6 +323,29 @@ def test_sparse_indices_are_checked_before_they_are_used() -> None:
     data = [bytes([200] * len(stored.data[0])), *stored.data[1:]]
     with pytest.raises(UnsafeContent):
         load(Stored(stored.tensors, stored.tree, data, {}))
+
+
+def test_the_store_is_asked_before_memory_is_made() -> None:
+    """Once for each pack that something is wanted of, before the first tensor of it is made."""
+    asked: list[int] = []
+
+    def check(pack: int) -> None:
+        asked.append(pack)
+        if pack == 2:
+            raise CorruptCheckpoint("shorter than it should be")
+
+    held = [Tensor(name, "uint8", (size,), "value", pack, 0, size) for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))]
+    build_tree(held, encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}), where="test", check=check)
+    assert asked == [0]
+    with pytest.raises(CorruptCheckpoint):
+        build_tree(held, encode_tree({"c": Leaf("tensor", (2,))}), where="test", check=check)
+
+
+def test_a_shape_that_overflows_is_unsafe_content() -> None:
+    """No bytes, so nothing that sizes could be checked against; torch multiplies the other extents all the same."""
+    stored = Stored([Tensor("x", "uint8", (0, 1 << 62, 1 << 62), "value", 0, 0, 0)], encode_tree({"x": Leaf("tensor", (0,))}), [b""], {})
+    with pytest.raises(UnsafeContent):
+        load(stored)
 
 
 @pytest.mark.parametrize("meta", ["onnx", "nn", "load", "compile", "float99", 3])

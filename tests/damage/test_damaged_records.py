@@ -32,7 +32,7 @@ def newest_good(store: MemoryStore, view: View) -> tuple[str, list[RelightError]
         try:
             opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
             part = opened.parts[0]
-            decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, opened.prefix)
+            decode_tree(part.tree, len(part.tensors), opened.prefix)
             buffers = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
             read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in buffers.items()})
         except RelightError as error:

@@ -56,7 +56,7 @@ def test_relight_reads_them(name: str) -> None:
         for part in opened.parts:
             buffers = [bytearray(tensor.length) for tensor in part.tensors]
             read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
-            tree = decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, "golden")
+            tree = decode_tree(part.tree, len(part.tensors), "golden")
             tensors = {
                 tensor.name: [tensor.dtype, list(tensor.shape), buffer.hex()]
                 for tensor, buffer in zip(part.tensors, buffers, strict=True)

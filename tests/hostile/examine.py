@@ -123,7 +123,7 @@ def read_all(opened: Opened, sink: Callable[[int, int], Any], seen: Seen) -> Val
     """Every tensor's bytes by name, the tree decoded first as a restore does."""
     result: Values = {}
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
-        tree = decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, f"{opened.prefix}/{ref.file}")
+        tree = decode_tree(part.tree, len(part.tensors), f"{opened.prefix}/{ref.file}")
         seen.trees.setdefault(opened.checkpoint.id, tree)
         sinks = {index: sink(one.length, dtype_named(one.dtype).itemsize) for index, one in enumerate(part.tensors)}
         read_tensors(opened, part, sinks)

@@ -123,8 +123,8 @@ class Writer:
         if self._keep.is_everything:
             return None
         try:
-            plan = plan_prune(self._store, self.place.run, self._keep, verified=self._verified)
-            report = execute(plan, self._store, epoch=self.place.epoch)
+            plan = plan_prune(self._store, self.place.run, self._keep, verified=self._verified, log=self._log)
+            report = execute(plan, self._store, epoch=self.place.epoch, log=self._log)
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:

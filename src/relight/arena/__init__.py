@@ -1,6 +1,20 @@
 """Shared memory with owners: memfds, their mapping, the header that says what is in one. Torch-free."""
 
-from relight.arena.memory import PAGE, Memory, adopt, allocate, room_for
+from relight.arena.memory import PAGE, Memory, adopt, allocate, available_bytes, room_for
 from relight.arena.slot import BODY_OFFSET, EMPTY, FILLING, SEALED, Slot, SlotLayout, lay_out
 
-__all__ = ["BODY_OFFSET", "EMPTY", "FILLING", "PAGE", "SEALED", "Memory", "Slot", "SlotLayout", "adopt", "allocate", "lay_out", "room_for"]
+__all__ = [
+    "BODY_OFFSET",
+    "EMPTY",
+    "FILLING",
+    "PAGE",
+    "SEALED",
+    "Memory",
+    "Slot",
+    "SlotLayout",
+    "adopt",
+    "allocate",
+    "available_bytes",
+    "lay_out",
+    "room_for",
+]

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
+from typing import NamedTuple
 
 from relight.errors import NoSpace, UnsafeContent
 
@@ -17,6 +18,8 @@ PAGE = mmap.PAGESIZE
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _CGROUP = "/sys/fs/cgroup"
 _HEADROOM = 256 << 20
+_NO_LIMIT = 1 << 60
+"""What version 1 says where there is none is a little less than 2**63."""
 
 
 class Memory:
@@ -89,6 +92,12 @@ def room_for(size: int) -> str | None:
     return None
 
 
+def available_bytes() -> int | None:
+    """Memory that could be had now: what the machine has available, or this cgroup's limit leaves. None if neither can be told."""
+    found = [one for one in (_meminfo("MemAvailable"), _cgroup_left()) if one is not None]
+    return max(0, min(found)) if found else None
+
+
 def _meminfo(key: str) -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -100,22 +109,51 @@ def _meminfo(key: str) -> int | None:
     return None
 
 
+class _Control(NamedTuple):
+    """Where a version of control groups keeps what."""
+
+    root: str
+    limit: str
+    used: str
+    droppable: tuple[str, ...]
+
+
+_CONTROLS = {
+    "0::": _Control(_CGROUP, "memory.max", "memory.current", ("active_file ", "inactive_file ")),
+    "memory:": _Control(
+        f"{_CGROUP}/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file ", "total_inactive_file ")
+    ),
+}
+"""By what the line in ``/proc/self/cgroup`` has before the path: version 2, version 1."""
+
+
 def _cgroup_left() -> int | None:
     """What the tightest limit above this process leaves, page cache that can be dropped counted as free."""
     try:
         with open("/proc/self/cgroup", encoding="ascii") as file:
-            own = next(line.strip().split("::", 1)[1] for line in file if line.startswith("0::"))
-    except (OSError, StopIteration, IndexError):
+            lines = file.read().splitlines()
+    except OSError:
         return None
+    found = [
+        left
+        for mark, control in _CONTROLS.items()
+        for line in lines
+        if line.startswith(mark) or line.partition(":")[2].startswith(mark)
+        if (left := _left_in(control, line.split(":", 2)[2])) is not None
+    ]
+    return min(found, default=None)
+
+
+def _left_in(control: _Control, own: str) -> int | None:
     left: int | None = None
     path = own.rstrip("/")
     while True:
-        folder = _CGROUP + path
+        folder = control.root + path
         try:
-            limit = _number(f"{folder}/memory.max")
-            if limit is not None:
-                used = _number(f"{folder}/memory.current") or 0
-                here = limit - used + _droppable(f"{folder}/memory.stat")
+            limit = _number(f"{folder}/{control.limit}")
+            if limit is not None and limit < _NO_LIMIT:
+                used = _number(f"{folder}/{control.used}") or 0
+                here = limit - used + _droppable(f"{folder}/memory.stat", control.droppable)
                 left = here if left is None else min(left, here)
         except OSError:
             pass
@@ -130,7 +168,7 @@ def _number(path: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _droppable(path: str) -> int:
+def _droppable(path: str, lines: tuple[str, ...]) -> int:
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith(("active_file ", "inactive_file ")))
+        return sum(int(line.split()[1]) for line in file if line.startswith(lines))
     return 0

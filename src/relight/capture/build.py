@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
-from relight.capture.rebuild import Memory, Thunk, build
+from relight.capture.rebuild import Check, Memory, Thunk, build
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
 from relight.layout import Sink
@@ -30,37 +30,79 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
+_MADE_OF = frozenset((Leaf, dict, list, tuple))
 
 
-def build_tree(tensors: Sequence[Tensor], tree: bytes, *, only: Sequence[str] | None = None, where: str) -> LoadPlan:
-    """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it."""
-    memory = Memory(tensors)
-    root = decode_tree(tree, len(tensors), lambda leaf, path: leaf, where)
-    made = _plan(root, "", memory, only)
-    return LoadPlan(memory.sinks, lambda: {} if made is _NOTHING else made())
+class Later(NamedTuple):
+    """Stands for a value that can only be made once the bytes are there."""
+
+    make: Thunk
+
+
+def build_tree(
+    tensors: Sequence[Tensor], tree: bytes, *, only: Sequence[str] | None = None, where: str, check: Check | None = None
+) -> LoadPlan:
+    """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it.
+
+    ``check``: see ``Memory``.
+    """
+    memory = Memory(tensors, check)
+    made = _plan(decode_tree(tree, len(tensors), where), "", memory, only)
+    return LoadPlan(memory.sinks, lambda: {} if made is _NOTHING else made.make() if type(made) is Later else made)
 
 
 def thunks(node: Any, path: str, memory: Memory) -> Thunk:
-    """What makes the value of a decoded node, whole."""
-    made: Thunk = _plan(node, path, memory, None)
-    return made
+    """What makes the value of a decoded node, whole. To be called once: containers without sparse tensors and the like are made already."""
+    made = whole(node, path, memory)
+    return made.make if type(made) is Later else lambda: made
+
+
+def whole(node: Any, path: str, memory: Memory) -> Any:
+    """The value of a decoded node, its tensors still to be filled, or ``Later``."""
+    kind = type(node)
+    if kind is Leaf:
+        return memory.get(node.tensors[0]) if node.kind == "tensor" else Later(build(node, memory, path))
+    if kind is dict:
+        return _dict({
+            key: memory.get(value.tensors[0]) if type(value) is Leaf and value.kind == "tensor" else
+            whole(value, join_path(path, key), memory) if type(value) in _MADE_OF else value
+            for key, value in node.items()
+        })  # fmt: skip
+    if kind is list or kind is tuple:
+        return _sequence(
+            [whole(value, join_path(path, i, sequence=True), memory) if type(value) in _MADE_OF else value for i, value in enumerate(node)],
+            kind,
+        )
+    return node
 
 
 def _plan(node: Any, path: str, memory: Memory, only: Sequence[str] | None) -> Any:
-    if only is not None and path and selected(path, only):
-        only = None
-    if isinstance(node, dict):
+    if only is None or (path and selected(path, only)):
+        return whole(node, path, memory)
+    if type(node) is dict:
         parts = {key: _plan(value, join_path(path, key), memory, only) for key, value in node.items()}
         kept = {key: part for key, part in parts.items() if part is not _NOTHING}
-        return _NOTHING if only is not None and not kept else lambda: {key: part() for key, part in kept.items()}
-    if isinstance(node, (list, tuple)):
+        return _dict(kept) if kept else _NOTHING
+    if type(node) in (list, tuple):
         items = [_plan(value, join_path(path, i, sequence=True), memory, only) for i, value in enumerate(node)]
-        if only is not None and any(item is _NOTHING for item in items):
-            return _NOTHING
-        kind = type(node)
-        return lambda: kind(item() for item in items)
-    if only is not None:
-        return _NOTHING
-    if type(node) is Leaf:
-        return build(node, memory, path)
-    return lambda: node
+        return _NOTHING if any(item is _NOTHING for item in items) else _sequence(items, type(node))
+    return _NOTHING
+
+
+def _dict(parts: dict[Any, Any]) -> Any:
+    late = {key: part.make for key, part in parts.items() if type(part) is Later}
+    if not late:
+        return parts
+
+    def make() -> dict[Any, Any]:
+        for key, one in late.items():
+            parts[key] = one()
+        return parts
+
+    return Later(make)
+
+
+def _sequence(items: list[Any], kind: Callable[[list[Any]], Any]) -> Any:
+    if any(type(item) is Later for item in items):
+        return Later(lambda: kind([item.make() if type(item) is Later else item for item in items]))
+    return kind(items)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from relight.capture.tensors import TORCH_DTYPES, TensorSink
+from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import IncompatibleState, UnsafeContent
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
+from relight.layout.sources import Place
 
 Thunk = Callable[[], Any]
+Check = Callable[[int], None]
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _SPARSE_LAYOUTS = {
     "sparse_csr": torch.sparse_csr,
     "sparse_csc": torch.sparse_csc,
@@ -23,23 +27,47 @@ _SPARSE_LAYOUTS = {
 
 
 class Memory:
-    """Fresh CPU tensors for stored ones, made when asked for, one each: leaves that share a tensor share the memory."""
+    """Fresh CPU tensors for stored ones, made when asked for, one each: leaves that share a tensor share the memory.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
+    ``check``, given the index of a pack, raises if the store does not hold what the part says of it. It is asked before the first memory
+    for that pack is made, as anybody can write a large shape.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], check: Check | None = None) -> None:
+        self._tensors, self._check = tensors, check
+        self._checked: set[int] = set()
         self._made: dict[int, torch.Tensor] = {}
 
     def get(self, index: int) -> torch.Tensor:
         """The tensor that index ``index`` will be read into."""
-        if index not in self._made:
+        made = self._made.get(index)
+        if made is None:
             stored = self._tensors[index]
-            self._made[index] = torch.empty(stored.shape, dtype=torch_dtype(stored))
-        return self._made[index]
+            dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
+            if stored.length and stored.pack in self._checked:
+                made = torch.empty(stored.shape, dtype=dtype)
+            else:
+                made = self.make(stored, partial(torch.empty, stored.shape, dtype=dtype))
+            self._made[index] = made
+        return made
+
+    def make(self, stored: Tensor, empty: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What ``empty`` gives, which is as large as ``stored``, once it is known that the store holds as much."""
+        if not stored.length:  # torch multiplies extents even where one of them is 0
+            try:
+                return empty()
+            except (RuntimeError, OverflowError) as error:
+                raise UnsafeContent(f"a shape no tensor can have: {str(error)[:80]}", where=stored.name[:80]) from None
+        if stored.pack not in self._checked:
+            if self._check is not None:
+                self._check(stored.pack)
+            self._checked.add(stored.pack)
+        return empty()
 
     @property
     def sinks(self) -> dict[int, Sink]:
         """Sinks for all that was asked for."""
-        return {index: TensorSink(tensor) for index, tensor in self._made.items()}
+        return {index: Place(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in self._made.items()}
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:
@@ -90,10 +118,7 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
     if kind == "quantized_channel":
         return torch._make_per_channel_quantized_tensor(parts[0], parts[1], parts[2], int(meta[1]))
     if kind == "torch_dtype":
-        dtype = getattr(torch, str(meta))
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError("dtype")
-        return dtype
+        return _DTYPES[meta]
     if kind == "torch_device":
         return torch.device(str(meta))
     if kind == "torch_size":

@@ -11,13 +11,29 @@ import torch
 from torch import nn
 
 from relight.capture import rng as generators
-from relight.capture.build import selected, thunks
-from relight.capture.captured import named_gradients
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, SCALER, SCHEDULER, VALUE, kind_of, own_name, unwrap, wrapped
+from relight.capture.build import Later, selected, thunks, whole
+from relight.capture.captured import loose_tensors, named_gradients
+from relight.capture.kinds import (
+    LOADER,
+    MODULE,
+    OPTIMIZER,
+    RNG,
+    SCALER,
+    SCHEDULER,
+    VALUE,
+    kind_of,
+    named_parameters,
+    own_name,
+    unwrap,
+    wrapped,
+)
 from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
+from relight.capture.module_state import is_plain, plain_state
 from relight.capture.optimizers import is_custom, load_custom, own_parameters, parameter_names, place_like
-from relight.capture.rebuild import Memory, Thunk, torch_dtype
-from relight.capture.tensors import FanOut, TensorSink, identity, touched, without_repeats
+from relight.capture.rebuild import Check, Memory, Thunk, torch_dtype
+from relight.capture.refill import refill_array, refill_dict, refill_sequence, refill_set, refill_tensor, set_group
+from relight.capture.targets import Targets, dtype_text
+from relight.capture.tensors import touched, without_repeats
 from relight.errors import IncompatibleState, RelightError
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
@@ -58,11 +74,14 @@ def plan_restore(
     strict: bool = True,
     rename: Rename = None,
     where: str = "",
+    check: Check | None = None,
 ) -> RestorePlan:
-    """Plan how what is stored goes into ``components``. ``IncompatibleState`` lists every mismatch at once; nothing was changed then."""
-    planner = _Planner(components, tensors, only, strict, _renamer(rename))
-    root = decode_tree(tree, len(tensors), lambda leaf, path: leaf, where)
-    planner.plan(root)
+    """Plan how what is stored goes into ``components``. ``IncompatibleState`` lists every mismatch at once; nothing was changed then.
+
+    ``check``: see ``Memory``.
+    """
+    planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check))
+    planner.plan(decode_tree(tree, len(tensors), where))
     if planner.wrong and strict:
         raise IncompatibleState(
             f"the checkpoint does not fit: {len(planner.wrong)} mismatches" if len(planner.wrong) > 1 else "the checkpoint does not fit",
@@ -81,21 +100,21 @@ class _Planner:
         tensors: Sequence[Tensor],
         only: Sequence[str] | None,
         strict: bool,
-        rename: Callable[[str], str],
+        rename: Callable[[str], str] | None,
+        memory: Memory,
     ) -> None:
-        self.components, self.tensors, self.only, self.strict, self.rename = components, tensors, only, strict, rename
+        self.components, self.tensors, self.only, self.rename, self._memory = components, tensors, only, rename, memory
         self.result = RestorePlan()
         self.wrong: list[str] = []
-        self._memory = Memory(tensors)
-        self._direct: dict[int, list[TensorSink]] = {}
-        self._owners: dict[tuple[object, ...], int] = {}
+        self.targets = Targets(tensors, self.wrong, strict=strict)
         self._resized: set[int] = set()
 
     def plan(self, root: Any) -> None:
         if not isinstance(root, dict):
             self.wrong.append("the stored state is not a dict of components")
             return
-        root = self._renamed(root)
+        if self.rename is not None:
+            root = _renamed(root, self.rename)
         for name, value in self.components.items():
             if not self._touches(name):
                 continue
@@ -111,27 +130,9 @@ class _Planner:
             self._rng(root["rng"])
 
     def close(self) -> RestorePlan:
-        sinks = self._memory.sinks
-        for index, direct in self._direct.items():
-            if index in sinks:  # also wanted as a value
-                direct = [*direct, TensorSink(self._memory.get(index))]
-            sinks[index] = direct[0] if len(direct) == 1 else FanOut(direct)
-        self.result.sinks = sinks
+        self.result.sinks = self.targets.sinks(self._memory)
+        self._do(_FIRST, self.targets.filled)
         return self.result
-
-    def _renamed(self, root: dict[Any, Any]) -> dict[Any, Any]:
-        """The stored components under live names: entries of dict-like ones one by one, so that they may also change component."""
-        out: dict[Any, Any] = {}
-        for component, node in root.items():
-            if component == "grad" and isinstance(node, dict):
-                out[component] = {self.rename(key): value for key, value in node.items()}
-            elif component == "rng" or not isinstance(node, dict) or not node or not all(isinstance(key, str) for key in node):
-                out[self.rename(component)] = node
-            else:
-                for key, value in node.items():
-                    home, _, entry = self.rename(f"{component}/{key}").partition("/")
-                    out.setdefault(home, {})[entry] = value
-        return out
 
     # -- components
 
@@ -139,9 +140,9 @@ class _Planner:
         kind = kind_of(value)
         path = join_path("", name)
         if kind == MODULE:
-            self._module(name, unwrap(value), node, path)
+            self._module(unwrap(value), node, path)
         elif kind == OPTIMIZER:
-            self._optimizer(name, value, node, path)
+            self._optimizer(value, node, path)
         elif kind == VALUE:
             make = self._value(value, node, path)
             if make is not None:
@@ -162,32 +163,38 @@ class _Planner:
             else:
                 self._do(_STATE, lambda: self._guarded(path, lambda: value.load_state_dict(make())))
 
-    def _module(self, name: str, module: nn.Module, node: Any, path: str) -> None:
+    def _module(self, module: nn.Module, node: Any, path: str) -> None:
         if not isinstance(node, dict):
             self.wrong.append(f"{path}: stored as something other than a module")
             return
+        plain = plain_state(module)
+        state: dict[str, Any] = module.state_dict(keep_vars=True) if plain is None else plain
+        direct = plain is not None or is_plain(module, state)
         wrappers = wrapped(module)
-        keys = {own_name(key, wrappers): key for key in module.state_dict(keep_vars=True)}
-        state = module.state_dict(keep_vars=True)
-        live = {key: state[keys[key]] for key in keys}
+        keys = {own_name(key, wrappers): key for key in state} if wrappers else {}
+        live = {key: state[keys[key]] for key in keys} if wrappers else state
         stored: dict[str, Any] = node
-        direct = _is_plain(module)
+        simple = direct and self.only is None
+        if simple and stored.keys() == live.keys() and self.targets.all_plainly([stored[key] for key in live], list(live.values())):
+            return
         taken: dict[str, Thunk] = {}
         for key, tensor in live.items():
+            leaf = stored.get(key)
+            if simple and type(leaf) is Leaf and self.targets.plainly(leaf, tensor):
+                continue
             at = join_path(path, key)
             if not self._takes(at):
                 continue
             if key not in stored:
                 self.wrong.append(f"{at}: missing in the checkpoint{_live(tensor)}")
                 continue
-            leaf = stored[key]
             if isinstance(tensor, torch.Tensor) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
-                if not self._fits(at, leaf, tensor):
+                if not self.targets.fits(at, leaf, tensor):
                     self._resized.add(id(tensor))
                     continue
-                if direct and self._into(leaf, tensor, at):
+                if direct and self.targets.into(leaf, tensor, at):
                     continue
-            taken[keys[key]] = thunks(leaf, at, self._memory)
+            taken[keys.get(key, key)] = thunks(leaf, at, self._memory)
         if self.only is None:
             for key in stored.keys() - live.keys():
                 self.wrong.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
@@ -209,25 +216,27 @@ class _Planner:
         current.update(values)
         self._guarded(path, lambda: module.load_state_dict(current, strict=True))
 
-    def _optimizer(self, name: str, optimizer: Any, node: Any, path: str) -> None:
-        if not isinstance(node, dict) or not {"state", "groups", "extra"} <= node.keys():
+    def _optimizer(self, optimizer: Any, node: Any, path: str) -> None:
+        if not _is_optimizers(node):
             self.wrong.append(f"{path}: stored as something other than an optimizer")
             return
         names = parameter_names(optimizer, self.components)
-        renamed = {stored: self._renamed_parameter(stored) for stored in _names_in(node)}
-        live = [names.get(id(p), "?") for p in own_parameters(optimizer)]
-        held = [renamed[one] for group in node["groups"] for one in group["params"]]
+        renamed = self._renamed_parameters(node)
+        live = {names.get(id(p), "?") for p in own_parameters(optimizer)}
+        saved_groups: list[dict[str, Any]] = node["groups"]
+        members = [{renamed[one] for one in group["params"]} for group in saved_groups]
+        held = set().union(*members)
+        groups = [{names.get(id(p), "?") for p in group["params"]} & held for group in optimizer.param_groups]
         if self.only is None:
-            for one in sorted(set(live) - set(held)):
+            for one in sorted(live - held):
                 self.wrong.append(f"{path}: parameter {one} is missing in the checkpoint")
-            for one in sorted(set(held) - set(live)):
+            for one in sorted(held - live):
                 self.wrong.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
-            if len(node["groups"]) != len(optimizer.param_groups):
-                self.wrong.append(f"{path}: {len(node['groups'])} parameter groups stored, {len(optimizer.param_groups)} live")
+            if len(saved_groups) != len(groups):
+                self.wrong.append(f"{path}: {len(saved_groups)} parameter groups stored, {len(groups)} live")
             else:
-                for index, (group, saved) in enumerate(zip(optimizer.param_groups, node["groups"], strict=True)):
-                    mine = {names.get(id(p), "?") for p in group["params"]} & set(held)
-                    moved = sorted(mine - {renamed[one] for one in saved["params"]})
+                for index, (mine, theirs) in enumerate(zip(groups, members, strict=True)):
+                    moved = sorted(mine - theirs)
                     if moved:
                         self.wrong.append(f"{path}: group {index} was another one for {', '.join(moved[:4])}: settings would be mixed up")
         if is_custom(optimizer):
@@ -236,69 +245,115 @@ class _Planner:
                 self._do(_STATE, lambda: self._guarded(path, lambda: load_custom(optimizer, make(), names)))
             return
         state = {renamed[one]: value for one, value in node["state"].items()}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                name = names.get(id(parameter), "?")
-                if name in held:
-                    self._optimizer_state(optimizer, group, parameter, name, state, path)
+        if not self._in_place(optimizer, names, held, state):
+            made: dict[torch.Tensor, dict[Any, Any]] = {}
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = names.get(id(parameter), "?")
+                    if name in held:
+                        self._parameter_state(optimizer, group, parameter, name, state, f"{path}/state", made)
+            self._do(_STATE, partial(_set_states, optimizer, made))
         if self._takes(f"{path}/groups"):
-            for index, group in enumerate(optimizer.param_groups):
-                mine = {names.get(id(p), "?") for p in group["params"]} & set(held)
-                homes = [one for one in node["groups"] if mine <= {renamed[name] for name in one["params"]}]
-                if not homes:
-                    continue
-                saved = node["groups"][index] if index < len(node["groups"]) and node["groups"][index] in homes else homes[0]
-                wanted = {key: value for key, value in saved.items() if key != "params"}
-                make = thunks(wanted, f"{path}/groups/{index}", self._memory)
-                self._do(_STATE, partial(_set_group, group, make))
+            for index, (group, mine) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+                homes = [index] if index < len(members) and mine <= members[index] else (n for n, one in enumerate(members) if mine <= one)
+                for home in homes:
+                    wanted = {key: value for key, value in saved_groups[home].items() if key != "params"}
+                    make = thunks(wanted, f"{path}/groups/{index}", self._memory)
+                    self._do(_STATE, partial(set_group, group, make))
+                    break
         if self._takes(f"{path}/extra"):
             make_extra = thunks(node["extra"], f"{path}/extra", self._memory)
             self._do(_STATE, lambda: optimizer.state.update(make_extra()))
 
-    def _optimizer_state(
-        self, optimizer: Any, group: Any, parameter: torch.Tensor, name: str, state: Mapping[str, Any], path: str
+    def _in_place(self, optimizer: Any, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
+        """Whether all state is there already, and can be read to where it is; done then, else nothing is."""
+        if self.only is not None or self._resized:
+            return False
+        leaves: list[Any] = []
+        lives: list[Any] = []
+        keys: list[Any] = []
+        like: list[Any] = []
+        for parameter in own_parameters(optimizer):
+            name = names.get(id(parameter), "?")
+            if name not in held:
+                continue
+            saved, current = state.get(name, {}), optimizer.state.get(parameter, {})
+            if not isinstance(saved, dict) or len(saved) != len(current) or list(saved) != list(current):
+                return False
+            if list(saved) != keys:  # nearly all have the same
+                keys = list(saved)
+                like = [key for key in keys if key in _LIKE_PARAMETER]
+            shape = parameter.shape
+            for key in like:
+                leaf = saved[key]
+                if type(leaf) is not Leaf or not leaf.tensors or self.tensors[leaf.tensors[0]].shape != shape:
+                    return False
+            leaves += saved.values()
+            lives += current.values()
+        return self.targets.all_plainly(leaves, lives)
+
+    def _parameter_state(
+        self,
+        optimizer: Any,
+        group: Any,
+        parameter: torch.Tensor,
+        name: str,
+        state: Mapping[str, Any],
+        path: str,
+        all_made: dict[torch.Tensor, dict[Any, Any]],
     ) -> None:
-        at = join_path(f"{path}/state", name)
         current = optimizer.state.get(parameter, {})
-        if name not in state:
-            if self._takes(at) and current:
+        saved = state.get(name)
+        if name in state and not isinstance(saved, dict):
+            self.wrong.append(f"{join_path(path, name)}: stored as something other than a parameter's state")
+            return
+        if saved is None:
+            if current and self._takes(join_path(path, name)):
                 self._do(_STATE, lambda: optimizer.state.pop(parameter, None))
             return
-        made: dict[Any, Thunk] = {}
-        shapes = {key: self.tensors[leaf.tensors[0]].shape for key, leaf in state[name].items() if type(leaf) is Leaf and leaf.tensors}
-        foreign = [key for key in _LIKE_PARAMETER & shapes.keys() if shapes[key] != tuple(parameter.shape)]
+        foreign = any(
+            key in _LIKE_PARAMETER and type(leaf) is Leaf and leaf.tensors and self.tensors[leaf.tensors[0]].shape != parameter.shape
+            for key, leaf in saved.items()
+        )
         if foreign or id(parameter) in self._resized:
             # Half a state is worse than none: the optimizer begins this parameter's afresh.
-            self.wrong.append(f"{at}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
+            self.wrong.append(f"{join_path(path, name)}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
             return
-        for key, leaf in state[name].items():
-            below = join_path(at, key)
+        made: dict[Any, Any] = {}
+        for key, leaf in saved.items():
+            tensor = current.get(key)
+            if self.only is None and type(leaf) is Leaf and self.targets.plainly(leaf, tensor):
+                made[key] = tensor
+                continue
+            below = join_path(join_path(path, name), key)
             if not self._takes(below):
                 if key in current:
-                    made[key] = partial(current.__getitem__, key)
+                    made[key] = tensor
                 continue
             if type(leaf) is not Leaf or leaf.kind != "tensor":
-                made[key] = thunks(leaf, below, self._memory)
+                made[key] = whole(leaf, below, self._memory)
                 continue
             stored = self.tensors[leaf.tensors[0]]
             dtype = torch_dtype(stored)
-            tensor = current.get(key)
             if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
-                tensor = place_like(parameter, group, str(key), stored.shape, dtype)
-            self._sink(leaf.tensors[0], tensor, below)
-            made[key] = partial(touched, tensor)
-        if made:
-            self._do(_STATE, lambda: optimizer.state.__setitem__(parameter, {key: make() for key, make in made.items()}))
+                tensor = self._memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
+            if self.only is not None or not self.targets.plainly(leaf, tensor):
+                self.targets.add(leaf.tensors[0], tensor, below)
+            made[key] = Later(partial(touched, tensor))
+        if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
+            all_made[parameter] = made
 
     def _gradients(self, node: Any) -> None:
-        live = named_gradients(self.components)
-        stored = node if isinstance(node, dict) else {}  # none stored: none is left, or the next step would count a stale one
-        for name, parameter in live.items():
-            leaf = stored.get(name)
-            if leaf is None:
-                self._do(_STATE, partial(setattr, parameter, "grad", None))
+        if not isinstance(node, dict) or not node:  # none stored: none is left, or the next step would count a stale one
+            pairs = (named_parameters(one) if isinstance(one, nn.Module) else loose_tensors(one, "") for one in self.components.values())
+            live = [tensor for each in pairs for _, tensor in each if tensor.requires_grad and tensor.is_leaf]
+            self._do(_STATE, partial(_clear_gradients, live))
+            return
+        for name, parameter in named_gradients(self.components).items():
+            if name not in node:
+                self._do(_STATE, partial(_clear_gradients, [parameter]))
                 continue
-            make = thunks(leaf, join_path("grad", name), self._memory)
+            make = thunks(node[name], join_path("grad", name), self._memory)
             self._do(_STATE, partial(_set_gradient, parameter, make))
 
     def _rng(self, node: Any) -> None:
@@ -317,35 +372,35 @@ class _Planner:
     def _value(self, live: Any, node: Any, path: str) -> Thunk | None:
         """What puts a plain component back, in place where that is possible; None if nothing of it is selected."""
         if isinstance(live, torch.Tensor) and type(node) is Leaf and node.kind in ("tensor", "expanded"):
-            if not self._takes(path) or not self._fits(path, node, live):
+            if not self._takes(path) or not self.targets.fits(path, node, live):
                 return None
-            if self._into(node, live, path):
+            if self.targets.into(node, live, path):
                 return lambda: live
             if without_repeats(live.detach()).shape != live.shape:
                 self.wrong.append(f"{path}: elements of the live tensor share memory")
                 return None
-            return partial(_refill_tensor, live, thunks(node, path, self._memory))
+            return partial(refill_tensor, live, thunks(node, path, self._memory))
         if isinstance(live, torch.Tensor) and type(node) is Leaf and node.kind.startswith(("sparse", "quantized")) and self._takes(path):
-            return partial(_refill_tensor, live, thunks(node, path, self._memory))
+            return partial(refill_tensor, live, thunks(node, path, self._memory))
         if isinstance(live, (list, tuple)) and isinstance(node, (list, tuple)):
             below = [join_path(path, i, sequence=True) for i in range(len(node))]
             items = [self._value(live[i] if i < len(live) else None, one, below[i]) for i, one in enumerate(node)]
             if not self._takes(path) and not all(items):
                 return None
-            return partial(_refill_sequence, live, items, type(node))
+            return partial(refill_sequence, live, items, type(node))
         if isinstance(live, dict) and isinstance(node, dict):
             parts = {key: self._value(live.get(key), value, join_path(path, key)) for key, value in node.items()}
             whole = self._takes(path)
             if not whole and not any(parts.values()):
                 return None
-            return lambda: _refill_dict(live, parts, whole)
+            return lambda: refill_dict(live, parts, whole)
         if not self._takes(path):
             return None
         make = thunks(node, path, self._memory)
         if isinstance(live, set) and isinstance(node, set):
-            return lambda: _refill_set(live, make())
+            return lambda: refill_set(live, make())
         if type(live).__module__ == "numpy" and type(live).__name__ == "ndarray":
-            return lambda: _refill_array(live, make())
+            return lambda: refill_array(live, make())
         return make
 
     # -- tools
@@ -365,39 +420,6 @@ class _Planner:
         heads = [pattern.split("/", 1)[0] for pattern in self.only]
         return any(selected(name, [head]) for head in heads)
 
-    def _fits(self, path: str, leaf: Leaf, live: torch.Tensor) -> bool:
-        stored = self.tensors[leaf.tensors[0]]
-        shape = tuple(leaf.meta) if leaf.kind == "expanded" else stored.shape
-        if shape != tuple(live.shape) or (torch_dtype(stored) != live.dtype and self.strict):
-            self.wrong.append(f"{path}: stored {stored.dtype} {list(shape)}, live {_dtype(live)} {list(live.shape)}")
-            return False
-        return True
-
-    def _into(self, leaf: Leaf, live: torch.Tensor, path: str) -> bool:
-        """Read straight into ``live``, if its layout allows it."""
-        if live.layout != torch.strided or live.is_quantized or live.is_meta:
-            return False
-        target = live.detach()
-        if target.is_conj() or target.is_neg():
-            return False
-        target = without_repeats(target)
-        if tuple(target.shape) != self.tensors[leaf.tensors[0]].shape:
-            return False
-        if not self._sink(leaf.tensors[0], target, path):
-            return True  # told; strict or not, nothing goes there
-        self._do(_FIRST, lambda: touched(live))
-        return True
-
-    def _sink(self, index: int, tensor: torch.Tensor, path: str) -> bool:
-        """Read ``index`` into ``tensor`` too. False, and told, if another stored tensor goes to the same memory."""
-        owner = self._owners.setdefault(identity(tensor), index) if tensor.numel() else index
-        if owner != index:
-            other = self.tensors[owner].name
-            self.wrong.append(f"{path}: tied to what {other} goes to, and stored apart from it")
-            return False
-        self._direct.setdefault(index, []).append(TensorSink(tensor, torch_dtype(self.tensors[index])))
-        return True
-
     def _guarded(self, path: str, action: Thunk) -> None:
         try:
             action()
@@ -409,28 +431,48 @@ class _Planner:
     def _stored(self, node: Any) -> str:
         return f" ({_text(self.tensors[node.tensors[0]])})" if type(node) is Leaf and node.tensors else ""
 
-    def _renamed_parameter(self, stored: str) -> str:
-        for component, value in self.components.items():
-            if kind_of(value) == MODULE:
-                path = f"{component}/{stored}"
-                renamed = self.rename(path)
-                if renamed != path:
-                    return renamed.split("/", 1)[-1]
-        return stored
+    def _renamed_parameters(self, node: Mapping[str, Any]) -> dict[str, str]:
+        """Live names of the parameters an optimizer's node speaks of."""
+        names = _names_in(node)
+        if self.rename is None:
+            return dict(zip(names, names, strict=True))
+        return {name: _renamed_parameter(name, self.components, self.rename) for name in names}
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether reading into parameters and buffers is all that ``load_state_dict`` would do."""
-    for one in module.modules():
-        hooks = [getattr(one, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
-        own = type(one)._load_from_state_dict
-        if any(hooks) or type(one).load_state_dict is not nn.Module.load_state_dict:
-            return False
-        if not own.__module__.startswith("torch.nn."):
-            return False
-    live = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    return all(
-        not isinstance(tensor, torch.Tensor) or tensor is live.get(key) for key, tensor in module.state_dict(keep_vars=True).items()
+def _renamed(root: dict[Any, Any], rename: Callable[[str], str]) -> dict[Any, Any]:
+    """The stored components under live names: entries of dict-like ones one by one, so that they may also change component."""
+    out: dict[Any, Any] = {}
+    for component, node in root.items():
+        if component == "grad" and isinstance(node, dict):
+            out[component] = {rename(key): value for key, value in node.items()}
+        elif component == "rng" or not isinstance(node, dict) or not node or not all(isinstance(key, str) for key in node):
+            out[rename(component)] = node
+        else:
+            for key, value in node.items():
+                home, _, entry = rename(f"{component}/{key}").partition("/")
+                out.setdefault(home, {})[entry] = value
+    return out
+
+
+def _renamed_parameter(stored: str, components: Mapping[str, object], rename: Callable[[str], str]) -> str:
+    for component, value in components.items():
+        if kind_of(value) == MODULE:
+            path = f"{component}/{stored}"
+            renamed = rename(path)
+            if renamed != path:
+                return renamed.split("/", 1)[-1]
+    return stored
+
+
+def _is_optimizers(node: Any) -> bool:
+    """Whether a node is built as ``capture_optimizer`` builds one."""
+    if not isinstance(node, dict) or not {"state", "groups", "extra"} <= node.keys():
+        return False
+    groups, state = node["groups"], node["state"]
+    return (
+        isinstance(groups, list)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups)
+        and isinstance(state, dict)
     )
 
 
@@ -438,47 +480,19 @@ def _names_in(node: Mapping[str, Any]) -> set[str]:
     return {name for group in node["groups"] for name in group["params"]} | {key for key in node["state"] if isinstance(key, str)}
 
 
+def _set_states(optimizer: Any, made: dict[torch.Tensor, dict[Any, Any]]) -> None:
+    for parameter, state in made.items():
+        optimizer.state[parameter] = {key: value.make() if type(value) is Later else value for key, value in state.items()}
+
+
+def _clear_gradients(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.grad is not None:
+            tensor.grad = None
+
+
 def _set_gradient(parameter: torch.Tensor, make: Thunk) -> None:
     parameter.grad = make().to(parameter.device)
-
-
-def _set_group(group: dict[str, Any], make: Thunk) -> None:
-    for key, value in make().items():
-        current = group.get(key)
-        if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and current.shape == value.shape:
-            current.copy_(value)
-        else:
-            group[key] = value
-
-
-def _refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: bool) -> dict[Any, Any]:
-    values = {key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live}
-    if whole:
-        live.clear()
-    live.update(values)
-    return live
-
-
-def _refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:
-    values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
-    if not isinstance(live, list) or kind is not list:
-        return kind(values)
-    live[:] = values
-    return live
-
-
-def _refill_tensor(live: torch.Tensor, make: Thunk) -> torch.Tensor:
-    """The live tensor with the made one's elements; the made one itself where torch cannot copy between the two."""
-    value: torch.Tensor = make()
-    if live.layout != value.layout or live.shape != value.shape or live.dtype != value.dtype:
-        return value
-    try:
-        if live.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-            live.resize_as_sparse_(value)
-        live.copy_(value)  # not detached: a detached sparse tensor has parts of its own
-    except RuntimeError:
-        return value
-    return live
 
 
 def _unfit(kind: str, value: Any, node: Any) -> str | None:
@@ -496,19 +510,6 @@ def _unfit(kind: str, value: Any, node: Any) -> str | None:
             has, lacks = (", ".join(sorted(map(str, keys))) for keys in (foreign, lacking))
             return f"stored by another kind of scheduler: it has {has} and lacks {lacks}"
     return None
-
-
-def _refill_set(live: set[Any], values: set[Any]) -> set[Any]:
-    live.clear()
-    live.update(values)
-    return live
-
-
-def _refill_array(live: Any, value: Any) -> Any:
-    if live.shape == value.shape and live.dtype == value.dtype and live.flags.writeable:
-        live[...] = value
-        return live
-    return value
 
 
 def _renamer(rename: Rename) -> Callable[[str], str]:
@@ -533,9 +534,5 @@ def _text(stored: Tensor) -> str:
     return f"{stored.dtype} {list(stored.shape)}"
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _live(value: Any) -> str:
-    return f" (live {_dtype(value)} {list(value.shape)})" if isinstance(value, torch.Tensor) else ""
+    return f" (live {dtype_text(value)} {list(value.shape)})" if isinstance(value, torch.Tensor) else ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from relight.errors import IncompatibleState
 from relight.format import DTYPES
+from relight.layout import Sink
+from relight.layout.sources import Place
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -37,7 +39,8 @@ def why_not(tensor: torch.Tensor) -> str | None:
     if tensor.layout == torch.strided and not tensor.is_quantized:
         if dtype_name(tensor.dtype) is None:
             return f"dtype {tensor.dtype}, which the format has no name for"
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        contiguous = tensor.is_contiguous()
+        last = tensor.numel() - 1 if contiguous else sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if tensor.numel() and (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
             return "its storage is smaller than the tensor: its memory was taken away (sharded or offloaded?)"
     return None
@@ -53,7 +56,7 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
     """The part of an expanded tensor that has memory of its own: repeated dimensions cut to one."""
-    if all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    if 0 not in tensor.stride() or all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return tensor
     cut = tuple(slice(0, 1) if not stride else slice(None) for stride in tensor.stride())
     return tensor[cut]
@@ -67,7 +70,7 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...]:
         tuple(tensor.shape),
         tensor.stride(),
         tensor.dtype,
-        str(tensor.device),
+        tensor.device,
     )
 
 
@@ -93,17 +96,25 @@ class TensorSource:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._memory = memory_of(tensor)
-        self.length = tensor.numel() * tensor.element_size()
+        self._in_order = tensor.is_cpu and tensor.is_contiguous()
+        self._memory: memoryview | None = None  # made when it is asked for: it costs more than all the rest
+        self.length = tensor.nbytes
 
     def view(self) -> memoryview | None:
         """The memory itself, for contiguous host tensors."""
+        if self._memory is None and self._in_order:
+            self._memory = memory_of(self._tensor)
         return self._memory
 
     @property
     def host_tensor(self) -> torch.Tensor | None:
         """The tensor, if its bytes lie in host memory in order."""
-        return self._tensor if self._memory is not None else None
+        return self._tensor if self._in_order else None
+
+    @property
+    def device_tensor(self) -> torch.Tensor | None:
+        """The tensor, if its bytes lie in an accelerator's memory in order."""
+        return self._tensor if self._tensor.device.type != "cpu" and self._tensor.is_contiguous() else None
 
     def fill(self, start: int, into: memoryview) -> None:
         """Gather a run of elements; temporary memory of a slab at most."""
@@ -119,20 +130,25 @@ class TensorSource:
                 at += len(memory)
 
 
+def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
+    """Where bytes of ``dtype`` (None: its own) go to become the elements of ``tensor``. The version counter is the caller's to move."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and (dtype is None or dtype == tensor.dtype):
+        return Place(tensor.data_ptr(), tensor.nbytes, tensor)
+    return TensorSink(tensor, dtype)
+
+
 class TensorSink:
-    """A live tensor's memory as the place where bytes go. ``done`` must be called once they are there."""
+    """A live tensor whose memory cannot take the bytes as they are: on a device, strided, or of another dtype, to which they are cast."""
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         self._tensor = tensor.detach()
         self._cast = dtype if dtype is not None and dtype != tensor.dtype else None
-        self._memory = memory_of(self._tensor) if self._cast is None else None
-        size = torch.empty((), dtype=dtype or tensor.dtype).element_size()
-        self._size = size
-        self.length = tensor.numel() * size
+        self._size = (dtype or tensor.dtype).itemsize
+        self.length = tensor.numel() * self._size
 
     def view(self) -> memoryview | None:
-        """The live memory, if it can take the bytes as they are."""
-        return self._memory
+        """There is none."""
+        return None
 
     def absorb(self, start: int, data: memoryview) -> None:
         """Scatter a run of elements, cast if the live dtype differs."""
@@ -154,7 +170,7 @@ class TensorSink:
 class FanOut:
     """One stored tensor into several live ones."""
 
-    def __init__(self, sinks: list[TensorSink]) -> None:
+    def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = sinks
         self.length = sinks[0].length
 
@@ -208,6 +224,15 @@ def touched(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
     return tensor
+
+
+def touch_all(tensors: Sequence[torch.Tensor]) -> None:
+    """``touched`` for many, in one call where all have a version counter."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except RuntimeError:  # some are inference tensors
+        for tensor in tensors:
+            touched(tensor)
 
 
 def refuse(path: str, reason: str) -> IncompatibleState:

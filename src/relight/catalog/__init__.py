@@ -6,7 +6,7 @@ Always holds: the newest good one is found if there is one, and what was skipped
 
 from relight.catalog.find import candidates, resolve
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.read import read_tensors
+from relight.catalog.read import check_pack, read_tensors
 from relight.catalog.run import Run, list_runs, open_run
 from relight.catalog.verify import Finding, verify_checkpoint, verify_log
 
@@ -15,6 +15,7 @@ __all__ = [
     "Opened",
     "Run",
     "candidates",
+    "check_pack",
     "list_runs",
     "open_checkpoint",
     "open_run",

@@ -8,19 +8,19 @@ always has something to do; others hash what was read, and move it on while the 
 from __future__ import annotations
 
 import queue
-from bisect import bisect_right
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from typing import NamedTuple
 
 from relight.catalog.opened import Opened
-from relight.errors import CheckpointNotFound, CorruptCheckpoint
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
 from relight.layout import Sink
-from relight.layout.sources import copy_bytes
+from relight.layout.sources import Place, address_of, copy_bytes, move
 from relight.store import PAGE, Reader, page_buffer
 
 READERS = 2
@@ -148,13 +148,13 @@ class _Work:
         room = self._rooms.get() or page_buffer(self._room_bytes)
         try:
             data = file.reader.fetch(run.offset, run.length, room)
+            if data is not None and self._threads:  # the device goes on while others hash
+                self._hashing.append(self._hashers.submit(self._settle, file.key, run, data, True, room))
+                return
             target = _target(run) if data is None else None
-            if data is None:
+            if data is None:  # from memory: whoever copied it has it in the processor's cache
                 data = room[: run.length] if target is None else target
                 file.reader.read_into(run.offset, data)
-            if self._threads:
-                self._hashing.append(self._hashers.submit(self._settle, file.key, run, data, data is not target, room))
-                return
         except BaseException:
             self._rooms.put(room)
             raise
@@ -179,41 +179,91 @@ class _Work:
             self._rooms.put(room)
 
 
-def read_chunk(reader: Reader, offset: int, length: int, room: memoryview) -> memoryview:
-    """Bytes of a file, past the page cache if that is the better way; in ``room``, a ``page_buffer`` two ``PAGE``s longer."""
-    data = reader.fetch(offset, length, room)
-    if data is None:
-        data = room[:length]
-        reader.read_into(offset, data)
-    return data
+def each_chunk(reader: Reader, pack: Pack) -> Iterator[tuple[int, int, memoryview | RelightError]]:
+    """Every chunk of a pack in order: its number, its offset, its bytes, valid until the next is asked for, or why it cannot be read.
+
+    Threads read ahead while the caller is busy with what it got. Memory: ``READERS + 1`` buffers of the longest chunk.
+    """
+    longest = max(length for length, _ in pack.chunks)
+    if longest > reader.size:  # nothing is set aside for what cannot be there
+        longest = reader.size
+    rooms: deque[memoryview] = deque()
+    places = _places(pack)
+
+    def read(offset: int, length: int, room: memoryview) -> memoryview:
+        if offset + length > reader.size:
+            raise CorruptCheckpoint("the file ends sooner")
+        data = reader.fetch(offset, length, room)
+        if data is None:
+            data = room[:length]
+            reader.read_into(offset, data)
+        return data
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="relight-read") as pool:
+        ahead: deque[tuple[int, int, memoryview, Future[memoryview]]] = deque()
+        try:
+            while True:
+                while len(ahead) <= READERS and (place := next(places, None)) is not None:
+                    number, offset, length = place
+                    room = rooms.popleft() if rooms else page_buffer(longest + 2 * PAGE)
+                    ahead.append((number, offset, room, pool.submit(read, offset, length, room)))
+                if not ahead:
+                    return
+                number, offset, room, job = ahead.popleft()
+                error = job.exception()
+                if error is not None and not isinstance(error, RelightError):
+                    raise error
+                yield number, offset, error if error is not None else job.result()
+                rooms.append(room)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _places(pack: Pack) -> Iterator[tuple[int, int, int]]:
+    offset = 0
+    for number, (length, _) in enumerate(pack.chunks):
+        yield number, offset, length
+        offset += length
+
+
+def check_pack(opened: Opened, part: Part, index: int) -> None:
+    """``CorruptCheckpoint`` if that pack is missing, or not as long as was committed: to be asked before memory is made for its tensors."""
+    pack = part.packs[index]
+    _open(opened, f"{opened.prefix}/{pack.file}", pack).close()
 
 
 def _plan(part: Part, sinks: Mapping[int, Sink]) -> dict[int, list[_Run]]:
-    starts = [[0, *accumulate(length for length, _ in pack.chunks)] for pack in part.packs]
-    wanted: dict[tuple[int, int], list[tuple[Tensor, Sink]]] = {}
+    wanted: list[list[tuple[Tensor, Sink]]] = [[] for _ in part.packs]
     for index, sink in sinks.items():
         tensor = part.tensors[index]
         if sink.length != tensor.length:
             raise AssertionError(f"a sink of {sink.length} bytes for {tensor.name}, which has {tensor.length}")
-        if not tensor.length:
-            continue
-        edges = starts[tensor.pack]
-        chunk = bisect_right(edges, tensor.offset) - 1
-        while chunk < len(edges) - 1 and edges[chunk] < tensor.offset + tensor.length:
-            wanted.setdefault((tensor.pack, chunk), []).append((tensor, sink))
-            chunk += 1
-    plan: dict[int, list[_Run]] = {}
-    for (pack, chunk), takers in sorted(wanted.items(), key=lambda item: item[0]):
-        length, value = part.packs[pack].chunks[chunk]
-        want = _Want(chunk, starts[pack][chunk], length, value, takers)
-        runs = plan.setdefault(pack, [])
-        last = runs[-1] if runs else None
-        if last and last.offset + last.length == want.offset and last.length + length <= READ_BYTES:
-            last.wants.append(want)
-            runs[-1] = last._replace(length=last.length + length)
-        else:
-            runs.append(_Run(want.offset, length, [want]))
-    return plan
+        if tensor.length:
+            wanted[tensor.pack].append((tensor, sink))
+    return {index: _runs(part.packs[index], takers) for index, takers in enumerate(wanted) if takers}
+
+
+def _runs(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[_Run]:
+    order = sorted(range(len(takers)), key=[tensor.offset for tensor, _ in takers].__getitem__)
+    takers = [takers[index] for index in order]
+    offsets = [tensor.offset for tensor, _ in takers]
+    runs: list[_Run] = []
+    start = first = 0
+    for chunk, (length, value) in enumerate(pack.chunks):
+        end = start + length
+        behind = bisect_left(offsets, end, first)
+        if behind > first:
+            want = _Want(chunk, start, length, value, takers[first:behind])
+            last = runs[-1] if runs else None
+            if last and last.offset + last.length == start and last.length + length <= READ_BYTES:
+                last.wants.append(want)
+                runs[-1] = last._replace(length=last.length + length)
+            else:
+                runs.append(_Run(start, length, [want]))
+            tensor = takers[behind - 1][0]
+            first = behind - 1 if tensor.offset + tensor.length > end else behind  # tensors do not overlap: only the last may go on
+        start = end
+    return runs
 
 
 def _open(opened: Opened, key: str, pack: Pack) -> Reader:
@@ -240,14 +290,19 @@ def _target(run: _Run) -> memoryview | None:
 
 
 def _hand_on(held: memoryview, want: _Want) -> None:
+    start, stop, source = want.offset, want.offset + want.length, address_of(held)
     for tensor, sink in want.takers:
-        begin, end = max(want.offset, tensor.offset), min(want.offset + want.length, tensor.offset + tensor.length)
-        data = held[begin - want.offset : end - want.offset]
+        offset, length = tensor.offset, tensor.length
+        if isinstance(sink, Place) and source and start <= offset and offset + length <= stop:
+            move(sink.address, source + offset - start, length)
+            continue
+        begin, end = max(start, offset), min(stop, offset + length)
+        data = held[begin - start : end - start]
         view = sink.view()
         if view is not None:
-            copy_bytes(data, view[begin - tensor.offset : end - tensor.offset])
+            copy_bytes(data, view[begin - offset : end - offset])
         else:
-            sink.absorb(begin - tensor.offset, data)
+            sink.absorb(begin - offset, data)
 
 
 def _check(data: memoryview, want: _Want, key: str) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.read import read_chunk
+from relight.catalog.read import each_chunk
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, decode_tree, dtype_named
 from relight.format.manifest import Pack
 from relight.format.pack import parse_header
 from relight.log import Checkpoint, View, read_store
-from relight.store import PAGE, ByteStore, page_buffer
+from relight.store import ByteStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def verify_checkpoint(
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         where = f"{opened.prefix}/{ref.file}"
         try:
-            decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, where)
+            decode_tree(part.tree, len(part.tensors), where)
         except RelightError as error:
             findings.append(Finding(error.kind, where, "", error.what))
         for index, pack in enumerate(part.packs):
@@ -85,13 +85,11 @@ def _verify_pack(
             findings.append(Finding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
-        room = page_buffer(min(reader.size, max(length for length, _ in pack.chunks)) + 2 * PAGE)
-        at = 0
-        for number, (length, value) in enumerate(pack.chunks):
+        for number, at, piece in each_chunk(reader, pack):
+            length, value = pack.chunks[number]
             try:
-                if at + length > reader.size:
-                    raise CorruptCheckpoint("the file ends sooner")
-                piece = read_chunk(reader, at, length, room)
+                if isinstance(piece, RelightError):
+                    raise piece
                 if Digest(piece).digest() != value:
                     raise CorruptCheckpoint("is not what was committed")
                 if number == 0:
@@ -99,7 +97,6 @@ def _verify_pack(
             except RelightError as error:
                 held = _held(part, index, at, at + length)
                 findings.append(Finding(error.kind, key, held, f"chunk {number}, bytes {at}–{at + length}: {error.what}"))
-            at += length
             if progress:
                 progress(length)
     finally:

@@ -9,10 +9,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import torch
 
 from relight.agent import Agent, AgentDied, Done, Layout, Request, connect
 from relight.agent import Item as AgentItem
@@ -20,49 +22,20 @@ from relight.agent import Place as AgentPlace
 from relight.agent.writing import plan_layout
 from relight.arena import Slot, SlotLayout, lay_out
 from relight.capture import Captured, Fixed
+from relight.checkpointer.copies import Copies, register, unregister
 from relight.commit import Attempt, SavePlan
 from relight.commit.save import new_id
 from relight.errors import RelightError, StoreUnavailable
-from relight.format import Tensor, encode_tree
-from relight.layout import Item, Source
-from relight.layout.sources import copy_from
+from relight.format import encode_tree
+from relight.layout import Item
 from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep, Limits
-from relight.snapshot import Copier, Gathered, Snapshot, StepHook, Watched, can_overlap
+from relight.policy.overlap import Overlap
+from relight.snapshot import Copier, DeviceSnapshot, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 
-OVERLAP_FROM = 16 << 10
-"""Smaller tensors are copied at once: guarding them costs more than copying them."""
 REQUEST_ROOM = 1 << 20
 """Beyond twice the first tree: what later trees, metrics and settings may need."""
-
-
-class _Copies:
-    """How some of a state's items get into a slot: one by one, all at once, or while training goes on."""
-
-    def __init__(self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool) -> None:
-        """``places`` are the items' in the packs, which begin at ``packs`` in a slot."""
-        later: list[tuple[str, Any, int]] = []
-        small: list[tuple[int, int, int]] = []
-        self.now: list[tuple[Source, int]] = []
-        for item, place in zip(items, places, strict=True):
-            if not place.length:
-                continue
-            at = packs[place.pack] + place.offset
-            tensor = getattr(item.source, "host_tensor", None)
-            if overlap and tensor is not None and place.length >= OVERLAP_FROM and (item.trainable or item.role == "optim"):
-                later.append((item.name, tensor, at))
-            elif tensor is not None and place.length < OVERLAP_FROM:
-                small.append((tensor.data_ptr(), place.length, at))
-            else:
-                self.now.append((item.source, at))
-        self.later, self.small = Watched(later), Gathered(small)
-
-    def copy_now(self, slot: Slot, base: int) -> None:
-        """Everything but what may be copied later."""
-        self.small.copy(base)
-        for source, at in self.now:
-            copy_from(source, 0, slot.view[at : at + source.length])
 
 
 @dataclass(slots=True)
@@ -76,8 +49,10 @@ class _Shape:
     busy: dict[int, int]
     fixed: Fixed | None = None
     rest: tuple[Any, ...] = ()
-    copies: _Copies | None = None
-    overlapped: bool = True
+    copies: dict[bool, Copies] = field(default_factory=dict)
+    """Of what is fixed, by whether some of it is copied while training goes on."""
+    pinned: frozenset[str] = frozenset()
+    """Kinds of accelerators that write to the slots by themselves."""
 
     def is_of(self, state: Captured) -> bool:
         """Whether the state is laid out so. At a glance, if what is fixed is the same."""
@@ -85,16 +60,21 @@ class _Shape:
             return _key(state.items[len(state.fixed.items) :]) == self.rest
         return _key(state.items) == self.key
 
-    def copies_of(self, state: Captured, overlap: bool) -> list[_Copies]:
+    def streams_of(self, device: torch.device) -> Streams | None:
+        """How that accelerator copies while training goes on; None if it cannot."""
+        return torch.cuda if device.type in self.pinned else None  # type: ignore[return-value]
+
+    def copies_of(self, state: Captured, overlap: bool) -> list[Copies]:
         """How the state gets into a slot; for the fixed part, worked out once."""
-        places, packs = self.plan.tensors, self.layout.packs
+        places, packs, streams_of = self.plan.tensors, self.layout.packs, self.streams_of
         if state.fixed is None:
-            return [_Copies(state.items, places, packs, overlap)]
+            return [Copies(state.items, places, packs, overlap, streams_of)]
         count = len(state.fixed.items)
-        if self.copies is None or self.fixed is not state.fixed or self.overlapped != overlap:
-            self.fixed, self.overlapped, self.rest = state.fixed, overlap, _key(state.items[count:])
-            self.copies = _Copies(state.items[:count], places[:count], packs, overlap)
-        return [self.copies, _Copies(state.items[count:], places[count:], packs, overlap)]
+        if self.fixed is not state.fixed:
+            self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
+        if overlap not in self.copies:
+            self.copies[overlap] = Copies(state.items[:count], places[:count], packs, overlap, streams_of)
+        return [self.copies[overlap], Copies(state.items[count:], places[count:], packs, overlap, streams_of)]
 
 
 class Background:
@@ -115,6 +95,9 @@ class Background:
         self._agent: Agent | None = None
         self._shape: _Shape | None = None
         self._snapshot: Snapshot | None = None
+        self._queued: list[DeviceSnapshot] = []
+        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="relight-finish")
+        self._finishing: Future[None] | None = None
         self._copier = Copier(1)
         self._hook = StepHook(self.barrier)
         self._number = 0
@@ -122,14 +105,29 @@ class Background:
         self._refused: str = ""
         self._warming: threading.Thread | None = None
         _all.add(self)
-        self.overlap = True
+        self._untouched = True
         """Cleared after a snapshot was touched by training: copying at once from then on."""
+        self._way = Overlap()
+        self._overlaps = self._was_busy = True
 
     def barrier(self) -> None:
         """Return when nothing of the running snapshot is read from live tensors any more. Called before every ``optimizer.step``."""
         if self._snapshot is not None:
             self._snapshot.wait()
             self._snapshot = None
+        for one in self._queued:
+            one.before_step()
+        self._queued = []
+
+    def interval(self, seconds: float) -> None:
+        """The time between two calls of ``step()``, which tells what a save costs beyond its own call."""
+        shape, before = self._shape, self._was_busy
+        self._was_busy = shape is None or bool(shape.busy)
+        self._way.interval(seconds, quiet=not (before or self._was_busy))
+
+    def began(self, blocked_s: float) -> None:
+        """A save was begun, which took so long in the training's thread."""
+        self._way.began(self._overlaps, blocked_s)
 
     def warm_up(self, state: Captured) -> None:
         """Have agent and memory made ready in a thread, for a state like this one: the first save then waits for neither. Once."""
@@ -187,14 +185,31 @@ class Background:
             shape.busy[index] = number
         slot.begin(number)
         slot.view[shape.layout.request : shape.layout.request + len(body)] = body
+        if self._finishing is not None:
+            self._finishing.result(self._limits.deadline_s)  # what arrives from devices arrives in the same memory each time
         base = ctypes.addressof(ctypes.c_char.from_buffer(slot.view))
-        overlapped = self._copy_now(state, shape, slot, base)
+        self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
+        copies = shape.copies_of(state, self._overlaps)
+        devices = [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for one in copies for device in one.devices]
+        for one in copies:
+            one.copy_now(slot.view, base)
+        later = [one.later for one in copies if one.later.slices]
+        watched = later[0] if len(later) == 1 else Watched([placed for one in later for placed in one.placed])
         started = time.perf_counter()
 
         def complete(touched: list[str]) -> None:
+            if devices:
+                self._finishing = self._finisher.submit(arrived, touched)
+            else:
+                copied(touched)
+
+        def arrived(touched: list[str]) -> None:
+            copied(sorted({*touched, *(name for one in devices for name in one.finish())}))
+
+        def copied(touched: list[str]) -> None:
             if touched:
                 slot.clear()
-                self.overlap = False
+                self._untouched = False
                 self._free(number)
                 shown = ", ".join(touched[:3]) + (f" and {len(touched) - 3} more" if len(touched) > 3 else "")
                 error = StoreUnavailable(
@@ -207,9 +222,10 @@ class Background:
             self._on_sealed(number, time.perf_counter() - started)
             agent.save(index, number, checkpoint_id)
 
-        self._snapshot = Snapshot(overlapped.begin(), base, complete)
+        self._queued = devices
+        self._snapshot = Snapshot(watched.begin(), base, complete)
         self._copier.start(self._snapshot)
-        if not overlapped.slices:
+        if not watched.slices:
             self._snapshot = None
         return number
 
@@ -219,27 +235,20 @@ class Background:
         self._warm(self._limits.deadline_s)
         self._hook.close()
         self._copier.close()
+        self._finisher.shutdown(wait=True)
         agent, self._agent = self._agent, None
         if agent is not None:
             if polite:
                 agent.bye(self._limits.deadline_s)
             agent.close()
         shape, self._shape = self._shape, None
-        for slot in shape.slots if shape is not None else ():
-            slot.memory.close()
+        if shape is not None:
+            _give_back(shape)
 
     # -- inside
 
     def _alive(self) -> bool:
         return self._agent is not None and self._agent.alive
-
-    def _copy_now(self, state: Captured, shape: _Shape, slot: Slot, base: int) -> Watched:
-        """Copy what may change in the next forward; what is left for later."""
-        copies = shape.copies_of(state, self.overlap and can_overlap(self._components.values()))
-        for one in copies:
-            one.copy_now(slot, base)
-        later = [one.later for one in copies if one.later.slices]
-        return later[0] if len(later) == 1 else Watched([placed for one in later for placed in one.placed])
 
     def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
         """The layout of such a state with a free slot, laid out and told to the agent if that was not done yet."""
@@ -258,8 +267,8 @@ class Background:
         if self._refused == f"{laid_out.size}":
             return None
         try:
-            for old in shape.slots if shape is not None else ():
-                old.memory.close()
+            if shape is not None:
+                _give_back(shape)
             self._shape = None
             slots = agent.slots(laid_out.size, 2, self._limits.memory, self._limits.deadline_s)
             if not slots:
@@ -271,7 +280,7 @@ class Background:
             return None
         for slot in slots:
             slot.memory.populate()
-        self._shape = _Shape(key, plan, laid_out, slots, {})
+        self._shape = _Shape(key, plan, laid_out, slots, {}, pinned=_pin(slots, state.items))
         return self._shape
 
     def _join(self) -> bool:
@@ -354,6 +363,21 @@ def _let_go(agent: Agent, copier: Copier) -> None:
 def _key(items: Sequence[Item]) -> tuple[Any, ...]:
     """Equal for items that are laid out alike."""
     return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable) for item in items)
+
+
+def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
+    """Have accelerators that hold some of ``items`` write to the slots by themselves. The kinds that do."""
+    if not any(getattr(item.source, "device_tensor", None) is not None and item.source.device_tensor.is_cuda for item in items):  # type: ignore[attr-defined]
+        return frozenset()
+    return frozenset({"cuda"}) if all(pin_slot(slot.view, register) for slot in slots) else frozenset()
+
+
+def _give_back(shape: _Shape) -> None:
+    """Unmap its slots; the agent keeps them as long as it needs them."""
+    for slot in shape.slots:
+        if shape.pinned:
+            unregister(slot.view)
+        slot.memory.close()
 
 
 def _report(number: int, checkpoint_id: str) -> Any:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from relight.agent import Done, Request
 from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
-from relight.catalog.find import best, metric_value
 from relight.checkpointer.background import Background
+from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.observer import observers
@@ -100,13 +100,14 @@ class Checkpointer:
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
         self._resumed = Resumed()
-        self._best: dict[str, float] = {}
+        self._best = BestSoFar(self._trigger)
         self._verified: dict[str, bool] = {}
         self._parent: str | None = None
         self._last_digest: bytes | None = None
         self._last_saved_step: int | None = None
         self._last_step: int | None = None
         self._last_save_s = monotonic()
+        self._returned_s = perf_counter()
         self._failed_in_a_row = 0
         self._closed = False
         watch_loaders(self._components)
@@ -163,6 +164,8 @@ class Checkpointer:
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
         self._last_step = step
+        if self._background is not None:
+            self._background.interval(perf_counter() - self._returned_s)
         self._collect()
         reason = self._why_now(step, metrics, micro_step)
         save = None
@@ -177,6 +180,7 @@ class Checkpointer:
         self._boundary.remember(step)
         if save is None and not self._warmed:
             self._warm_up()
+        self._returned_s = perf_counter()
         return save
 
     def save(
@@ -290,7 +294,7 @@ class Checkpointer:
             self._attempt = Attempt.begin(self._store, self._run, reason="restored" if self._parent else "fresh")
             history = self._attempt.history()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
-            self._know_best(history)
+            self._best.learn_from(history)
             self._notice_newer(history)
             sweep(self._store, self._run)
         return self._attempt
@@ -304,7 +308,7 @@ class Checkpointer:
             return None
         wanted = {name for name, _ in self._trigger.metrics}
         values = {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
-        facts = Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best)
+        facts = Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
         return self._trigger.due(facts)
 
     def _save(
@@ -373,8 +377,9 @@ class Checkpointer:
             return None
         emit("save.requested", step=step, reason=reason, id=save.id)
         save.timings["blocked"] = perf_counter() - started
+        background.began(save.timings["blocked"])
         self._last_saved_step, self._last_save_s = step, monotonic()
-        self._know_metrics(numbers)
+        self._best.learn(numbers)
         return save
 
     def _on_sealed(self, number: int, seconds: float) -> None:
@@ -469,7 +474,7 @@ class Checkpointer:
         if tag is not None:
             put_tag(self._store, self._run, tag, report.id)
         if self._attempt is not None:
-            retire(self._store, self._run, self._keep, self._verified, self._attempt.epoch)
+            retire(self._attempt.place, self._keep, self._verified)
         return save
 
     def _count_failure(self, save: Save) -> None:
@@ -515,7 +520,7 @@ class Checkpointer:
         )
         self._notice_stale(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._parent, self._last_saved_step, self._last_save_s = report.id, save.step, monotonic()
-        self._know_metrics(metrics)
+        self._best.learn(metrics)
 
     def _notice_stale(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
         if save.step != before and self._last_digest == digest and logical_bytes and self._trains():
@@ -527,14 +532,6 @@ class Checkpointer:
                 id=save.id,
             )
         self._last_digest = digest
-
-    def _know_metrics(self, metrics: Mapping[str, float]) -> None:
-        if self._trigger is not None:
-            for name, mode in self._trigger.metrics:
-                value = metrics.get(name)
-                known = self._best.get(f"{name}:{mode}")
-                if value is not None and (known is None or (value < known if mode == "min" else value > known)):
-                    self._best[f"{name}:{mode}"] = value
 
     def _failed(self, error: Exception, step: int, turn: int) -> RelightError:
         known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}", where=f"step {step}")
@@ -562,12 +559,6 @@ class Checkpointer:
             self._write(state, step, f"exception: {type(error).__name__}", {}, None, None)
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
-
-    def _know_best(self, history: History) -> None:
-        for name, mode in self._trigger.metrics if self._trigger else ():
-            found = best(history.live, name, mode)
-            if found:
-                self._best[f"{name}:{mode}"] = metric_value(found.body.metrics[name])
 
     def _notice_newer(self, history: History) -> None:
         newest = history.live[-1].id if history.live else None

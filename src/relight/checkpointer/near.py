@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,6 @@ from typing import Any
 from relight.agent import Held, reach
 from relight.catalog.opened import Opened
 from relight.errors import CorruptCheckpoint, RelightError
-from relight.layout import Bytes
-from relight.layout.sources import copy_from
 from relight.observe import emit
 from relight.store import ByteStore, Reader
 
@@ -70,7 +69,7 @@ class _Reader:
     def __init__(self, held: Held, start: int, size: int) -> None:
         if start + size > held.memory.size:
             raise CorruptCheckpoint("the memory is shorter than the checkpoint", where="shared memory")
-        self._bytes, self.size = Bytes(held.memory.view[start : start + size]), size
+        self._fd, self._start, self.size = held.memory.fd, start, size
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
         return None
@@ -78,7 +77,11 @@ class _Reader:
     def read_into(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > self.size:
             raise CorruptCheckpoint("the memory ends sooner than it should", where="shared memory")
-        copy_from(self._bytes, offset, into)
+        while into:  # by descriptor: reading through the mapping would fault its pages in, one after the other
+            got = os.preadv(self._fd, [into], self._start + offset)
+            if got <= 0:
+                raise CorruptCheckpoint("the memory ends sooner than it should", where="shared memory")
+            into, offset = into[got:], offset + got
 
     def close(self) -> None:
         pass

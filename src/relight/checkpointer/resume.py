@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from relight.capture import differences, plan_restore
-from relight.catalog import candidates, open_checkpoint, read_tensors
+from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
 from relight.checkpointer.near import Near
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.format.collector import collector_paused
 from relight.layout import Sink
 from relight.log import Checkpoint, Log, View, fold
 from relight.observe import emit
@@ -118,10 +121,20 @@ def _restore(
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
 ) -> None:
-    opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
-    part = opened.parts[0]
-    plan = plan_restore(components, part.tensors, part.tree, only=only, strict=strict, rename=rename, where=opened.prefix)
-    result.bytes_read = _read(opened, near, plan.sinks, result)
+    with collector_paused():
+        opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+        part, nearer = opened.parts[0], near.view(opened)
+        plan = plan_restore(
+            components,
+            part.tensors,
+            part.tree,
+            only=only,
+            strict=strict,
+            rename=rename,
+            where=opened.prefix,
+            check=partial(_check_pack, opened, nearer),
+        )
+    result.bytes_read = _read(opened, nearer, plan.sinks, result)
     plan.finish()
     result.checkpoint = checkpoint
     result.values = plan.values
@@ -131,9 +144,16 @@ def _restore(
     result.micro_step = micro if isinstance(micro, int) else None
 
 
-def _read(opened: Opened, near: Near, sinks: Mapping[int, Sink], result: Resumed) -> int:
+def _check_pack(opened: Opened, nearer: Opened | None, index: int) -> None:
+    if nearer is not None:
+        with suppress(CorruptCheckpoint):  # what is in the store may still be whole
+            check_pack(nearer, nearer.parts[0], index)
+            return
+    check_pack(opened, opened.parts[0], index)
+
+
+def _read(opened: Opened, nearer: Opened | None, sinks: Mapping[int, Sink], result: Resumed) -> int:
     """From memory if it is there and what was committed, else from the store."""
-    nearer = near.view(opened)
     if nearer is not None:
         try:
             count = read_tensors(nearer, nearer.parts[0], sinks)

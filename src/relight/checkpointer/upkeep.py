@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relight.commit import Place
 from relight.errors import Fenced, RelightError
 from relight.format.records import TagBody
 from relight.log import Log, fold
@@ -11,13 +12,13 @@ from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore
 
 
-def retire(store: ByteStore, run: str, keep: Keep, verified: dict[str, bool], epoch: int) -> None:
+def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
     """Remove what ``keep`` no longer keeps. ``Fenced`` is the caller's; other failures are told, and tried again after the next save."""
     if keep.is_everything:
         return
     try:
-        plan = plan_prune(store, run, keep, verified=verified)
-        report = execute(plan, store, epoch=epoch)
+        plan = plan_prune(place.store, place.log.run, keep, verified=verified, log=place.log)
+        report = execute(plan, place.store, epoch=place.epoch, log=place.log)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
     except Fenced:

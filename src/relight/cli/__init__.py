@@ -28,6 +28,7 @@ COMMANDS = {
     "tag": "name a checkpoint; a tag also keeps it",
     "cp": "copy checkpoints to another store or run",
     "prove": "does a training script resume to the bit?",
+    "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",
 }
 NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)

@@ -213,7 +213,7 @@ def _values(opened: Opened) -> list[tuple[str, Any]]:
     for part in opened.parts:
         prefix = f"rank {part.rank}: " if len(opened.parts) > 1 else ""
         before = len(found)
-        walk(decode_tree(part.tree, len(part.tensors), lambda leaf, path: leaf, opened.prefix), "")
+        walk(decode_tree(part.tree, len(part.tensors), opened.prefix), "")
         found[before:] = [(prefix + path, value) for path, value in found[before:]]
     return found
 

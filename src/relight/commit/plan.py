@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relight.errors import IncompatibleState
 from relight.format import Tensor, dtype_named, encode_header
@@ -34,6 +34,8 @@ class SavePlan:
     packs: list[PackPlan]
     tensors: list[Tensor]
     trainable: frozenset[int]
+    proven: set[str] = field(default_factory=set)
+    """Holds ``"read"`` once a save of this plan was read back and found to be what any reader takes. ``replace`` hands it on."""
 
     @property
     def logical_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,6 @@ from relight.errors import IncompatibleState, UnsafeContent
 
 LEVELS_MAX = 100
 DIGITS_MAX = 4096
-PATH_MAX = 8192
-"""Characters of a path that leaves are told; names of tensors are half as long at most."""
 EQUAL_HASHES_MAX = 64
 LEAF_KINDS: dict[str, int] = {
     "tensor": 1,
@@ -33,11 +30,14 @@ LEAF_KINDS: dict[str, int] = {
     "torch_size": 0,
 }
 """Leaf kinds and how many tensors each takes."""
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """What is not a plain value: ``kind`` says how to build it from ``tensors`` (indices into the part's) and ``meta``."""
+class Leaf(msgspec.Struct, frozen=True, gc=False):
+    """What is not a plain value: ``kind`` says how to build it from ``tensors`` (indices into the part's) and ``meta``.
+
+    There are as many as tensors: the garbage collector does not look at them.
+    """
 
     kind: str
     tensors: tuple[int, ...] = ()
@@ -123,88 +123,97 @@ def _encode(value: Any, path: str, level: int) -> Any:
     )
 
 
-def decode_tree(data: bytes, tensors: int, leaf: Callable[[Leaf, str], Any], where: str) -> Any:
-    """The tree in ``data``. ``leaf(leaf, path)`` builds each leaf; ``tensors`` is how many there are to point at."""
+def decode_tree(data: bytes, tensors: int, where: str) -> Any:
+    """The tree in ``data``, its leaves as ``Leaf``; ``tensors`` is how many there are to point at."""
     try:
-        node = _unpack(data)
-        return _decode(node, tensors, leaf, "", where, 0)
+        return _Decoder(tensors, where).value(_unpack(data), 0)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise UnsafeContent(f"not a tree of values: {str(error)[:200]}", where=where) from None
 
 
-def _decode(node: Any, tensors: int, leaf: Callable[[Leaf, str], Any], path: str, where: str, level: int) -> Any:
-    if not isinstance(node, list):
-        if isinstance(node, (dict, msgspec.msgpack.Ext)) or type(node).__name__ in ("Timestamp", "datetime"):
-            raise UnsafeContent("a kind of MessagePack value the format has not", where=where)
-        return node
-    if level > LEVELS_MAX:
-        raise UnsafeContent(f"values nested deeper than {LEVELS_MAX} levels", where=where)
-    if not node or not isinstance(node[0], str):
-        raise UnsafeContent("a node without a tag", where=where)
-    tag, rest = node[0], node[1:]
+class _Decoder:
+    """One tree's nodes to values."""
 
-    def child(item: Any, at: str) -> Any:
-        return _decode(item, tensors, leaf, at, where, level + 1)
+    def __init__(self, tensors: int, where: str) -> None:
+        self._tensors, self._where = tensors, where
 
-    path = path if len(path) <= PATH_MAX else path[:PATH_MAX] + "…"  # each child gets a copy: a long one must not cost its square
+    def value(self, node: Any, level: int) -> Any:
+        if type(node) in _PLAIN:
+            return node
+        if type(node) is not list:
+            raise self._unsafe("a kind of MessagePack value the format has not")
+        if level > LEVELS_MAX:
+            raise self._unsafe(f"values nested deeper than {LEVELS_MAX} levels")
+        if not node or type(node[0]) is not str:
+            raise self._unsafe("a node without a tag")
+        tag, count = node[0], len(node) - 1
+        if tag == "@" and count == 3:
+            return self._leaf(node[1], node[2], self.value(node[3], level + 1))
+        if tag == "d":
+            return self._dict(node, level + 1)
+        if tag in ("l", "t"):
+            items = self._each(node[1:], level + 1)
+            return items if tag == "l" else tuple(items)
+        if tag in ("s", "f"):
+            elements = set(self._hashable(self._each(node[1:], level + 1)))
+            if len(elements) != count:
+                raise self._unsafe("a set with a member twice")
+            return elements if tag == "s" else frozenset(elements)
+        if tag == "i" and count == 1 and type(node[1]) is str:
+            digits = node[1].removeprefix("-")
+            if not digits.isascii() or not digits.isdigit() or len(digits) > DIGITS_MAX:
+                raise self._unsafe("not a decimal integer")
+            return int(node[1])
+        if tag == "c" and count == 2 and type(node[1]) is float and type(node[2]) is float:
+            return complex(node[1], node[2])
+        raise self._unsafe(f"unknown or malformed node {tag[:20]!r}")
 
-    if tag in ("l", "t"):
-        items = [child(item, join_path(path, i, sequence=True)) for i, item in enumerate(rest)]
-        return items if tag == "l" else tuple(items)
-    if tag == "d":
-        if len(rest) % 2:
-            raise UnsafeContent("a dict with a key and no value", where=where)
-        result: dict[Any, Any] = {}
-        hashable = _Hashable(where)
-        for i in range(0, len(rest), 2):
-            key = hashable(child(rest[i], path))
-            if key in result:
-                raise UnsafeContent(f"duplicate key {str(key)[:40]!r} in a dict", where=where)
-            result[key] = child(rest[i + 1], join_path(path, key))
+    def _each(self, nodes: list[Any], level: int) -> list[Any]:
+        values = []
+        for node in nodes:
+            if type(node) in _PLAIN:
+                values.append(node)
+            elif type(node) is list and len(node) == 4 and node[0] == "@" and node[3] is None and level <= LEVELS_MAX:
+                values.append(self._leaf(node[1], node[2], None))
+            else:
+                values.append(self.value(node, level))
+        return values
+
+    def _dict(self, node: list[Any], level: int) -> dict[Any, Any]:
+        if not len(node) % 2:
+            raise self._unsafe("a dict with a key and no value")
+        keys = self._hashable(self._each(node[1::2], level))
+        result = dict(zip(keys, self._each(node[2::2], level), strict=True))
+        if len(result) != len(keys):
+            twice = next(key for key, times in Counter(keys).items() if times > 1)
+            raise self._unsafe(f"duplicate key {str(twice)[:40]!r} in a dict")
         return result
-    if tag in ("s", "f"):
-        hashable = _Hashable(where)
-        elements = {hashable(child(item, path)) for item in rest}
-        if len(elements) != len(rest):
-            raise UnsafeContent("a set with a member twice", where=where)
-        return elements if tag == "s" else frozenset(elements)
-    if tag == "i" and len(rest) == 1 and isinstance(rest[0], str):
-        digits = rest[0].removeprefix("-")
-        if not digits.isascii() or not digits.isdigit() or len(digits) > DIGITS_MAX:
-            raise UnsafeContent("not a decimal integer", where=where)
-        return int(rest[0])
-    if tag == "c" and len(rest) == 2 and all(type(item) is float for item in rest):
-        return complex(rest[0], rest[1])
-    if tag == "@" and len(rest) == 3:
-        return leaf(_leaf(rest, tensors, child(rest[2], path), where), path)
-    raise UnsafeContent(f"unknown or malformed node {tag[:20]!r}", where=where)
 
+    def _leaf(self, kind: Any, indices: Any, meta: Any) -> Leaf:
+        if type(indices) is list and len(indices) == 1 and kind == "tensor":  # nearly all
+            index = indices[0]
+            if type(index) is int and 0 <= index < self._tensors:
+                return Leaf("tensor", (index,), meta)
+        if not isinstance(kind, str) or kind not in LEAF_KINDS:
+            raise self._unsafe(f"unknown kind of leaf {str(kind)[:40]!r}")
+        if not isinstance(indices, list) or len(indices) != LEAF_KINDS[kind]:
+            raise self._unsafe(f"a {kind} of {len(indices) if isinstance(indices, list) else '?'} tensors")
+        if any(type(index) is not int or not 0 <= index < self._tensors for index in indices):
+            raise self._unsafe(f"a {kind} that points at no tensor")
+        return Leaf(kind, tuple(indices), meta)
 
-def _leaf(rest: list[Any], tensors: int, meta: Any, where: str) -> Leaf:
-    kind, indices = rest[0], rest[1]
-    if not isinstance(kind, str) or kind not in LEAF_KINDS:
-        raise UnsafeContent(f"unknown kind of leaf {str(kind)[:40]!r}", where=where)
-    if not isinstance(indices, list) or len(indices) != LEAF_KINDS[kind]:
-        raise UnsafeContent(f"a {kind} of {len(indices) if isinstance(indices, list) else '?'} tensors", where=where)
-    if any(type(index) is not int or not 0 <= index < tensors for index in indices):
-        raise UnsafeContent(f"a {kind} that points at no tensor", where=where)
-    return Leaf(kind, tuple(indices), meta)
-
-
-class _Hashable:
-    """Gives back the keys of one dict or members of one set. Refuses what has no hash, and many of one hash: they cost their square."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._counts: Counter[int] = Counter()
-
-    def __call__(self, value: Any) -> Any:
+    def _hashable(self, values: list[Any]) -> list[Any]:
+        """The keys of one dict or members of one set. Refuses what has no hash, and many of one hash: they cost their square."""
+        guessable = [value for value in values if type(value) is not str and type(value) is not bytes]  # those have a secret in their hash
+        if not guessable:
+            return values
         try:
-            code = hash(value)
+            hashes = Counter(map(hash, guessable))
         except TypeError:
-            raise UnsafeContent("a key or set member that cannot be one", where=self._where) from None
-        if type(value) not in (str, bytes):  # those are hashed with a secret of this process
-            self._counts[code] += 1
-            if self._counts[code] > EQUAL_HASHES_MAX:
-                raise UnsafeContent("keys or set members made to collide", where=self._where)
-        return value
+            raise self._unsafe("a key or set member that cannot be one") from None
+        if len(guessable) > EQUAL_HASHES_MAX and max(hashes.values()) > EQUAL_HASHES_MAX:
+            raise self._unsafe("keys or set members made to collide")
+        return values
+
+    def _unsafe(self, what: str) -> UnsafeContent:
+        return UnsafeContent(what, where=self._where)

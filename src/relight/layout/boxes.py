@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 
@@ -42,8 +43,9 @@ def whole(shape: Sequence[int]) -> Box:
 def check_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     """None if ``boxes`` cover ``shape`` exactly once, else what is wrong.
 
-    Equal volume and pairwise disjointness inside the shape imply an exact tiling. Disjointness is checked along a sweep over the
-    first dimension, so regular tilings cost O(n log n).
+    How often each element is covered is told by the boxes' corners alone, each counted plus or minus one by how many of its coordinates
+    are ends: boxes tile a shape just where their corners cancel out to those of the shape. Linear in the boxes, though the corners double
+    with each dimension that is cut: many of those cost the boxes' square instead, never more.
     """
     for box in boxes:
         if not box.inside(shape):
@@ -51,13 +53,25 @@ def check_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     total, held = math.prod(shape), sum(box.elements for box in boxes)
     if total != held:
         return f"the pieces hold {held} elements of {total}"
-    if not shape or not total or len(boxes) < 2:
+    solid = [box for box in boxes if box.elements]
+    if len(solid) < 2:
         return None
-    active: list[Box] = []
-    for box in sorted((b for b in boxes if b.elements), key=lambda b: b.start):
-        active = [other for other in active if other.start[0] + other.size[0] > box.start[0]]
-        for other in active:
+    cut = [dim for dim, extent in enumerate(shape) if any(box.size[dim] != extent for box in solid)]
+    if 2 ** len(cut) <= max(len(solid), 16):
+        return _cancel(shape, solid, cut)
+    for index, box in enumerate(solid):
+        for other in solid[:index]:
             if box.overlaps(other):
                 return f"the pieces {other} and {box} overlap"
-        active.append(box)
     return None
+
+
+def _cancel(shape: Sequence[int], boxes: Sequence[Box], cut: Sequence[int]) -> str | None:
+    signs = [1 - sum(bits) % 2 * 2 for bits in product((0, 1), repeat=len(cut))]
+    corners: dict[tuple[int, ...], int] = {}
+    for box, times in [(whole(shape), -1), *((box, 1) for box in boxes)]:
+        ends = [(box.start[dim], box.start[dim] + box.size[dim]) for dim in cut]
+        for corner, sign in zip(product(*ends), signs, strict=True):
+            corners[corner] = corners.get(corner, 0) + sign * times
+    where = next((corner for corner, count in corners.items() if count), None)
+    return f"the pieces overlap near {where} in dimensions {tuple(cut)}" if where is not None else None

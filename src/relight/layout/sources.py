@@ -6,9 +6,15 @@ import ctypes
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from relight.layout.boxes import Box
 
 _GIL_FREE_FROM = 64 << 10
+_move_small = ctypes.PyDLL(None).memmove
+"""Holds the GIL: giving it up and waiting for it costs more than a small copy."""
+_move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_small.restype = None
 
 
 class Source(Protocol):
@@ -27,7 +33,9 @@ class Source(Protocol):
 class Sink(Protocol):
     """Where one tensor's bytes go."""
 
-    length: int
+    @property
+    def length(self) -> int:
+        """Bytes in all."""
 
     def view(self) -> memoryview | None:
         """Writable memory for all the bytes in order, if there is such; else None, and ``absorb`` is used."""
@@ -72,6 +80,31 @@ class Bytes:
         self._view[start : start + len(data)] = data
 
 
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A sink that is host memory, by its address: what small tensors get, as a buffer object for each would cost more than the copy.
+
+    ``length`` bytes from ``address`` on belong to ``owner``, which is kept alive, and are writable.
+    """
+
+    address: int
+    length: int
+    owner: object
+
+    def view(self) -> memoryview | None:
+        """The memory. Not kept alive by the view: hold on to this."""
+        if not self.length:
+            return memoryview(bytearray())
+        return memoryview((ctypes.c_ubyte * self.length).from_address(self.address)).cast("B")
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Copy in."""
+        if start < 0 or start + len(data) > self.length:
+            raise ValueError(f"{len(data)} bytes from {start} on, of {self.length}")
+        view = self.view()
+        assert view is not None
+        copy_bytes(data, view[start : start + len(data)])
+
+
 def copy_from(source: Source, start: int, into: memoryview) -> None:
     """Copy bytes of ``source``, from ``start`` on, until ``into`` is full; large runs without holding the GIL."""
     view = source.view()
@@ -89,3 +122,16 @@ def copy_bytes(data: memoryview, into: memoryview) -> None:
         ctypes.memmove(
             ctypes.addressof(ctypes.c_char.from_buffer(into)), ctypes.addressof(ctypes.c_char.from_buffer(data)), len(into)
         )
+
+
+def address_of(memory: memoryview) -> int:
+    """Where contiguous bytes lie; 0 if they are none or must not be written to, as ctypes then does not say."""
+    return 0 if memory.readonly or not len(memory) else ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def move(to: int, source: int, length: int) -> None:
+    """Copy ``length`` bytes from one address to another. The caller answers for both."""
+    if length < _GIL_FREE_FROM:
+        _move_small(to, source, length)
+    else:
+        ctypes.memmove(to, source, length)

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.digest import ZERO_HEX
@@ -67,6 +69,7 @@ class Log:
         self._run_id = ""
         self._settled = False
         self._own_head = -1
+        self._texts: dict[str, str] = {}
 
     @property
     def run(self) -> str:
@@ -146,7 +149,7 @@ class Log:
             self._store.settle(f"{self._run}/{LOG_DIR}")
         self._own_head = record.seq
         written = decode_record(data, record.seq, key)
-        self._slots[record.seq] = _Slot(written.file_hash, written)
+        self._slots[record.seq] = _Slot(written.file_hash, self._shared(written))
         return written
 
     def _is_ours(self, key: str, data: bytes) -> bool:
@@ -197,9 +200,18 @@ class Log:
         except StoreUnavailable as error:
             return _Slot(None, None, error.what, unreadable=True)
         try:
-            return _Slot(hexdigest(data), decode_record(data, seq, key))
+            record = decode_record(data, seq, key)
+            return _Slot(record.file_hash, self._shared(record))
         except RelightError as error:
             return _Slot(hexdigest(data), None, error.what)
+
+    def _shared(self, record: Record) -> Record:
+        """The record, holding once what many hold: a log of a long run is kept in memory by all who append to it."""
+        for name in ("store", "run", "writer", "file_hash", "prev"):
+            held = getattr(record, name)
+            msgspec.structs.force_setattr(record, name, self._texts.setdefault(held, held))
+        self._texts.pop(record.prev, None)  # the next record chains to another
+        return record
 
     def _judge(self, head: int) -> View:
         """Which records count: right store and run, and the bytes their successor chained to."""

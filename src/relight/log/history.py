@@ -33,9 +33,10 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class History:
-    """What a log amounts to. ``live`` is oldest first."""
+    """What a log amounts to."""
 
-    live: list[Checkpoint] = field(default_factory=list)
+    by_id: dict[str, Checkpoint] = field(default_factory=dict)
+    """Those that are live, oldest first."""
     retired: dict[str, Checkpoint] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
@@ -44,13 +45,18 @@ class History:
     void: list[tuple[Record, str]] = field(default_factory=list)
 
     @property
+    def live(self) -> list[Checkpoint]:
+        """What is there, oldest first: a list of the caller's own."""
+        return list(self.by_id.values())
+
+    @property
     def committed_ids(self) -> set[str]:
         """Every id a valid COMMIT ever named, retired ones too."""
-        return {one.id for one in self.live} | self.retired.keys()
+        return self.by_id.keys() | self.retired.keys()
 
     def find(self, checkpoint_id: str) -> Checkpoint | None:
         """The live checkpoint of that id."""
-        return next((one for one in self.live if one.id == checkpoint_id), None)
+        return self.by_id.get(checkpoint_id)
 
     def tags_of(self, checkpoint_id: str) -> list[str]:
         """The tags that point at it, sorted."""
@@ -92,12 +98,11 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Tag
         elif body.id in history.retired or history.find(body.id):
             history.void.append((record, "its checkpoint was committed before"))
         else:
-            history.live.append(Checkpoint(record.seq, record.time, record.epoch, body))
+            history.by_id[body.id] = Checkpoint(record.seq, record.time, record.epoch, body)
     elif isinstance(body, RetireBody):
         for checkpoint_id in body.ids:
-            found = history.find(checkpoint_id)
+            found = history.by_id.pop(checkpoint_id, None)
             if found:
-                history.live.remove(found)
                 history.retired[checkpoint_id] = found
                 for name in history.tags_of(checkpoint_id):
                     del history.tags[name]

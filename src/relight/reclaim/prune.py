@@ -50,13 +50,14 @@ def plan_prune(
     *,
     verified: Mapping[str, bool] | None = None,
     progress: Callable[[int], None] | None = None,
+    log: Log | None = None,
 ) -> PrunePlan:
     """Decide what goes. If something would, checkpoints that stay are read, newest first, until one of them verifies.
 
-    ``verified`` holds what is known already, by id, and is added to; pass the same one again to save the reading.
+    ``verified`` holds what is known already, by id, and is added to; pass the same one again to save the reading. ``log``: the run's, as
+    the caller has it, so that only records it has not seen are read.
     """
-    log = Log(store, run)
-    view = log.read()
+    view = (log or Log(store, run)).read()
     history = fold(view)
     known = verified if isinstance(verified, dict) else dict(verified or {})
     while True:
@@ -74,7 +75,7 @@ def plan_prune(
     return PrunePlan(run, rules, verdicts, freed, sound)
 
 
-def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None) -> PruneReport:
+def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None) -> PruneReport:
     """Retire, then delete. ``epoch`` is the attempt's that prunes, None for a tool; a superseded attempt gets ``Fenced``.
 
     Between plan and RETIRE others may have tagged, committed or retired: what a tag holds by then stays, so does the newest, and so does
@@ -82,8 +83,9 @@ def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None) -> P
     """
     if not plan.going:
         return PruneReport([], [], [])
-    log = Log(store, plan.run)
-    log.read()
+    if log is None:
+        log = Log(store, plan.run)
+        log.read()
     retired: list[str] = []
 
     def decide(view: View) -> tuple[Body, int] | None:

@@ -5,7 +5,21 @@ Always holds: a tensor in a finished snapshot has the bytes it had at the call, 
 """
 
 from relight.snapshot.copier import Copier, Snapshot
+from relight.snapshot.device import SEGMENT, DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot
 from relight.snapshot.hooks import StepHook, can_overlap
 from relight.snapshot.watch import Gathered, Watched
 
-__all__ = ["Copier", "Gathered", "Snapshot", "StepHook", "Watched", "can_overlap"]
+__all__ = [
+    "SEGMENT",
+    "Copier",
+    "DeviceCopies",
+    "DeviceSnapshot",
+    "Gathered",
+    "Placed",
+    "Snapshot",
+    "StepHook",
+    "Streams",
+    "Watched",
+    "can_overlap",
+    "pin_slot",
+]

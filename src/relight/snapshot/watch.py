@@ -63,6 +63,11 @@ class Watched:
             return [0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)]
         return list(map(_version, self.tensors))
 
+    def sample(self) -> bytes:
+        """Both ends of every slice, as they are now: ``SAMPLE`` bytes each, all heads first. The memory must be there."""
+        deque(map(_move_small, self.places, self.sampled, self.widths), 0)
+        return bytes(self.samples)
+
     def begin(self) -> Marks:
         """What the tensors are at this moment. Half a microsecond a slice and a tensor. The marks before these are void."""
         return Marks(self)
@@ -76,8 +81,7 @@ class Marks:
     def __init__(self, watched: Watched) -> None:
         self.watched = watched
         self._versions = watched.versions()
-        deque(map(_move_small, watched.places, watched.sampled, watched.widths), 0)
-        self._samples = bytes(watched.samples)
+        self._samples = watched.sample()
 
     def is_there(self, number: int) -> bool:
         """Whether a tensor's memory has not been taken away."""
@@ -94,14 +98,20 @@ class Marks:
         return ctypes.string_at(copied, width) == self._samples[number * SAMPLE : number * SAMPLE + width]
 
     def touched(self) -> set[str]:
-        """Names of those whose version or address has changed since the call."""
+        """Names of those whose version, address or samples have changed since the call.
+
+        The samples once more: whoever began to write in the middle of a slice while it was copied has come to one of its ends by now.
+        """
         watched = self.watched
-        now = watched.versions()
-        return {
-            watched.names[number]
-            for number, (then, version) in enumerate(zip(self._versions, now, strict=True))
-            if then != version or not self.is_there(number)
-        }
+        gone = {number for number in range(len(watched.tensors)) if not self.is_there(number)}
+        changed = {number for number, pair in enumerate(zip(self._versions, watched.versions(), strict=True)) if pair[0] != pair[1]}
+        if not gone and watched.sample() != self._samples:
+            now, slices = bytes(watched.samples), watched.slices
+            for number in range(len(watched.sampled)):
+                place = slice(number * SAMPLE, number * SAMPLE + SAMPLE)
+                if now[place] != self._samples[place]:
+                    changed.add(slices[number % len(slices)].tensor)
+        return {watched.names[number] for number in gone | changed}
 
 
 class Gathered:

@@ -98,14 +98,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     # commit
     Mutation("the fence, before a commit", SAVE, "        refuse_if_fenced(view, place.epoch)\n", "", "rules"),
     Mutation("a higher epoch for each attempt", "relight.commit.attempt", "history.epoch + 1 + unread", "history.epoch", "rules"),
-    Mutation("reading back before the commit", SAVE, "    root_hash, root_bytes = check_written(place.store, prefix, root)\n", "    root_hash, root_bytes = hexdigest(encode_root(root)), len(encode_root(root))\n", "rules"),
+    Mutation("reading back before the commit", SAVE, "    root_hash, root_bytes = check_written(place.store, prefix, root, known)\n", "    root_hash, root_bytes = hexdigest(encode_root(root)), len(encode_root(root))\n", "rules"),
     Mutation("the size of packs before the commit", SAVE, "                if reader.size != pack.size:\n", "                if False:\n", "rules"),
     Mutation("what is uncertain is not deleted", SAVE, " and not isinstance(error, Uncertain)):\n", "):\n", "faults"),
     Mutation("what was interrupted while committing is not deleted", SAVE, "        if not committing or (isinstance", "        if True or (isinstance", "deaths"),
     Mutation("what failed is deleted", SAVE, "                delete_directory(place.store, prefix)\n        raise\n", "                pass\n        raise\n", "faults"),
     Mutation("unsynced directory entry of a commit is uncertain", DURABLE, "            raise Uncertain(f\"created, but", "            raise StoreUnavailable(f\"created, but", "faults"),
     Mutation("strangers' files stay", SAVE, "        if not entry.is_dir and is_written_file(entry.name):\n", "        if not entry.is_dir:\n", "rules"),
-    Mutation("commit last: the record before the root is durable", SAVE, "        root, digest = _write(place, request, plan, directory, prefix, timings)\n        committing = True\n        record = _commit(place, root, prefix, str(directory), timings)\n", "        real = place.store.settle\n        place.store.settle = lambda prefix: None\n        root, digest = _write(place, request, plan, directory, prefix, timings)\n        place.store.settle = real\n        committing = True\n        record = _commit(place, root, prefix, str(directory), timings)\n        place.store.settle(prefix)\n", "cuts"),
+    Mutation("commit last: the record before the root is durable", SAVE, "        root, part, data = _write(place, request, plan, directory, prefix, timings)\n        digest = _trainable_digest(plan, part.packs)\n        committing = True\n        record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if plan.proven else {})\n", "        real = place.store.settle\n        place.store.settle = lambda prefix: None\n        root, part, data = _write(place, request, plan, directory, prefix, timings)\n        digest = _trainable_digest(plan, part.packs)\n        place.store.settle = real\n        committing = True\n        record = _commit(place, root, prefix, str(directory), timings, {})\n        place.store.settle(prefix)\n", "cuts"),
     # reading
     Mutation("the root's hash", MANIFEST, "    if hexdigest(data) != expected_hash:\n", "    if False:\n", "rules"),
     Mutation("the part's hash", MANIFEST, "    if len(data) != ref.size or hexdigest(data) != ref.hash:\n", "    if False:\n", "rules"),

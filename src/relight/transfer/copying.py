@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from relight.catalog import Opened, Run
-from relight.catalog.read import read_chunk
+from relight.catalog.read import each_chunk
 from relight.commit import delete_directory
 from relight.commit.save import check_written, new_id
 from relight.errors import (
@@ -31,7 +31,7 @@ from relight.format.manifest import Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.store import PAGE, ByteStore, page_buffer, put
+from relight.store import ByteStore, page_buffer, put
 from relight.store.base import Uncertain
 
 COPIED_FROM = "relight.copied_from"
@@ -214,13 +214,13 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
         writer = store.write(key, pack.size)
         try:
             buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
-            room = page_buffer(max(length for length, _ in pack.chunks) + 2 * PAGE)
-            written = held = position = 0
-            for number, (length, value) in enumerate(pack.chunks):
-                piece = read_chunk(reader, position, length, room)
+            written = held = 0
+            for number, _, piece in each_chunk(reader, pack):
+                if isinstance(piece, RelightError):
+                    raise piece
+                length, value = pack.chunks[number]
                 if Digest(piece).digest() != value:
                     raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
-                position += length
                 while piece:
                     step = min(len(piece), BUFFER_BYTES - held)
                     buffer[held : held + step] = piece[:step]

@@ -1,0 +1,155 @@
+"""Which settings follow from what was measured: pure, each with its reason and the numbers behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relight.bench.figures import useful
+from relight.bench.plan import bytes_text
+
+LOST_MAX = 0.01
+"""The part of training's time that saving may take."""
+_SPARE = 256_000_000
+"""Memory that is left alone when slots are made."""
+_SLOT_SPARE = 8 << 20
+_MINUTES = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720, 1440)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What decides. Seconds are medians, for a state of ``state_bytes``; None: not measured.
+
+    ``available_bytes`` of memory were there before the bench took any. ``asked``: somebody said how large the state is. ``accelerator``:
+    training is not done by this machine's cores. ``pace``: bytes a second at which so many threads hash and write.
+    """
+
+    store: str
+    state_bytes: int
+    asked: bool
+    available_bytes: int | None
+    direct: bool
+    write_buffered_s: float
+    write_direct_s: float | None = None
+    pace: Mapping[int, float]
+    accelerator: bool = False
+    waiting_s: float | None = None
+    blocked_s: float | None = None
+    durable_s: float | None = None
+    lost_s: float | None = None
+
+
+class Setting(NamedTuple):
+    """One setting: what it should be, and a sentence why. ``value`` is "" where there is nothing to set."""
+
+    name: str
+    value: str
+    reason: str
+
+
+class Advice(NamedTuple):
+    """All settings, and the line that has them."""
+
+    settings: tuple[Setting, ...]
+    line: str
+
+
+def advise(facts: Facts) -> Advice:
+    """What to set."""
+    memory, slots = _memory(facts)
+    background, cost_s = _background(facts, slots)
+    threads = _threads(facts)
+    when = _interval(facts, background.value == "True", cost_s)
+    settings = tuple(one for one in (background, threads, _direct(facts), memory, when) if one is not None)
+    waits = background.value == "False"
+    limits = [] if waits else [one.value for one in (memory, threads) if one.value]  # without an agent nobody heeds them
+    words = [json.dumps(f"{facts.store.rstrip('/')}/my-run"), "model=model", "optimizer=optimizer"]
+    words += [f"save={when.value}"] if when is not None else []
+    words += ["background=False"] if waits else [f"limits=relight.Limits({', '.join(limits)})"]
+    return Advice(settings, f"relight.Checkpointer({', '.join(words)})")
+
+
+def slot_bytes(state_bytes: int) -> int:
+    """What one slot takes of memory, or a little less: the state, its headers, and room for what else a commit needs."""
+    return -(-(state_bytes + state_bytes // 50 + _SLOT_SPARE) // (1 << 20)) * (1 << 20)
+
+
+def _memory(facts: Facts) -> tuple[Setting, int]:
+    """And how many slots there is room for. Where training is done by the cores, its own state takes of the same memory."""
+    slot = slot_bytes(facts.state_bytes)
+    two = f"two slots of a state of {bytes_text(facts.state_bytes)} take {bytes_text(2 * slot)} of memory"
+    value = f"memory={2 * slot:_}" if facts.asked else ""
+    if facts.available_bytes is None:
+        return Setting("memory", value, f"{two}; how much is available could not be told"), 2
+    beside = 0 if facts.accelerator else facts.state_bytes
+    left = facts.available_bytes - beside - _SPARE
+    there = f"{bytes_text(facts.available_bytes)} are available"
+    there += f", {bytes_text(beside)} of them for the state itself" if beside else ""
+    if left >= 2 * slot:
+        most = left // 2 if facts.accelerator else (facts.available_bytes - _SPARE) // 3
+        more = "" if facts.asked else f": enough for a state of up to {bytes_text(most)}; --size gives a bound for yours"
+        return Setting("memory", value, f"{two}; {there}{more}"), 2
+    if left >= slot:
+        reason = f"{two}; {there}: room for one, so that a save that is due while the one before is being written is put off"
+        return Setting("memory", f"memory={slot:_}", reason), 1
+    return Setting("memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {there}: no room for a snapshot"), 0
+
+
+def _background(facts: Facts, slots: int) -> tuple[Setting, float | None]:
+    """And what a save then costs training, if that was measured."""
+    name, waits = "background", facts.waiting_s
+    if slots == 0:
+        return Setting(name, "False", "there is no memory for snapshots, so the trainer writes the saves itself, and waits"), waits
+    if waits is None or facts.blocked_s is None:
+        return Setting(name, "True", "not measured: the default"), waits
+    if facts.accelerator:
+        cost_s, what = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}, and the device trains on"
+    elif facts.lost_s is None:
+        cost_s, what = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}"
+    else:
+        cost_s = max(facts.lost_s, facts.blocked_s)
+        what = f"step() returns after {_s(facts.blocked_s)}, and training on all cores loses {_s(cost_s)} in all"
+    against = f"a save that waits takes {_s(waits)}"
+    if cost_s <= waits:
+        return Setting(name, "True", f"{what}; {against}, {waits / cost_s:.1f} times that"), cost_s
+    return Setting(name, "False", f"{what}; {against} only: the memory for snapshots buys nothing"), waits
+
+
+def _threads(facts: Facts) -> Setting:
+    count = useful({threads: 1 / pace for threads, pace in facts.pace.items()})
+    measured = ", ".join(f"{threads}: {pace / 1e9:.2f} GB/s" for threads, pace in sorted(facts.pace.items()))
+    more = "" if count == max(facts.pace) else "; more do not help"
+    return Setting("threads", f"threads={count}", f"hashing and writing by threads, {measured}{more}")
+
+
+def _direct(facts: Facts) -> Setting:
+    size = facts.state_bytes
+    through = f"{size / facts.write_buffered_s / 1e9:.2f} GB/s through the page cache"
+    if not facts.direct or facts.write_direct_s is None:
+        return Setting("direct I/O", "", f"does not work on this file system: {through}, which takes memory from what else is cached")
+    past = f"{size / facts.write_direct_s / 1e9:.2f} GB/s past the page cache"
+    return Setting("direct I/O", "", f"works on this file system: {past}, {through}; used by itself")
+
+
+def _interval(facts: Facts, background: bool, cost_s: float | None) -> Setting | None:
+    if cost_s is None:
+        return None
+    shortest_s = cost_s / LOST_MAX
+    why = f"a save costs training {_s(cost_s)}: {_long(shortest_s)} between two keep that under {LOST_MAX:.0%}"
+    if background and facts.durable_s is not None and facts.durable_s > shortest_s:
+        shortest_s = facts.durable_s
+        why += f", but it is durable only after {_s(shortest_s)}"
+    minutes = next((one for one in _MINUTES if one * 60 >= shortest_s), _MINUTES[-1])
+    return Setting("save", f"relight.every(minutes={minutes})", f"{why}; every {_long(60 * minutes)} that is {cost_s / minutes / 60:.2%}")
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
+
+
+def _long(seconds: float) -> str:
+    if seconds < 59.95:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.3g} min" if seconds < 2 * 3600 else f"{seconds / 3600:.3g} h"

@@ -1,0 +1,115 @@
+"""What the machine itself needs for the same bytes: no checkpoint can take less.
+
+Plain actions, to be timed by the caller. Buffers are made beforehand where they are large; torch and numpy are not needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from relight.format import Digest
+from relight.layout.sources import copy_bytes
+from relight.store import PAGE, page_buffer
+from relight.store.disk import O_DIRECT
+
+BLOCK_BYTES = 16 << 20
+"""What one call writes, and how much of it is random."""
+READ_BYTES = 4 << 20
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def random_bytes(size: int) -> memoryview:
+    """Page-aligned memory without patterns that a file system could compress: a random block, again and again."""
+    memory = page_buffer(size)
+    block = os.urandom(min(size, BLOCK_BYTES))
+    for at in range(0, size, BLOCK_BYTES):
+        memory[at : at + BLOCK_BYTES] = block[: size - at]
+    return memory
+
+
+def copy(target: memoryview, source: memoryview, threads: int = 1) -> None:
+    """Copy all of ``source``, each thread a piece."""
+    if threads == 1:
+        copy_bytes(source, target)
+        return
+    cuts = [len(source) * part // threads for part in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda begin, end: copy_bytes(source[begin:end], target[begin:end]), cuts, cuts[1:]))
+
+
+def hash_bytes(source: memoryview, threads: int = 1) -> None:
+    """BLAKE3 of all of ``source``."""
+    Digest(source, max_threads=threads).digest()
+
+
+def write(path: Path, block: memoryview, size: int, *, direct: bool) -> None:
+    """A new file of ``size`` bytes, made of ``block`` again and again: preallocated, fsync of file and directory included.
+
+    ``direct``: past the page cache; the size is then rounded up to whole pages.
+    """
+    size = -(-size // PAGE) * PAGE if direct else size
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (O_DIRECT if direct else 0), 0o666)
+    try:
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+        at = 0
+        while at < size:
+            within = at % len(block)
+            at += os.pwrite(fd, block[within : within + size - at], at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read(path: Path, size: int, threads: int = 1, *, direct: bool = False, then: Callable[[memoryview], object] | None = None) -> None:
+    """Read ``size`` bytes, the threads in turns, and hand each piece to ``then``."""
+    fd = os.open(path, os.O_RDONLY | (O_DIRECT if direct else 0))
+
+    def every(first: int) -> None:
+        room = page_buffer(READ_BYTES)
+        for at in range(first * READ_BYTES, size, threads * READ_BYTES):
+            got = os.preadv(fd, [room], at)
+            if then is not None:
+                then(room[:got])
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(every, range(threads)))
+    finally:
+        os.close(fd)
+
+
+def direct_works(folder: Path) -> bool:
+    """Whether files in ``folder`` can be written and read past the page cache."""
+    path, room = folder / "direct", page_buffer(PAGE)
+    try:
+        write(path, room, PAGE, direct=True)
+        read(path, PAGE, direct=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    return bool(O_DIRECT)

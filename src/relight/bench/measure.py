@@ -1,0 +1,257 @@
+"""The rounds: everything in turns, in another order each time, so that what else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from relight.arena import available_bytes
+from relight.bench import floors
+from relight.bench.advice import Facts, advise
+from relight.bench.cache import drop_cache, read_through
+from relight.bench.figures import floor_figures, medians, noise, our_figures, thread_counts, useful
+from relight.bench.pace import write_image
+from relight.bench.place import Place, end_between, find_store, make_place
+from relight.bench.plan import BenchPlan, Room, plan_bench, spread
+from relight.bench.report import BenchReport
+from relight.errors import ConfigError
+from relight.store import LocalStore
+from relight.version import VERSION
+
+if TYPE_CHECKING:
+    from relight.bench.ours import Ours
+    from relight.bench.state import State
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+Block = Callable[[dict[str, float]], None]
+_FIRST_BYTES = 16_000_000
+"""What is written to see how fast the disk is, before it is said how much is measured with."""
+_WARM = 0.1
+"""More than that in the page cache is not cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure, and how to show that it goes on: ``progress(label, bytes)`` is called once."""
+
+    store: str = "runs"
+    size: int | None = None
+    tensors: int | None = None
+    rounds: int = 5
+    progress: Callable[[str, int], AbstractContextManager[Progress]] = field(default=lambda label, total: nullcontext(lambda count: None))
+
+
+def run(options: BenchOptions) -> BenchReport:
+    """Look, plan, measure, advise. ``NoSpace`` if there is not the room; nothing is left behind in any case."""
+    if options.tensors is not None and options.tensors < 1:
+        raise ConfigError(f"--tensors is a whole number from 1 on, not {options.tensors}")
+    store = find_store(options.store)
+    torch = importlib.util.find_spec("torch") is not None
+    available = available_bytes()
+    before = Room(store.free_bytes(), available, torch=torch)
+    plan_bench(before, options.size, options.rounds, where=store.url)  # refuses before anything is made
+    with end_between() as end_if_asked, make_place(store) as place:
+        room = before if options.size is not None else Room(before.disk_bytes, available, _write_bps(place.folder), torch)
+        plan = plan_bench(room, options.size, options.rounds, where=store.url)
+        state = _make_state(plan, options.tensors) if torch else None
+        end_if_asked()
+        size = state.size if state is not None else plan.size
+        bench = _Bench(place, plan, size, end_if_asked)
+        with options.progress("measuring", bench.moved_bytes(torch)) as meter:
+            bench.measure(state, meter)
+    facts = _facts(options, plan, bench, available)
+    threads = {"memcpy": bench.copying, "hash": bench.hashing}
+    found = floor_figures(bench.rounds, size, threads)
+    return BenchReport(
+        store=store.url,
+        state_bytes=size,
+        tensors=bench.tensors,
+        rounds=plan.rounds,
+        machine=_machine(bench, available),
+        floors=tuple(found),
+        relight=tuple(our_figures(bench.rounds, size, "write_direct" if bench.direct else "write_buffered")),
+        pace=tuple(sorted(facts.pace.items())),
+        notes=(*bench.notes, *noise(found)),
+        advice=advise(facts),
+    )
+
+
+class _Bench:
+    """All that is measured. ``rounds`` has seconds by name; what happens in memory is done with a part, and scaled."""
+
+    def __init__(self, place: Place, plan: BenchPlan, size: int, end_if_asked: Callable[[], None]) -> None:
+        self._folder, self._plan, self.size, self._end_if_asked = place.folder, plan, size, end_if_asked
+        self._store = LocalStore(place.folder)
+        self._source, self._target = floors.random_bytes(plan.part), floors.random_bytes(plan.part)
+        self._meter: Progress = lambda count: None
+        self._scale = size / plan.part
+        self.cores = len(os.sched_getaffinity(0))
+        self.counts = thread_counts(self.cores)
+        self.direct = floors.direct_works(place.folder)
+        self.copying = self.hashing = 1
+        self.rounds: list[dict[str, float]] = []
+        self.tensors: int | None = None
+        self.accelerator = False
+        self.notes = [f"{left} is there: another bench is running, or was killed; then remove it" for left in place.left]
+
+    def moved_bytes(self, torch: bool) -> int:
+        """How many bytes will be reported as done."""
+        memory = (4 + len(self.counts) + self.direct) * self._plan.part
+        return self._plan.rounds * (memory + 4 * self.size + torch * 6 * self.size)
+
+    def measure(self, state: State | None, meter: Progress) -> None:
+        """All rounds."""
+        self._choose_threads()
+        self._meter = meter
+        if state is None:
+            self.notes.append("torch is not installed here: floors and the writing of packs only, no saves and restores")
+            self._rounds([self._memory, self._disk, self._pace])
+            return
+        from relight.bench.ours import at_work
+        from relight.bench.state import has_accelerator
+
+        self.accelerator, self.tensors = has_accelerator(), len(state.tensors())
+        if self.accelerator:
+            self.notes.append("there is an accelerator, but the state lies in host memory: the way from the device is not measured")
+        with at_work(self._folder, state) as ours:
+            blocks: list[Block] = [self._memory, self._disk, self._pace, partial(self._waiting, ours)]
+            if ours.warm_up():
+                blocks.append(partial(self._background, ours))
+            else:
+                self.notes.append("saves in the background are not to be had here: the warnings above say why")
+            self._rounds(blocks)
+            if ours.cold_resident > _WARM:
+                self.notes.append(f"the page cache could not be emptied ({ours.cold_resident:.0%} stayed): what is called cold is not")
+
+    def _rounds(self, blocks: list[Block]) -> None:
+        for number in range(self._plan.rounds):
+            row: dict[str, float] = {}
+            order = list(blocks)
+            random.Random(number).shuffle(order)
+            for block in order:
+                block(row)
+            self.rounds.append(row)
+
+    def _choose_threads(self) -> None:
+        """How many copy and hash best: by the best of three tries, since what disturbs one only makes it slower."""
+
+        def choose(action: Callable[[int], None]) -> int:
+            self._end_if_asked()
+            return useful({count: min(floors.timed(partial(action, count)) for _ in range(3)) for count in self.counts})
+
+        self.copying = choose(partial(floors.copy, self._target, self._source))
+        self.hashing = choose(partial(floors.hash_bytes, self._source))
+
+    def _memory(self, row: dict[str, float]) -> None:
+        for name, action in (
+            ("memcpy_1", partial(floors.copy, self._target, self._source, 1)),
+            ("memcpy", partial(floors.copy, self._target, self._source, self.copying)),
+            ("hash_1", partial(floors.hash_bytes, self._source, 1)),
+            ("hash", partial(floors.hash_bytes, self._source, self.hashing)),
+        ):
+            row[name] = self._timed(action, self._plan.part) * self._scale
+
+    def _disk(self, row: dict[str, float]) -> None:
+        path, block, size = self._folder / "floor", self._source[: floors.BLOCK_BYTES], self.size
+        less = self._plan.part if self.direct else size  # it is slow, and only to be compared with where there is the other
+        row["write_buffered"] = self._timed(partial(floors.write, path, block, less, direct=False), less) * size / less
+        if self.direct:
+            path.unlink()
+            row["write_direct"] = self._timed(partial(floors.write, path, block, size, direct=True))
+        reads = []
+        for threads, direct in ((1, self.direct), (2, self.direct)):
+            drop_cache(self._folder)
+            reads.append(self._timed(partial(floors.read, path, size, threads, direct=direct)))
+        row["read_cold"] = min(reads)
+        read_through(self._folder)
+        row["read_cached"] = self._timed(partial(floors.read, path, size, self.copying))
+        path.unlink()
+
+    def _pace(self, row: dict[str, float]) -> None:
+        for count in self.counts:
+            key = f"pace/{count}"
+            row[f"pace_{count}"] = self._timed(partial(write_image, self._store, key, self._source, count), self._plan.part)
+            self._store.delete(key)
+
+    def _waiting(self, ours: Ours, row: dict[str, float]) -> None:
+        for name, action in (("save_waiting", ours.save_waiting), ("restore_cold", ours.restore_cold), ("restore_warm", ours.restore_warm)):
+            row[name] = self._told(action)
+        ours.forget()
+
+    def _background(self, ours: Ours, row: dict[str, float]) -> None:
+        row["save_blocked"], row["save_durable"] = self._told(ours.save_background)
+        seconds = self._told(ours.restore_memory)
+        if seconds is not None:
+            row["restore_memory"] = seconds
+        ours.forget()
+        row["save_lost"] = self._told(ours.save_training)
+        ours.forget()
+
+    def _told(self, action: Callable[[], T]) -> T:
+        """Do it, having looked whether the bench is to end; report its bytes."""
+        self._end_if_asked()
+        found = action()
+        self._meter(self.size)
+        return found
+
+    def _timed(self, action: Callable[[], object], size: int | None = None) -> float:
+        self._end_if_asked()
+        seconds = floors.timed(action)
+        self._meter(self.size if size is None else size)
+        return seconds
+
+
+def _make_state(plan: BenchPlan, tensors: int | None) -> State:
+    from relight.bench.state import State
+
+    return State(spread(plan.size, tensors))
+
+
+def _write_bps(folder: Path) -> float:
+    """How fast a first file is written."""
+    path, direct = folder / "first", floors.direct_works(folder)
+    block = floors.random_bytes(_FIRST_BYTES)
+    seconds = floors.timed(partial(floors.write, path, block, _FIRST_BYTES, direct=direct))
+    path.unlink()
+    return _FIRST_BYTES / seconds
+
+
+def _machine(bench: _Bench, available: int | None) -> dict[str, object]:
+    """What it was measured on; nothing that names a place."""
+    return {
+        "relight": VERSION,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "cores": bench.cores,
+        "memory_available": available,
+        "accelerator": bench.accelerator,
+        "direct_io": bench.direct,
+    }
+
+
+def _facts(options: BenchOptions, plan: BenchPlan, bench: _Bench, available: int | None) -> Facts:
+    found = medians(bench.rounds)
+    return Facts(
+        store=options.store,
+        state_bytes=bench.size,
+        asked=plan.asked,
+        available_bytes=available,
+        direct=bench.direct,
+        write_buffered_s=found["write_buffered"],
+        write_direct_s=found.get("write_direct"),
+        pace={count: plan.part / found[f"pace_{count}"] for count in bench.counts},
+        accelerator=bench.accelerator,
+        waiting_s=found.get("save_waiting"),
+        blocked_s=found.get("save_blocked"),
+        durable_s=found.get("save_durable"),
+        lost_s=found.get("save_lost"),
+    )

@@ -1,0 +1,154 @@
+"""Relight at work on a state: saves that wait and saves that do not, restores from cold, from the cache, from memory. Needs torch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+from relight.bench.cache import drop_cache, read_through, resident
+from relight.bench.state import State
+from relight.checkpointer import Checkpointer, Save
+from relight.errors import CorruptCheckpoint, SaveFailed
+from relight.format.names import parse_dir
+from relight.observe import subscribe
+from relight.observe.events import Event
+from relight.policy import Limits, every
+
+WORK_S = 0.2
+"""How long the pace of training is measured, before and after a save."""
+DEADLINE_S = 120.0
+
+
+class Ours:
+    """Two runs in ``folder``, one saved by waiting, one in the background. All times are seconds of a call as a user sees it."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        self.state = state
+        self._folder = folder
+        self._step = 0
+        self._heard: set[str] = set()
+        self.cold_resident = 0.0
+        """The part of a checkpoint that was still in the page cache when it was restored from cold, at most."""
+        self.waits, self.background = (
+            Checkpointer(
+                folder,
+                run=run,
+                model=state.model,
+                optimizer=state.optimizer,
+                save=every(steps=1),
+                on_failure="raise",
+                signals=False,
+                background=run == "background",
+                limits=Limits(when_busy="queue", deadline_s=DEADLINE_S),
+            )
+            for run in ("waits", "background")
+        )
+
+    def warm_up(self) -> bool:
+        """A save of each kind: runs, agent and memory are made. Whether saves in the background are to be had."""
+        self.save_waiting()
+        self.forget()
+        self.save_background()
+        self.forget()
+        return "save.sealed" in self._heard
+
+    def save_waiting(self) -> float:
+        """Until durable, the trainer waiting."""
+        return self._save(self.waits)[0]
+
+    def save_background(self) -> tuple[float, float]:
+        """Until ``step()`` returned, and until it was durable, training standing still."""
+        return self._save(self.background)
+
+    def save_training(self) -> float:
+        """What training on all cores loses by one save: the time until it is durable, less the work that was done meanwhile."""
+        self._change()
+        before = self.state.work_s(WORK_S)
+        started = perf_counter()
+        save = self._asked(self.background)
+        done = 0
+        while not save.done and save.error is None:
+            self.state.work()
+            done += 1
+        passed = perf_counter() - started
+        save.wait(DEADLINE_S)
+        after = self.state.work_s(WORK_S)
+        return max(passed - done * (before + after) / 2, save.timings.get("blocked", 0.0))
+
+    def restore_cold(self) -> float:
+        """What waits last saved, none of it in the page cache."""
+        folder = self._folder / "waits"
+        drop_cache(folder)
+        self.cold_resident = max(self.cold_resident, resident(folder))
+        return self._restore(self.waits)
+
+    def restore_warm(self) -> float:
+        """The same, all of it in the page cache."""
+        read_through(self._folder / "waits")
+        return self._restore(self.waits)
+
+    def restore_memory(self) -> float | None:
+        """From the agent's memory; None if it came from the disk."""
+        self._heard.discard("from memory")
+        seconds = self._restore(self.background)
+        return seconds if "from memory" in self._heard else None
+
+    def forget(self) -> None:
+        """Remove all checkpoints, so that there is room for the next."""
+        for run in ("waits", "background"):
+            for path in (self._folder / run).glob("*"):
+                if parse_dir(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def hear(self, event: Event) -> None:
+        """What tells how it was done."""
+        self._heard.add(event.name)
+        if event.name == "restore.done" and event.fields.get("source") == "memory":
+            self._heard.add("from memory")
+
+    def _save(self, ckpt: Checkpointer) -> tuple[float, float]:
+        self._change()
+        started = perf_counter()
+        save = self._asked(ckpt)
+        blocked = perf_counter() - started
+        save.wait(DEADLINE_S)
+        return blocked, perf_counter() - started
+
+    def _asked(self, ckpt: Checkpointer) -> Save:
+        self._step += 1
+        try:
+            save = ckpt.step(self._step)
+        except SaveFailed as error:
+            raise error.__cause__ or error from None
+        assert save is not None, "every step is to be saved"
+        return save
+
+    def _change(self) -> None:
+        self.background.barrier()
+        self.state.nudge()
+
+    def _restore(self, ckpt: Checkpointer) -> float:
+        expected = self.state.digest()
+        self.state.scramble()
+        started = perf_counter()
+        ckpt.restore()
+        seconds = perf_counter() - started
+        if self.state.digest() != expected:
+            raise CorruptCheckpoint("a restore gave other bytes than were saved", hint="a bug, or this machine's memory: please report it")
+        return seconds
+
+
+@contextmanager
+def at_work(folder: Path, state: State) -> Iterator[Ours]:
+    """Runs and agent, gone at the end."""
+    ours = Ours(folder, state)
+    undo = subscribe(ours.hear)
+    try:
+        yield ours
+    finally:
+        undo()
+        for one in (ours.waits, ours.background):
+            one.close(save=False)

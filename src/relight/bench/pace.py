@@ -1,0 +1,21 @@
+"""Hashing and writing as the agent does it: a pack from memory, by so many threads. Torch-free."""
+
+from __future__ import annotations
+
+from relight.commit import PackPlan, write_pack
+from relight.commit.pack_writer import Pace
+from relight.layout import Extent, cut_chunks
+from relight.store import ByteStore
+
+
+def write_image(store: ByteStore, key: str, image: memoryview, threads: int) -> None:
+    """Write ``image``, whole pages long, as a pack under ``key``, durably."""
+    plan = PackPlan(key, len(image), [], cut_chunks([Extent(len(image), "param")]), image)
+    writer = store.write(key, plan.size)
+    try:
+        write_pack(writer, plan, pace=Pace(threads))
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+    store.settle(key.rpartition("/")[0])

@@ -1,0 +1,109 @@
+"""Where is measured: a directory inside the store, removed whatever happens; and signals that wait until it can be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from relight.catalog.locate import locate
+from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.store import LocalStore, open_bytes
+from relight.store.durable import translate
+
+PREFIX = ".relight-bench-"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Place(NamedTuple):
+    """An empty directory on the store's file system."""
+
+    store: LocalStore
+    folder: Path
+    left: list[str]
+    """Directories of this kind that were there already: another bench is running, or was killed."""
+
+
+def find_store(url: str) -> LocalStore:
+    """The store that ``url`` names, or that of the run it names; it need not exist yet. ``ConfigError`` for one that is not on a disk."""
+    try:
+        store = locate(url).store
+    except CheckpointNotFound:
+        store = open_bytes(url)
+    if not isinstance(store, LocalStore):
+        raise ConfigError("only a store on a disk can be measured", where=url, hint="give a directory on the disk that is to hold the runs")
+    return store
+
+
+@contextmanager
+def make_place(store: LocalStore) -> Iterator[Place]:
+    """A new directory in ``store``. At the end it is removed, and with it what had to be made above it."""
+    root = Path(store.url)
+    made = [path for path in (root, *root.parents) if not path.exists()]
+    folder = root / f"{PREFIX}{secrets.token_hex(4)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        left = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
+        folder.mkdir()
+    except OSError as error:
+        _unmake(made)
+        raise translate(error, "making a directory to measure in", str(folder)) from error
+    try:
+        yield Place(store, folder, left)
+    finally:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # an impatient Ctrl-C must not leave half of it behind
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            there = folder.exists()
+            _unmake(made)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if there:
+            raise StoreUnavailable("what was measured with could not be removed", where=str(folder), hint="remove that directory")
+
+
+def _unmake(made: list[Path]) -> None:
+    for path in made:  # the deepest first
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
+@contextmanager
+def end_between() -> Iterator[Callable[[], None]]:
+    """Gives what ends the bench if Ctrl-C, SIGTERM or SIGHUP asked for it since: called between measurements.
+
+    In the middle of one, an agent that is just being started would be left behind. Whoever asks twice is obeyed at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            _end(number)
+
+    previous = {number: signal.signal(number, note) for number in _ENDING}
+
+    def end_if_asked() -> None:
+        if asked:
+            _end(asked[0])
+
+    try:
+        yield end_if_asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int) -> None:
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

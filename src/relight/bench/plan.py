@@ -1,0 +1,148 @@
+"""How much is measured with: pure. Room is looked at before the first byte is written, and refusing comes with numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from relight.errors import ConfigError, NoSpace
+
+SIZE_MIN = 1_000_000
+SIZE_DEFAULT = 500_000_000
+"""More than that tells nothing new."""
+SIZE_ENOUGH = 16_000_000
+"""What is measured with at least, if nobody said how much, however slow the disk is."""
+PART_MAX = 256_000_000
+"""Of memory alone this much is measured with, and scaled."""
+TARGET_S = 30.0
+_DISK_SPARE, _MEMORY_SPARE = 64_000_000, 512_000_000
+_MEMORY_PASSES_BPS = 2e9
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is. None: not known, or without limit. ``write_bps``: how fast the disk took a first file."""
+
+    disk_bytes: int | None
+    memory_bytes: int | None
+    write_bps: float = 1e9
+    torch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """``size`` bytes of state; ``part`` of it, whole pages, for what happens in memory; whether the size was asked for."""
+
+    size: int
+    part: int
+    rounds: int
+    asked: bool
+
+
+def plan_bench(room: Room, size: int | None, rounds: int, *, where: str = "") -> BenchPlan:
+    """What to measure with, so that it takes under about a minute if nobody said how much. ``NoSpace`` for what does not fit."""
+    if rounds < 1:
+        raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
+    if size is not None and size < SIZE_MIN:
+        raise ConfigError(f"a state of {bytes_text(size)} tells nothing: --size is {bytes_text(SIZE_MIN)} at least")
+    wanted = size or min(SIZE_DEFAULT, max(SIZE_ENOUGH, int(TARGET_S / rounds / _seconds_a_byte(room.write_bps))))
+    disk, memory = _fits_disk(room), _fits_memory(room)
+    if size is None:
+        wanted = _rounded(min(wanted, disk, memory))
+    if wanted > disk or (wanted < SIZE_MIN and disk <= memory):
+        needed = disk_needed(max(wanted, SIZE_MIN))
+        raise NoSpace(
+            f"measuring with {bytes_text(max(wanted, SIZE_MIN))} needs {bytes_text(needed)} on the disk; "
+            f"{bytes_text(room.disk_bytes or 0)} are free",
+            where=where,
+            hint=_smaller(min(disk, memory)) or "make room, or name a store on another disk",
+        )
+    if wanted > memory or wanted < SIZE_MIN:
+        needed = memory_needed(max(wanted, SIZE_MIN), torch=room.torch)
+        what = "the state, two snapshots of it, buffers" if room.torch else "buffers"
+        raise NoSpace(
+            f"measuring with {bytes_text(max(wanted, SIZE_MIN))} needs {bytes_text(needed)} of memory ({what}); "
+            f"{bytes_text(room.memory_bytes or 0)} are available",
+            where="memory",
+            hint=_smaller(min(disk, memory)) or "end what else is running",
+        )
+    return BenchPlan(wanted, -(-min(wanted, PART_MAX) // 4096) * 4096, rounds, size is not None)
+
+
+def disk_needed(size: int) -> int:
+    """At most one checkpoint lies there at a time, another is being written."""
+    return 2 * size + _DISK_SPARE
+
+
+def memory_needed(size: int, *, torch: bool) -> int:
+    """The state and two slots; two buffers; what Python, torch and the agent are."""
+    return (3 * size if torch else 0) + 2 * min(size, PART_MAX) + _MEMORY_SPARE
+
+
+def spread(size: int, tensors: int | None) -> list[int]:
+    """Elements of each parameter, such that with AdamW's two moments all take ``size`` bytes: equal ones, or like a GPT's of 12 blocks.
+
+    >>> spread(12_000, 6)
+    [500, 500]
+    """
+    total = max(size // 12, 1)
+    if tensors is not None:
+        count = min(max(1, -(-tensors // 3)), total)
+        return [total // count] * count
+    width = max(1, math.isqrt(total // 200))
+    block = [width, width, 3 * width**2, 3 * width, width**2, width, width, width, 4 * width**2, 4 * width, 4 * width**2, width]
+    held = [*block * 12, width, width]
+    return [max(1, total - sum(held)), *held]
+
+
+def parse_size(text: str) -> int:
+    """Bytes; units are decimal, with an ``i`` binary.
+
+    >>> parse_size("256MB"), parse_size("1.5 GiB"), parse_size("1000000")
+    (256000000, 1610612736, 1000000)
+    """
+    match = _SIZE.match(text.strip().upper())
+    if match is None:
+        raise ConfigError(f"{text[:40]!r} is no size", hint="such as 256MB, 1.5GB or 512MiB")
+    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def bytes_text(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"
+
+
+def _seconds_a_byte(write_bps: float) -> float:
+    """Of one round: about six writes, four reads, and ten passes over memory."""
+    return 10 / max(write_bps, 1e6) + 10 / _MEMORY_PASSES_BPS
+
+
+def _fits_disk(room: Room) -> int:
+    return 1 << 62 if room.disk_bytes is None else max(0, (room.disk_bytes - _DISK_SPARE) // 2)
+
+
+def _fits_memory(room: Room) -> int:
+    if room.memory_bytes is None:
+        return 1 << 62
+    left = room.memory_bytes - _MEMORY_SPARE
+    times = 5 if room.torch else 2
+    if left < times * PART_MAX:
+        return max(0, left // times)
+    return (left - 2 * PART_MAX) // 3 if room.torch else 1 << 62
+
+
+def _smaller(fits: int) -> str:
+    return f"--size {_rounded(fits) // 10**6}MB fits" if _rounded(fits) >= SIZE_MIN else ""
+
+
+def _rounded(size: int) -> int:
+    """Down, to two digits or so."""
+    step = 10**7 if size >= 10**8 else 10**6
+    return size // step * step

@@ -1,0 +1,55 @@
+"""What the bench found: a value, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relight.bench.advice import Advice
+from relight.bench.figures import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """Figures for a state of ``state_bytes`` in so many ``tensors`` (None without torch), what to know about them, and what follows.
+
+    ``pace``: bytes a second at which so many threads hash and write.
+    """
+
+    store: str
+    state_bytes: int
+    tensors: int | None
+    rounds: int
+    machine: Mapping[str, object]
+    floors: tuple[Figure, ...]
+    relight: tuple[Figure, ...]
+    pace: tuple[tuple[int, float], ...]
+    notes: tuple[str, ...]
+    advice: Advice
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "store": self.store,
+            "state_bytes": self.state_bytes,
+            "tensors": self.tensors,
+            "rounds": self.rounds,
+            "machine": dict(self.machine),
+            "floors": [_figure(one) for one in self.floors],
+            "relight": [{**_figure(one), "floor": list(one.floor), "ratio": one.ratio} for one in self.relight],
+            "pace": [{"threads": threads, "bytes_per_second": pace} for threads, pace in self.pace],
+            "notes": list(self.notes),
+            "settings": [one._asdict() for one in self.advice.settings],
+            "line": self.advice.line,
+        }
+
+
+def _figure(one: Figure) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "what": one.label,
+        "seconds": one.seconds,
+        "bytes_per_second": one.bytes_per_second,
+        "seconds_each": list(one.rounds),
+    }

@@ -1,0 +1,54 @@
+"""A module's state without ``state_dict``: one walk, for modules that have no ideas of their own about it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+_SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict")
+_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+_OWN_WAYS = frozenset((*_SAVING, "_load_from_state_dict"))
+
+
+def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
+    """What ``module.state_dict(keep_vars=True)`` would give, when reading into it is all that ``load_state_dict`` would do.
+
+    None if a class, a hook or an instance has its own way of saving or loading.
+    """
+    found: dict[str, torch.Tensor] = {}
+    usual: dict[type[nn.Module], bool] = {}
+
+    def visit(one: nn.Module, prefix: str) -> bool:
+        kind = type(one)
+        if kind not in usual:
+            usual[kind] = _is_usual(kind)
+        live = one.__dict__
+        if not usual[kind] or not _OWN_WAYS.isdisjoint(live) or any(map(live.get, _HOOKS)):
+            return False
+        for key, parameter in one._parameters.items():
+            if parameter is not None:
+                found[prefix + key] = parameter
+        for key, buffer in one._buffers.items():
+            if buffer is not None and key not in one._non_persistent_buffers_set:
+                found[prefix + key] = buffer
+        return all(visit(child, f"{prefix}{key}.") for key, child in one._modules.items() if child is not None)
+
+    return found if visit(module, "") else None
+
+
+def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
+    """Whether reading into parameters and buffers is all that ``load_state_dict`` would do; ``state`` is what ``state_dict`` gave."""
+    for one in module.modules():
+        hooks = [getattr(one, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
+        if any(hooks) or type(one).load_state_dict is not nn.Module.load_state_dict or not _loads_as_torch(type(one)):
+            return False
+    live = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    return all(not isinstance(tensor, torch.Tensor) or tensor is live.get(key) for key, tensor in state.items())
+
+
+def _is_usual(kind: type[nn.Module]) -> bool:
+    return all(getattr(kind, name) is getattr(nn.Module, name) for name in _SAVING) and _loads_as_torch(kind)
+
+
+def _loads_as_torch(kind: type[nn.Module]) -> bool:
+    return kind._load_from_state_dict.__module__.startswith("torch.nn.")

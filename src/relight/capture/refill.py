@@ -1,0 +1,67 @@
+"""Values into the live containers, tensors and arrays they belong in: what others hold on to keeps its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from relight.capture.rebuild import Thunk
+
+
+def set_group(group: dict[str, Any], make: Thunk) -> None:
+    """Put stored settings into a parameter group; tensors of the same shape keep their memory."""
+    for key, value in make().items():
+        current = group.get(key)
+        if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and current.shape == value.shape:
+            current.copy_(value)
+        else:
+            group[key] = value
+
+
+def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: bool) -> dict[Any, Any]:
+    """The live dict with what was made; ``parts`` has None for what stays. ``whole``: nothing else is left in it."""
+    values = {key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live}
+    if whole:
+        live.clear()
+    live.update(values)
+    return live
+
+
+def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:
+    """The live list with what was made, or a new sequence of ``kind``; None stands for what stays."""
+    values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    if not isinstance(live, list) or kind is not list:
+        return kind(values)
+    live[:] = values
+    return live
+
+
+def refill_tensor(live: torch.Tensor, make: Thunk) -> torch.Tensor:
+    """The live tensor with the made one's elements; the made one itself where torch cannot copy between the two."""
+    value: torch.Tensor = make()
+    if live.layout != value.layout or live.shape != value.shape or live.dtype != value.dtype:
+        return value
+    try:
+        if live.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+            live.resize_as_sparse_(value)
+        live.copy_(value)  # not detached: a detached sparse tensor has parts of its own
+    except RuntimeError:
+        return value
+    return live
+
+
+def refill_set(live: set[Any], values: set[Any]) -> set[Any]:
+    """The live set with other members."""
+    live.clear()
+    live.update(values)
+    return live
+
+
+def refill_array(live: Any, value: Any) -> Any:
+    """The live array with other elements; the made one itself if it is of another kind."""
+    if live.shape == value.shape and live.dtype == value.dtype and live.flags.writeable:
+        live[...] = value
+        return live
+    return value

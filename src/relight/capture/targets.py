@@ -1,0 +1,153 @@
+"""Where stored tensors go: live memory that fits, each piece of it from one stored tensor only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, eq, is_
+from typing import cast
+
+import torch
+
+from relight.capture.rebuild import Memory, torch_dtype
+from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
+from relight.format import Leaf, Tensor
+from relight.layout import Sink
+from relight.layout.sources import Place
+
+_USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
+_shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "layout", "is_cpu", "nbytes"))
+
+
+class Targets:
+    """Collects what is read into live tensors; what does not fit is told in ``wrong``. Nothing is written before the sinks are filled."""
+
+    def __init__(self, tensors: Sequence[Tensor], wrong: list[str], *, strict: bool) -> None:
+        self._tensors, self._wrong, self._strict = tensors, wrong, strict
+        self._sinks: dict[int, Sink] = {}
+        self._several: dict[int, list[Sink]] = {}
+        self._first: dict[int, tuple[torch.Tensor, int]] = {}
+        self._further: dict[int, dict[tuple[object, ...], int]] = {}
+        self._live: list[torch.Tensor] = []
+
+    def plainly(self, leaf: Leaf, live: object) -> bool:
+        """Take ``leaf`` into ``live`` if that is as simple as nearly always: contiguous host memory, same shape and dtype, neither of
+        the two met before. Costs 2 µs. False: nothing was done, and is to be looked at closely."""
+        if leaf.kind != "tensor" or type(live) not in _USUAL:
+            return False
+        index = leaf.tensors[0]
+        stored = self._tensors[index]
+        assert isinstance(live, torch.Tensor)
+        if (
+            live.shape != stored.shape
+            or live.dtype is not TORCH_DTYPES.get(stored.dtype)
+            or not live.is_cpu
+            or live.layout is not torch.strided
+            or not live.is_contiguous()
+            or live.is_neg()
+            or live.is_conj()
+        ):
+            return False
+        address = live.data_ptr()
+        if not address or address in self._first or index in self._sinks:
+            return False
+        self._first[address] = live, index
+        self._sinks[index] = Place(address, live.nbytes, live)
+        self._live.append(live)
+        return True
+
+    def all_plainly(self, leaves: Sequence[object], lives: Sequence[object]) -> bool:
+        """``plainly`` for many, all or none of them. Costs 1 µs each: one pass in C for each question."""
+        if not {*map(type, leaves)} <= {Leaf} or not {*map(type, lives)} <= _USUAL:
+            return False
+        taken, tensors = cast("Sequence[Leaf]", leaves), cast("Sequence[torch.Tensor]", lives)
+        if not {leaf.kind for leaf in taken} <= {"tensor"}:
+            return False
+        indices = [leaf.tensors[0] for leaf in taken]
+        stored = [self._tensors[index] for index in indices]
+        if not (
+            all(map(eq, map(_shape, tensors), map(_shape, stored)))
+            and all(map(is_, map(_dtype, tensors), map(TORCH_DTYPES.get, map(_dtype, stored))))
+            and all(map(_is_cpu, tensors))
+            and all(map(is_, map(_layout, tensors), repeat(torch.strided)))
+            and all(map(torch.Tensor.is_contiguous, tensors))
+            and not any(map(torch.Tensor.is_neg, tensors))
+            and not any(map(torch.Tensor.is_conj, tensors))
+        ):
+            return False
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        sinks = dict(zip(indices, map(Place, addresses, map(_nbytes, tensors), tensors), strict=True))
+        first = dict(zip(addresses, zip(tensors, indices, strict=True), strict=True))
+        if len(sinks) < len(taken) or len(first) < len(taken) or 0 in first:
+            return False
+        if not (self._first.keys().isdisjoint(first) and self._sinks.keys().isdisjoint(sinks)):
+            return False
+        self._first.update(first)
+        self._sinks.update(sinks)
+        self._live.extend(tensors)
+        return True
+
+    def fits(self, path: str, leaf: Leaf, live: torch.Tensor) -> bool:
+        """Whether shape and, if strict, dtype are the same; told if not."""
+        stored = self._tensors[leaf.tensors[0]]
+        shape = tuple(leaf.meta) if leaf.kind == "expanded" else stored.shape
+        if shape != tuple(live.shape) or (torch_dtype(stored) != live.dtype and self._strict):
+            self._wrong.append(f"{path}: stored {stored.dtype} {list(shape)}, live {dtype_text(live)} {list(live.shape)}")
+            return False
+        return True
+
+    def into(self, leaf: Leaf, live: torch.Tensor, path: str) -> bool:
+        """Read straight into ``live``, if its layout allows it."""
+        if live.layout != torch.strided or live.is_quantized or live.is_meta:
+            return False
+        target = live.detach()
+        if target.is_conj() or target.is_neg():
+            return False
+        target = without_repeats(target)
+        if tuple(target.shape) != self._tensors[leaf.tensors[0]].shape:
+            return False
+        if self.add(leaf.tensors[0], target, path):  # else told; strict or not, nothing goes there
+            self._live.append(live)
+        return True
+
+    def add(self, index: int, tensor: torch.Tensor, path: str) -> bool:
+        """Read ``index`` into ``tensor`` too. False, and told, if another stored tensor goes to the same memory."""
+        owner = self._owner(tensor, index) if tensor.numel() else index
+        if owner != index:
+            other = self._tensors[owner].name
+            self._wrong.append(f"{path}: tied to what {other} goes to, and stored apart from it")
+            return False
+        sink = sink_for(tensor, torch_dtype(self._tensors[index]))
+        if index in self._sinks:
+            self._several.setdefault(index, [self._sinks[index]]).append(sink)
+        else:
+            self._sinks[index] = sink
+        return True
+
+    def sinks(self, memory: Memory) -> dict[int, Sink]:
+        """Sinks for all that was taken, and for what ``memory`` was asked for."""
+        sinks = memory.sinks
+        for index, sink in self._sinks.items():
+            into = self._several.get(index, [sink])
+            if index in sinks:  # also wanted as a value
+                into = [*into, sinks[index]]
+            sinks[index] = into[0] if len(into) == 1 else FanOut(into)
+        return sinks
+
+    def filled(self) -> None:
+        """Tell autograd that all of it was written."""
+        touch_all(self._live)
+
+    def _owner(self, tensor: torch.Tensor, index: int) -> int:
+        """The stored tensor that goes to that memory, ``index`` if it is the first. By address; by more where that is met again."""
+        address = tensor.data_ptr()
+        first = self._first.setdefault(address, (tensor, index))
+        if first[0] is tensor:
+            return first[1]
+        known = self._further.setdefault(address, {identity(first[0]): first[1]})
+        return known.setdefault(identity(tensor), index)
+
+
+def dtype_text(tensor: torch.Tensor) -> str:
+    """The dtype in the format's words."""
+    return str(tensor.dtype).removeprefix("torch.")

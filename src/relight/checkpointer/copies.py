@@ -1,0 +1,77 @@
+"""How a state's tensors get into a slot: at once, or while training goes on; from host memory, or from an accelerator's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from relight.format import Tensor
+from relight.layout import Item, Source
+from relight.layout.sources import copy_from
+from relight.snapshot import SEGMENT, DeviceCopies, Gathered, Placed, Streams, Watched
+
+OVERLAP_FROM = 16 << 10
+"""Smaller tensors in host memory are copied at once: guarding them costs more than copying them."""
+
+StreamsOf = Callable[[torch.device], Streams | None]
+
+
+class Copies:
+    """The way of some items: what goes where, and when. Made once for a layout."""
+
+    def __init__(
+        self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf
+    ) -> None:
+        """``places`` are the items' in the packs, which begin at ``packs`` in a slot."""
+        later: list[tuple[str, torch.Tensor, int]] = []
+        small: list[tuple[int, int, int]] = []
+        self._now: list[tuple[Source, int]] = []
+        devices: dict[torch.device, tuple[list[Placed], list[Placed]]] = defaultdict(lambda: ([], []))
+        for item, place in zip(items, places, strict=True):
+            if not place.length:
+                continue
+            at = packs[place.pack] + place.offset
+            may_wait = overlap and (item.trainable or item.role == "optim")
+            tensor: Any = getattr(item.source, "host_tensor", None)
+            away: Any = getattr(item.source, "device_tensor", None)
+            if away is not None and streams_of(away.device) is not None:
+                devices[away.device][may_wait].append(Placed(item.name, away, at))
+            elif tensor is not None and may_wait and place.length >= OVERLAP_FROM:
+                later.append((item.name, tensor, at))
+            elif tensor is not None and place.length < OVERLAP_FROM:
+                small.append((tensor.data_ptr(), place.length, at))
+            else:
+                self._now.append((item.source, at))
+        self.later, self._small = Watched(later), Gathered(small)
+        self.devices = [
+            DeviceCopies(now, then, device, streams, pinned)
+            for device, (now, then) in devices.items()
+            if (streams := streams_of(device)) is not None
+        ]
+
+    def copy_now(self, view: memoryview, base: int) -> None:
+        """Host memory that is not to be copied later, to the slot ``view``, which begins at the address ``base``."""
+        self._small.copy(base)
+        for source, at in self._now:
+            copy_from(source, 0, view[at : at + source.length])
+
+
+def pinned(size: int) -> torch.Tensor:
+    """Host memory that an accelerator writes to by itself."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+def register(address: int, length: int) -> int:
+    """Pin memory of this process that is there already; 0 if that was done."""
+    return int(torch.cuda.cudart().cudaHostRegister(address, length, 0))  # type: ignore[no-untyped-call]
+
+
+def unregister(view: memoryview) -> None:
+    """Unpin what ``pin_slot`` has pinned."""
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    for at in range(0, len(view), SEGMENT):
+        torch.cuda.cudart().cudaHostUnregister(begin + at)  # type: ignore[no-untyped-call]

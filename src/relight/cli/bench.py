@@ -1,0 +1,69 @@
+"""``relight bench``."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from relight.bench import BenchOptions, BenchReport, Figure, run
+from relight.bench.plan import bytes_text, parse_size
+from relight.cli.common import json_option
+from relight.cli.output import emit_json, escape, facts_list, paint, progress, table, warn
+from relight.errors import ConfigError
+
+
+@click.command("bench")
+@click.argument("store", default="runs")
+@click.option("--size", metavar="BYTES", help="Of the state, such as 256MB or 1.5GB; by default what takes about a minute.")
+@click.option("--tensors", type=click.IntRange(min=1), metavar="N", help="Spread evenly over N tensors; by default as in a GPT.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="All is measured so often, in turns.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw how near the floors Relight is.")
+@json_option
+def command(store: str, size: str | None, tensors: int | None, rounds: int, plot: Path | None, as_json: bool) -> None:
+    """Measure this machine and STORE, a directory on the disk to measure, and say which settings to choose.
+
+    The machine's floors (copying, hashing, writing, reading) and Relight's saves and restores take turns; the figures are
+    medians, the ratios compare the same round. What is written lies in a directory of its own in STORE and is removed at the
+    end, also after Ctrl-C. Without torch there are floors and the writing of packs only.
+
+    \b
+    Examples:
+      relight bench
+      relight bench /scratch/runs --size 4GB --tensors 1000
+    """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
+    report = run(BenchOptions(store, None if size is None else parse_size(size), tensors, rounds, progress))
+    if as_json:
+        emit_json(report.to_dict())
+    else:
+        _print(report)
+    if plot is not None:
+        from relight.bench.plot import draw
+
+        draw(report, plot)
+        click.echo(f"the picture is in {escape(plot)}", err=True)
+
+
+def _print(report: BenchReport) -> None:
+    tensors = f" in {report.tensors:,} tensors" if report.tensors else ""
+    rounds = f"median of {report.rounds} rounds" if report.rounds > 1 else "one round"
+    click.echo(f"a state of {bytes_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n")
+    floors = {one.label: one for one in report.floors}.values()  # where one thread is as good as many, once
+    rows: list[list[object]] = [_row(one, "", "") for one in floors]
+    for one in report.relight:
+        ratio = "" if one.ratio is None else f"{one.ratio:.2f} ×"
+        rows.append(_row(one, ratio, one.against))
+    table(["", "seconds", "GB/s", "times", "its floor"], rows, right=("seconds", "GB/s", "times"), wrap=("", "its floor"))
+    click.echo(f"\n{paint('Settings', 'bold')}")
+    facts_list([(one.name, f"{one.value}: {one.reason}" if one.value else one.reason) for one in report.advice.settings])
+    click.echo(f"\n{report.advice.line}")
+    for note in report.notes:
+        warn(escape(note))
+
+
+def _row(one: Figure, ratio: str, against: str) -> list[object]:
+    speed = "" if one.name == "save_blocked" else f"{one.bytes_per_second / 1e9:.2f}"
+    return [one.label, f"{one.seconds:.3g}" if one.seconds >= 0.001 else f"{one.seconds:.1g}", speed, ratio, against]

@@ -1,0 +1,164 @@
+"""Advice: each setting follows from the numbers, says them, and can be pasted."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+import relight
+from relight.bench.advice import Advice, Facts, advise, slot_bytes
+
+GB = 10**9
+
+
+def facts(**changed: Any) -> Facts:
+    """A state of 1 GB on four cores with plenty of memory and a good disk; training is done by the cores."""
+    found: dict[str, Any] = {
+        "store": "runs",
+        "state_bytes": GB,
+        "asked": True,
+        "available_bytes": 64 * GB,
+        "direct": True,
+        "write_buffered_s": 1.0,
+        "write_direct_s": 0.5,
+        "pace": {1: 1.0e9, 2: 1.9e9, 4: 1.92e9},
+        "waiting_s": 0.9,
+        "blocked_s": 0.02,
+        "durable_s": 0.6,
+        "lost_s": 0.3,
+    }
+    return Facts(**(found | changed))
+
+
+def setting(advice: Advice, name: str) -> tuple[str, str]:
+    """Value and reason."""
+    return next((one.value, one.reason) for one in advice.settings if one.name == name)
+
+
+def pasted(advice: Advice) -> dict[str, Any]:
+    """The keywords of the line, worked out."""
+    call = ast.parse(advice.line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert ast.unparse(call.func) == "relight.Checkpointer"
+    known = {word.arg: word.value for word in call.keywords if word.arg not in ("model", "optimizer")}
+    return {str(name): eval(compile(ast.Expression(value), "line", "eval"), {"relight": relight}) for name, value in known.items()}
+
+
+def test_background_saves_are_chosen_where_training_loses_less_than_by_waiting() -> None:
+    """The reason has both numbers; what is the default is not in the line."""
+    advice = advise(facts())
+    value, reason = setting(advice, "background")
+    assert value == "True"
+    assert "20 ms" in reason and "0.30 s" in reason and "0.90 s" in reason and "3.0 times" in reason
+    assert "background" not in pasted(advice)
+
+
+def test_waiting_is_chosen_where_the_background_costs_training_as_much() -> None:
+    """All cores are training's, and copying and hashing takes more of them than waiting would: no memory is spent on snapshots."""
+    advice = advise(facts(lost_s=0.95))
+    assert setting(advice, "background")[0] == "False"
+    assert pasted(advice)["background"] is False
+    assert "limits" not in pasted(advice)
+
+
+def test_what_the_cores_lose_does_not_count_where_a_device_trains() -> None:
+    """With an accelerator ``step()`` is all that training waits for."""
+    advice = advise(facts(lost_s=0.95, accelerator=True))
+    assert setting(advice, "background")[0] == "True"
+    assert "device" in setting(advice, "background")[1]
+    assert "0.95" not in setting(advice, "save")[1]
+
+
+def test_the_fewest_threads_that_are_as_good_are_chosen() -> None:
+    """Four are one hundredth faster than two: two."""
+    advice = advise(facts())
+    assert setting(advice, "threads") == (
+        "threads=2",
+        "hashing and writing by threads, 1: 1.00 GB/s, 2: 1.90 GB/s, 4: 1.92 GB/s; more do not help",
+    )
+    assert pasted(advice)["limits"].threads == 2
+
+
+def test_more_threads_are_chosen_where_they_help() -> None:
+    """Then they are in the line."""
+    advice = advise(facts(pace={1: 1e9, 2: 1.9e9, 4: 3.5e9}))
+    assert pasted(advice)["limits"].threads == 4
+    assert "more do not help" not in setting(advice, "threads")[1]
+
+
+def test_a_size_that_was_asked_for_bounds_the_memory_at_two_slots() -> None:
+    """The bound is a whole number of MiB with room for two."""
+    memory = pasted(advise(facts()))["limits"].memory
+    assert memory == 2 * slot_bytes(GB)
+    assert memory > 2 * GB
+    assert memory % (1 << 20) == 0
+
+
+def test_a_size_that_nobody_asked_for_bounds_nothing() -> None:
+    """A limit for a state that isn't the user's would only take snapshots from him; how large his may be is told."""
+    advice = advise(facts(asked=False))
+    assert pasted(advice)["limits"].memory is None
+    assert "up to 21.2 GB" in setting(advice, "memory")[1]
+
+
+def test_one_slot_where_there_is_no_room_for_two() -> None:
+    """And what that means; the state that the cores train needs memory too, one on a device does not."""
+    advice = advise(facts(available_bytes=int(2.6 * GB), asked=False))
+    assert pasted(advice)["limits"].memory == slot_bytes(GB)
+    assert "put off" in setting(advice, "memory")[1]
+    assert "put off" not in setting(advise(facts(available_bytes=int(2.6 * GB), accelerator=True)), "memory")[1]
+
+
+def test_no_memory_for_a_snapshot_means_waiting() -> None:
+    """However cheap a background save was while it was measured."""
+    advice = advise(facts(available_bytes=GB))
+    assert setting(advice, "background")[0] == "False"
+    assert "no memory" in setting(advice, "background")[1]
+    assert pasted(advice)["background"] is False
+    assert "0.90 s" in setting(advice, "save")[1]
+
+
+def test_memory_that_cannot_be_told_is_no_reason_against_it() -> None:
+    """What is not known is said."""
+    advice = advise(facts(available_bytes=None))
+    assert setting(advice, "background")[0] == "True"
+    assert "could not be told" in setting(advice, "memory")[1]
+
+
+@pytest.mark.parametrize(("cost_s", "minutes"), [(0.001, 1), (0.6, 1), (0.61, 2), (7.0, 15), (100.0, 180), (10_000.0, 1440)])
+def test_the_interval_keeps_the_lost_time_under_one_percent(cost_s: float, minutes: int) -> None:
+    """The shortest round number of minutes that does; the longest there is where none does."""
+    advice = advise(facts(lost_s=cost_s, blocked_s=0.001, waiting_s=10 * cost_s, durable_s=0.1))
+    assert setting(advice, "save")[0] == f"relight.every(minutes={minutes})"
+    assert pasted(advice)["save"] == relight.every(minutes=minutes)
+
+
+def test_saves_are_not_closer_than_one_takes_to_be_durable() -> None:
+    """A slow disk below a cheap copy: another save would only be put off."""
+    advice = advise(facts(lost_s=0.1, durable_s=400.0, waiting_s=400.0))
+    assert setting(advice, "save")[0] == "relight.every(minutes=10)"
+    assert "durable only after 400 s" in setting(advice, "save")[1]
+
+
+def test_without_direct_io_it_is_said() -> None:
+    """There is nothing to set either way."""
+    value, reason = setting(advise(facts(direct=False, write_direct_s=None)), "direct I/O")
+    assert value == ""
+    assert "does not work" in reason and "1.00 GB/s" in reason
+    assert "2.00 GB/s past" in setting(advise(facts()), "direct I/O")[1]
+
+
+def test_without_measured_saves_no_interval_is_made_up() -> None:
+    """No torch: threads, memory and direct I/O are told, the rest stays as it is."""
+    advice = advise(facts(waiting_s=None, blocked_s=None, durable_s=None, lost_s=None))
+    assert [one.name for one in advice.settings] == ["background", "threads", "direct I/O", "memory"]
+    assert "save" not in pasted(advice)
+
+
+def test_the_path_is_quoted() -> None:
+    """Whatever the store is called, the line is Python."""
+    advice = advise(facts(store='my "runs"/'))
+    call = ast.parse(advice.line, mode="eval").body
+    assert isinstance(call, ast.Call) and ast.literal_eval(call.args[0]) == 'my "runs"/my-run'

@@ -1,0 +1,121 @@
+"""What a restore does for each tensor, counted in calls: seconds depend on the machine, these do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.checkpointer.resume import resume
+from relight.store import LocalStore
+
+PYTHON_MAX = {"many": 6.0, "layers": 9.0}
+C_MAX = 30.0
+"""Calls a tensor. What is done for each layer and each parameter's dict is shared by its tensors."""
+
+
+def many(count: int) -> dict[str, Any]:
+    """So many parameters in one module."""
+    return {"model": nn.ParameterList([nn.Parameter(torch.full((3,), float(number))) for number in range(count)])}
+
+
+def layers(count: int) -> dict[str, Any]:
+    """So many tensors, weights and biases of small layers with what AdamW keeps for them."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(count // 8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+def calls(work: Callable[[], object]) -> tuple[int, int]:
+    """Python functions and C functions that ``work`` calls in this thread."""
+    counts = {"call": 0, "c_call": 0}
+
+    def watch(frame: FrameType, event: str, arg: object) -> None:
+        if event in counts:
+            counts[event] += 1
+
+    sys.setprofile(watch)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return counts["call"], counts["c_call"]
+
+
+def per_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]], work: Callable[[str, dict[str, Any]], object]) -> list[float]:
+    """Calls that each further tensor costs, from 400 to 800."""
+    found = []
+    for count in (400, 800):
+        components = build(count)
+        relight.save(tmp_path / f"{count}", components, step=1)
+        run, live = f"{count}", build(count)
+        work(run, live)  # what is done once a process is done
+        found.append(calls(lambda run=run, live=live: work(run, live)))
+    (few, few_c), (double, double_c) = found
+    return [(double - few) / 400, (double_c - few_c) / 400]
+
+
+@pytest.mark.parametrize("build", [many, layers])
+def test_a_restore_does_little_for_each_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
+    """Reading the part, decoding the tree, checking what fits, reading into place: a handful of calls for each tensor."""
+    store = LocalStore(tmp_path)
+
+    def work(run: str, live: dict[str, Any]) -> None:
+        resume(store, run, live, "latest", only=None, strict=True, rename=None)
+
+    python, c = per_tensor(tmp_path, build, work)
+    assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
+
+
+@pytest.mark.parametrize("build", [many, layers])
+def test_so_does_a_load(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
+    """``relight.load`` makes each tensor, and little more."""
+    python, c = per_tensor(tmp_path, build, lambda run, live: relight.load(tmp_path / run))
+    assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
+
+
+def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
+    """The quick way gives what the thorough one gives, and moves every version counter."""
+    saved, live = layers(160), layers(160)
+    with torch.no_grad():
+        for parameter in saved["model"].parameters():
+            parameter.normal_()
+    relight.save(tmp_path / "r", saved, step=1)
+    versions = [parameter._version for parameter in live["model"].parameters()]
+    moments = [id(state) for state in live["optimizer"].state.values()]
+    resume(LocalStore(tmp_path), "r", live, "latest", only=None, strict=True, rename=None)
+    for one, other in zip(saved["model"].parameters(), live["model"].parameters(), strict=True):
+        assert torch.equal(one, other)
+        for key, value in saved["optimizer"].state[one].items():
+            assert torch.equal(value, live["optimizer"].state[other][key])
+    assert all(p._version > then for p, then in zip(live["model"].parameters(), versions, strict=True))
+    assert [id(state) for state in live["optimizer"].state.values()] == moments, "state that is there is filled where it is"
+
+
+def test_no_memory_is_made_for_a_pack_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part may say anything of its tensors' sizes: the pack's length is looked at before memory is made for them."""
+    relight.save(tmp_path / "r", {"x": torch.zeros(1000), "y": 1}, step=1)
+    pack = next(tmp_path.glob("r/*/pack-*"))
+    pack.write_bytes(pack.read_bytes()[:-8])
+
+    def refuse(*args: object, **options: object) -> torch.Tensor:
+        raise AssertionError("memory was made")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(relight.CorruptCheckpoint, match="were committed"):
+        relight.load(tmp_path / "r", which=1)
+    with pytest.raises(relight.CorruptCheckpoint, match="were committed"):
+        resume(LocalStore(tmp_path), "r", {"x": None, "y": 0}, 1, only=None, strict=True, rename=None)
+    pack.unlink()
+    assert relight.load(tmp_path / "r", which=1, only=["y"]) == {"y": 1}, "what needs no pack needs none to be there"

@@ -1,0 +1,207 @@
+"""``relight bench``: numbers that make sense, nothing left behind, refusals with numbers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from at_hand import Answer, environment, in_child, on_terminal
+
+from relight.agent import reach
+from relight.errors import NoSpace
+
+SMALL = ("--size", "4MB", "--rounds", "2")
+FLOORS = ["memcpy_1", "memcpy", "hash_1", "hash", "write_direct", "write_buffered", "read_cold", "read_cached"]
+OURS = ["save_waiting", "save_blocked", "save_durable", "save_lost", "restore_cold", "restore_warm", "restore_memory"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answer, Path]:
+    """One run of it in a directory that is not there yet, and the picture."""
+    folder = tmp_path_factory.mktemp("bench")
+    return in_child("bench", folder / "deep" / "runs", *SMALL, "--tensors", 30, "--json", "--plot", folder / "ratios.png"), folder
+
+
+def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, Path]) -> None:
+    """With seconds, bytes a second, each round, and the ratio to floors that are there."""
+    answer, folder = measured
+    assert answer.code == 0, answer.err
+    found = answer.json
+    assert list(found) == [
+        "store", "state_bytes", "tensors", "rounds", "machine", "floors", "relight", "pace", "notes", "settings", "line",
+    ]  # fmt: skip
+    assert (found["store"], found["tensors"], found["rounds"]) == (str(folder / "deep" / "runs"), 40, 2)
+    assert abs(found["state_bytes"] - 4_000_000) < 40_000
+    floors = {one["name"]: one for one in found["floors"]}
+    assert list(floors) == [name for name in FLOORS if name != "write_direct" or found["machine"]["direct_io"]]
+    assert [one["name"] for one in found["relight"]] == OURS
+    for one in [*found["floors"], *found["relight"]]:
+        assert 0 < one["seconds"] < 30, one
+        assert len(one["seconds_each"]) == 2 and one["what"]
+        assert min(one["seconds_each"]) <= one["seconds"] <= max(one["seconds_each"])
+    for one in found["relight"]:
+        assert one["ratio"] > 0 and one["floor"] and set(one["floor"]) <= floors.keys(), one
+
+
+def test_numbers_stand_to_each_other_as_they_must(measured: tuple[Answer, Path]) -> None:
+    """Saving returns before it is durable, threads are measured up to the cores, the machine is described."""
+    found = measured[0].json
+    ours = {one["name"]: one for one in found["relight"]}
+    assert all(a < b for a, b in zip(ours["save_blocked"]["seconds_each"], ours["save_durable"]["seconds_each"], strict=True))
+    assert [one["threads"] for one in found["pace"]][0] == 1
+    assert [one["threads"] for one in found["pace"]][-1] == min(found["machine"]["cores"], 16)
+    assert all(one["bytes_per_second"] > 1e6 for one in found["pace"])
+
+
+def test_settings_come_with_reasons_and_a_line(measured: tuple[Answer, Path]) -> None:
+    """Each says why; the line is Python and names the store."""
+    found = measured[0].json
+    assert [one["name"] for one in found["settings"]] == ["background", "threads", "direct I/O", "memory", "save"]
+    assert all(any(char.isdigit() for char in one["reason"]) for one in found["settings"])
+    compile(found["line"], "line", "eval")
+    assert found["store"] in found["line"]
+
+
+def test_nothing_is_left_but_the_picture(measured: tuple[Answer, Path]) -> None:
+    """Not even the directories that had to be made."""
+    answer, folder = measured
+    assert [path.name for path in folder.iterdir()] == ["ratios.png"]
+    assert (folder / "ratios.png").read_bytes().startswith(b"\x89PNG")
+    assert "the picture is in" in answer.err
+
+
+def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path) -> None:
+    """A store with runs in it is as it was afterwards."""
+    before = sorted(runs.rglob("*"))
+    answer = on_terminal("bench", "runs", "--size", "5MB", "--rounds", "1", columns=120)
+    assert answer.code == 0, answer.out
+    assert "measuring" in answer.out
+    for text in ("seconds", "GB/s", "save that waits", "restore, from memory", "Settings", "relight.Limits("):
+        assert text in answer.out
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_without_torch_the_floors_are_measured_and_it_is_said(tmp_path: Path) -> None:
+    """Nothing tries to import it."""
+    script = f"""
+import sys
+sys.modules["torch"] = None
+sys.argv = ["relight", "bench", {str(tmp_path / "runs")!r}, "--size", "4MB", "--rounds", "1", "--json"]
+from relight.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["relight"], found["tensors"]) == ([], None)
+    assert len(found["floors"]) >= 7 and found["pace"]
+    assert any("torch is not installed" in note for note in found["notes"])
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is needed, what is free, what would fit."""
+    monkeypatch.setattr("relight.store.local.LocalStore.free_bytes", lambda self: 100_000_000)
+    answer = relight("bench", tmp_path / "runs", "--size", "1GB")
+    assert (answer.code, answer.out) == (2, "")
+    assert "needs 2.06 GB on the disk; 100 MB are free" in answer.err
+    assert "--size 18MB fits" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the disk is."""
+    monkeypatch.setattr("relight.bench.measure.available_bytes", lambda: 1_000_000_000)
+    answer = relight("bench", tmp_path / "runs", "--size", "1GB")
+    assert answer.code == 2
+    assert "of memory (the state, two snapshots of it, buffers); 1 GB are available" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["memory://x"], "only a store on a disk"),
+        (["runs", "--size", "lots"], "is no size"),
+        (["runs", "--size", "10kB"], "tells nothing"),
+        (["runs", "--rounds", "0"], "--rounds"),
+        (["runs", "--tensors", "0"], "--tensors"),
+    ],
+    ids=str,
+)
+def test_bad_usage_is_2_and_makes_nothing(
+    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    """Each is answered with what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    answer = relight("bench", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert text in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_without_matplotlib_is_refused_at_once(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after a minute of measuring."""
+    monkeypatch.setattr("relight.cli.bench.importlib.util.find_spec", lambda name: None)
+    answer = relight("bench", tmp_path / "runs", "--plot", tmp_path / "x.png")
+    assert answer.code == 2
+    assert "matplotlib" in answer.err and "pip install" in answer.err
+
+
+def test_an_error_in_the_middle_leaves_nothing(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up while packs are written: the error is told, the directory gone."""
+
+    def full(*rest: object) -> None:
+        raise NoSpace("the disk is full")
+
+    monkeypatch.setattr("relight.bench.measure.write_image", full)
+    (tmp_path / "runs").mkdir()
+    answer = relight("bench", tmp_path / "runs", *SMALL)
+    assert answer.code == 2
+    assert "the disk is full" in answer.err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_restore_that_gives_other_bytes_is_noticed(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fast because it does nothing is no figure."""
+    monkeypatch.setattr("relight.checkpointer.Checkpointer.restore", lambda self: 0)
+    answer = relight("bench", tmp_path / "runs", *SMALL)
+    assert answer.code == 1
+    assert "other bytes than were saved" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_bench_left_is_told_of(relight, tmp_path: Path) -> None:
+    """It cannot be told from one that is running, so it is not removed."""
+    old = tmp_path / ".relight-bench-0000"
+    old.mkdir()
+    answer = relight("bench", tmp_path, "--size", "1MB", "--rounds", "1")
+    assert answer.code == 0, answer.err
+    assert f"{old} is there" in answer.err
+    assert list(tmp_path.iterdir()) == [old]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupt_leaves_neither_files_nor_an_agent(tmp_path: Path, number: int, code: int) -> None:
+    """In the middle of saves; quietly."""
+    store = tmp_path / "runs"
+    command = [sys.executable, "-m", "relight", "bench", str(store), "--size", "4MB", "--rounds", "500"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as child:
+        deadline = time.monotonic() + 60
+        while not (found := list(store.glob(".relight-bench-*/background/0*"))):
+            assert time.monotonic() < deadline and child.poll() is None
+            time.sleep(0.01)
+        folder = found[0].parents[1]
+        child.send_signal(number)
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (code, ""), err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+    while (agent := reach(str(folder), "background")) is not None:
+        agent.close()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,128 @@
+"""The way of device tensors, without a device: what is queued where and in which order, and that every byte arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+import pytest
+import torch
+
+from relight.snapshot import device as module
+from relight.snapshot.device import DeviceCopies, Placed, pin_slot
+
+CPU = torch.device("cpu")
+
+
+class Fake:
+    """Streams that write down what they are asked for. Copies on this "device" are done at once."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, ...]] = []
+        self.main, self.made = FakeStream(self, "main"), 0
+        self.current = self.main
+
+    def current_stream(self, device=None):
+        return self.current
+
+    def Stream(self, device=None):
+        self.made += 1
+        return FakeStream(self, f"side{self.made}")
+
+    def Event(self):
+        return FakeEvent(self)
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class FakeStream:
+    def __init__(self, fake: Fake, name: str) -> None:
+        self.fake, self.name = fake, name
+
+    def wait_event(self, event) -> None:
+        self.fake.log.append(("wait", self.name, event.on))
+
+
+class FakeEvent:
+    def __init__(self, fake: Fake) -> None:
+        self.fake, self.on = fake, "nothing"
+
+    def record(self, stream) -> None:
+        self.on = stream.name
+        self.fake.log.append(("record", stream.name))
+
+    def synchronize(self) -> None:
+        self.fake.log.append(("synchronize", self.on))
+
+
+def pin(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def made(fake: Fake) -> tuple[DeviceCopies, list[Placed], torch.Tensor]:
+    torch.manual_seed(0)
+    sizes = [3, 500_000, 17, 262_144, 1, 70_000]
+    placed, at = [], 0
+    for number, size in enumerate(sizes):
+        tensor = torch.randn(size) if number % 2 else torch.randint(0, 100, (size,), dtype=torch.int16)
+        placed.append(Placed(f"t{number}", tensor, at))
+        at += -(-tensor.numel() * tensor.element_size() // 64) * 64
+    copies = DeviceCopies(placed[:2], placed[2:], CPU, fake, pin)
+    return copies, placed, torch.zeros(at, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("pack_bytes", [module.PACK_BYTES, 1000])
+def test_every_byte_arrives(pack_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones by themselves, small ones in packs, in one pack or many; the second time as the first."""
+    monkeypatch.setattr(module, "PACK_BYTES", pack_bytes)
+    copies, placed, slot = made(Fake())
+    for _ in range(2):
+        slot.zero_()
+        for one in placed:
+            one.tensor.add_(1)
+        assert copies.begin(slot).finish() == set()
+        for one in placed:
+            assert torch.equal(slot[one.offset : one.offset + one.bytes.numel()], one.bytes)
+
+
+def test_the_order_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side stream behind training's, the next step behind the side stream; only ``finish`` has the host wait."""
+    fake = Fake()
+    copies, _, slot = made(fake)
+    copied_on: list[str] = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *a, **k: (copied_on.append(fake.current.name), copy(self, *a, **k))[1])
+    snapshot = copies.begin(slot)
+    assert fake.log == [("record", "main"), ("wait", "side1", "main"), ("record", "side1")]
+    assert copied_on[:2] == ["main", "main"] and set(copied_on[2:]) == {"side1"}
+    snapshot.before_step()
+    assert fake.log[3:] == [("wait", "main", "side1")]
+    snapshot.finish()
+    assert fake.log[4:] == [("synchronize", "side1")]
+
+
+def test_a_write_before_the_step_is_told_and_one_after_it_is_not() -> None:
+    """Until the next step is queued behind the copies, nobody may write; afterwards everybody may."""
+    copies, placed, slot = made(Fake())
+    early = copies.begin(slot)
+    placed[3].tensor.add_(1)
+    early.before_step()
+    assert early.finish() == {"t3"}
+    late = copies.begin(slot)
+    late.before_step()
+    placed[3].tensor.add_(1)
+    assert late.finish() == set()
+
+
+def test_a_slot_is_pinned_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, none of it twice; a refusal is told."""
+    monkeypatch.setattr(module, "SEGMENT", 4096)
+    memory = (ctypes.c_ubyte * 10_000)()
+    asked: list[tuple[int, int]] = []
+    assert pin_slot(memoryview(memory), lambda at, size: asked.append((at - ctypes.addressof(memory), size)) or 0)
+    assert asked == [(0, 4096), (4096, 4096), (8192, 1808)]
+    assert not pin_slot(memoryview(memory), lambda at, size: 2)
