@@ -275,3 +275,26 @@ def test_a_save_is_told_of_though_its_agent_is_replaced_first() -> None:
     time.sleep(0.1)
     assert [done.report.number for done in told] == [1]
     assert isinstance(told[0].error, AgentDied)
+
+
+def test_a_save_tells_how_far_it_is(run: str) -> None:
+    """Copied, then written bit by bit, with a time to go that the rate so far gives; whole in the end."""
+    model, optimizer = nn.Linear(2048, 2048, bias=False), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    limits = relight.Limits(bytes_per_second=30e6)
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=limits) as ckpt:
+        ckpt.save(0)
+        save = ckpt.save(1, block=False)
+        seen = [save.progress]
+        shown = repr(save)
+        while not save.done:
+            seen.append(save.progress)
+            time.sleep(0.005)
+        assert "copied" in shown or "written" in shown
+        assert save.progress == (1.0, 1.0, 0.0)
+    written = [one.written for one in seen]
+    assert written == sorted(written)
+    assert any(0.2 < one.written < 0.9 and one.eta_s is not None and 0 < one.eta_s < 5 for one in seen), seen[:: len(seen) // 10 + 1]

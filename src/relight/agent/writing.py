@@ -107,7 +107,7 @@ class Writer:
                     parents=[parent] if (parent := self._last or request.parent) else [],
                     id=request.id,
                     plan=prepared.filled(slot, request.id),
-                    pace=Pace(self.place.threads, self.place.bytes_per_second),
+                    pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
                 )
             )
             if request.tag:
@@ -132,6 +132,17 @@ class Writer:
         if not report.retired:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
+
+
+class _Counter:
+    """Counts what is written, where the trainer sees it."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot, self._written = slot, 0
+
+    def __call__(self, length: int) -> None:
+        self._written += length
+        self._slot.tell_written(self._written)
 
 
 def lower_priority(nice: int) -> None:

@@ -24,6 +24,8 @@ BODY_OFFSET = 4096
 EMPTY, FILLING, SEALED = 0, 1, 2
 _MAGIC = b"relight1"
 _HEADER = struct.Struct("<8sQQQQ")
+_WRITTEN = 64
+"""Where the writer counts, on a cache line of its own: how much of a sealed slot is on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,21 @@ class Slot:
     def begin(self, number: int) -> None:
         """The filling of save ``number`` begins: what was there counts for nothing from now on."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, 0, 0)
+        struct.pack_into("<Q", self.view, _WRITTEN, 0)
 
     def seal(self, number: int, start: int, length: int) -> None:
         """All is there; the request lies at ``start``. The state goes last."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, start, length)
         struct.pack_into("<Q", self.view, 8, SEALED)
+
+    def tell_written(self, count: int) -> None:
+        """``count`` bytes of the packs have been written. The one thing that its reader writes to a slot."""
+        struct.pack_into("<Q", self.view, _WRITTEN, count)
+
+    @property
+    def written(self) -> int:
+        """Bytes of the packs that have been written."""
+        return int(struct.unpack_from("<Q", self.view, _WRITTEN)[0])
 
     def clear(self) -> None:
         """Nothing is in it."""

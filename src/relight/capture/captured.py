@@ -18,6 +18,7 @@ from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
 from relight.errors import ConfigError
+from relight.format.collector import collector_paused
 from relight.format.tree import Encoded, join_path
 from relight.layout import Item
 
@@ -60,10 +61,11 @@ def capture(
     walker = Walker(fixed)
     walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
     if fixed is None:
-        nodes, sizes = _walk_large(walker, components, kinds)
-        missed = {name: _missed(name, value, kinds[name]) for name, value in components.items() if kinds[name] == MODULE}
-        if recall is not None and not walker.refused:
-            fixed = recall.fixed = _keep(walker, components, nodes, sizes, missed)
+        with collector_paused():
+            nodes, sizes = _walk_large(walker, components, kinds)
+            missed = {name: _missed(name, value, kinds[name]) for name, value in components.items() if kinds[name] == MODULE}
+            if recall is not None and not walker.refused:
+                fixed = recall.fixed = _keep(walker, components, nodes, sizes, missed)
     if fixed is not None:
         nodes, sizes, missed = fixed.nodes, fixed.sizes, fixed.missed
     tree: dict[str, Any] = {}

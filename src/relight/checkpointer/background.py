@@ -229,6 +229,16 @@ class Background:
             self._snapshot = None
         return number
 
+    def look_at(self, number: int) -> tuple[float, float]:
+        """The shares of that save's bytes that are copied, and written."""
+        shape, snapshot = self._shape, self._snapshot
+        for index, held in [*shape.busy.items()] if shape is not None else ():
+            if held == number and shape is not None:
+                with contextlib.suppress(ValueError):  # its memory was given back this very moment
+                    written = shape.slots[index].written / shape.plan.stored_bytes
+                    return (snapshot.copied if snapshot is not None else 1.0), min(1.0, written)
+        return 0.0, 0.0
+
     def close(self, polite: bool = True) -> None:
         """Finish copying, and part from the agent, which goes on writing what is sealed. ``polite``: nothing need be kept in memory."""
         self.barrier()

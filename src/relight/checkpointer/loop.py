@@ -282,7 +282,7 @@ class Checkpointer:
             raise ConfigError("this Checkpointer is closed")
         if self._environment is not None:
             return
-        state = capture(self._components)
+        state = capture(self._components, recall=self._recall)
         probe(self._store, self._run)
         check_room(self._store, full_bytes(state), self._keep.last or 2)
         self._environment = environment()
@@ -372,9 +372,11 @@ class Checkpointer:
                 state.kinds, state.notes, self._parent, tag,
             )  # fmt: skip
 
-        if background.save(state, request) is None:
+        number = background.save(state, request)
+        if number is None:
             self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
             return None
+        save._look = lambda: background.look_at(number)
         emit("save.requested", step=step, reason=reason, id=save.id)
         save.timings["blocked"] = perf_counter() - started
         background.began(save.timings["blocked"])

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
+from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError, StoreUnavailable
+
+
+class Progress(NamedTuple):
+    """How far a save is: the shares of its bytes that are copied and that are written, and seconds until it will be durable at this rate."""
+
+    copied: float
+    written: float
+    eta_s: float | None
+    """None as long as there is no rate."""
 
 
 class Save:
@@ -26,13 +37,32 @@ class Save:
         self.bytes = 0
         self.timings: dict[str, float] = {}
         self._changed = threading.Condition()
+        self._look: Callable[[], tuple[float, float]] | None = None
+        self._sealed_s: float | None = None
 
     def __repr__(self) -> str:
-        state = "durable" if self.done else f"failed: {self.error.what}" if self.error else "sealed" if self.sealed else "running"
+        state = "durable" if self.done else f"failed: {self.error.what}" if self.error else self._under_way()
         return f"<Save step={self.step} id={self.id} {state}>"
 
     def __bool__(self) -> bool:
         return self.error is None
+
+    def _under_way(self) -> str:
+        copied, written, eta_s = self.progress
+        if not self.sealed:
+            return f"{copied:.0%} copied"
+        return f"sealed, {written:.0%} written" + ("" if eta_s is None else f", {eta_s:.1f} s left")
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is, at this moment."""
+        if self.done:
+            return Progress(1.0, 1.0, 0.0)
+        copied, written = self._look() if self._look is not None else (0.0, 0.0)
+        copied = 1.0 if self.sealed else copied
+        if self._sealed_s is None or not written:
+            return Progress(copied, written, None)
+        return Progress(copied, written, (monotonic() - self._sealed_s) * (1 - written) / written)
 
     def wait(self, timeout: float | None = None, until: str = "durable") -> Save:
         """Wait until the save is ``sealed``, ``durable`` or ``drained``; raise its error if it failed.
@@ -54,6 +84,8 @@ class Save:
 
     def _tell(self, **facts: object) -> None:
         """Set facts, and wake who waits for them."""
+        if facts.get("sealed") and self._sealed_s is None:
+            self._sealed_s = monotonic()
         with self._changed:
             for name, value in facts.items():
                 setattr(self, name, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +32,8 @@ class Pace:
 
     threads: int = THREADS
     bytes_per_second: float | None = None
+    progress: Callable[[int], None] | None = None
+    """Told the bytes of a pack that have been written, now and then."""
 
 
 class _Piece(NamedTuple):
@@ -152,6 +154,8 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
             writer.write_at(offset, image[offset : offset + padded])
             while jobs and jobs[0].done():
                 hashes.append(jobs.popleft().result())
+            if pace.progress is not None:
+                pace.progress(length)
             if pace.bytes_per_second:
                 time.sleep(max(0.0, (offset + length) / pace.bytes_per_second - (time.monotonic() - started)))
         while len(hashes) < len(plan.chunks):

@@ -33,6 +33,11 @@ class Snapshot:
         self.waited_s = 0.0
         self.copied_by_trainer = 0
 
+    @property
+    def copied(self) -> float:
+        """The share of the slices that are copied."""
+        return 1 - self._left / len(self._slices) if self._slices else 1.0
+
     def help(self) -> bool:
         """Copy one slice, if there is any left to take."""
         try:
