@@ -20,9 +20,15 @@ class Handle:
     """
 
     def __init__(
-        self, *, finish: Callable[[], object] | None = None, path: Path | None = None, poll: Callable[[bool], bool] | None = None
+        self,
+        *,
+        finish: Callable[[], object] | None = None,
+        path: Path | None = None,
+        poll: Callable[[bool], bool] | None = None,
+        known: Callable[[], float] | None = None,
     ) -> None:
-        self._finish, self._path, self._poll = finish, path, poll
+        """``known`` gives the moment at which it was durable, for a rival that tells."""
+        self._finish, self._path, self._poll, self._known = finish, path, poll, known
         self._thread = threading.Thread(target=self._run, name="durable", daemon=True)
         self._error: BaseException | None = None
         self._ended = False
@@ -62,7 +68,7 @@ class Handle:
                 self._finish()
             if self._path is not None:
                 fsync_tree(self._path)
-            self.durable_at = time.perf_counter()
+            self.durable_at = self._known() if self._known is not None else time.perf_counter()
         except BaseException as error:
             self._error = error
 

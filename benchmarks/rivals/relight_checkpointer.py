@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,15 @@ class RelightSync(Base):
         self.checkpointer = self._open(model, optimizer, background=self.background)
 
     def save(self, step: int) -> Handle:
+        durable: list[float] = []  # before retention: what is removed after it, and read back for that, counts as lost time
+        undo = subscribe(lambda event: durable.append(time.perf_counter()) if event.name == "save.durable" else None)
         save = self.checkpointer.save(step, block=not self.background)
-        return Handle(finish=lambda: save.wait(until="durable"))
+
+        def wait() -> None:
+            save.wait(until="durable")
+            undo()
+
+        return Handle(finish=wait, known=lambda: durable[-1])
 
     def load(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._restore(model, optimizer, "store")

@@ -11,7 +11,7 @@ from relight.errors import ConfigError, RelightError, StoreUnavailable
 
 
 class Progress(NamedTuple):
-    """How far a save is: the shares of its bytes that are copied and that are written, and seconds until it will be durable at this rate."""
+    """How far a save is: the shares of its bytes that are copied and that are written, and seconds to go at this rate."""
 
     copied: float
     written: float
