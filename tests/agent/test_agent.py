@@ -288,6 +288,7 @@ def test_a_save_tells_how_far_it_is(run: str) -> None:
     with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=limits) as ckpt:
         ckpt.save(0)
         save = ckpt.save(1, block=False)
+        assert save.bytes > 2 * 2048 * 2048 * 4
         seen = [save.progress]
         shown = repr(save)
         while not save.done:

@@ -229,6 +229,11 @@ class Background:
             self._snapshot = None
         return number
 
+    @property
+    def pack_bytes(self) -> int:
+        """Bytes of the packs of a state as the last one was."""
+        return self._shape.plan.stored_bytes if self._shape is not None else 0
+
     def look_at(self, number: int) -> tuple[float, float]:
         """The shares of that save's bytes that are copied, and written."""
         shape, snapshot = self._shape, self._snapshot

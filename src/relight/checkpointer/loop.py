@@ -376,7 +376,7 @@ class Checkpointer:
         if number is None:
             self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
             return None
-        save._look = lambda: background.look_at(number)
+        save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
         emit("save.requested", step=step, reason=reason, id=save.id)
         save.timings["blocked"] = perf_counter() - started
         background.began(save.timings["blocked"])

@@ -23,6 +23,7 @@ class Save:
     """One save, and how far it is. Four facts, each later than the one before: *requested* (this handle exists), *sealed* (its values are
     copied: training may change them, the process may die), *done* (durable: committed, survives the machine), *drained* (safe on the last
     tier; with one store the same as durable). ``timings`` holds seconds: ``blocked`` is what the caller waited.
+    ``bytes`` are those of the packs at first, and all that it takes in the store once it is durable.
 
     A save that could not go through the agent is durable, or has failed, by the time the caller holds it.
     """
