@@ -100,6 +100,17 @@ def hooked(model, optimizer, rng):
         handle.remove()
 
 
+def own_way(model, optimizer, rng):
+    usual = model.other.state_dict
+
+    def state_dict(*args, **kwargs):
+        state = usual(*args, **kwargs)
+        state[kwargs.get("prefix", "") + "more"] = 2.5
+        return state
+
+    model.other.state_dict = state_dict
+
+
 def renamed(model, optimizer, rng):
     children = model.spare._modules
     children[rng.choice("xyz")] = children.pop(next(iter(children)))
@@ -151,7 +162,7 @@ class Model(nn.Module):
 
 CHANGES = [
     other_memory, transposed, transposed_in_place, other_dtype, frozen, tied, replaced, state_gone, resized, stepped, buffer_replaced,
-    buffer_kept_or_not, hooked, renamed, dropped, hyper, counted, reloaded, extra,
+    buffer_kept_or_not, own_way, hooked, renamed, dropped, hyper, counted, reloaded, extra,
 ]  # fmt: skip
 
 

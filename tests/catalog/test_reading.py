@@ -87,24 +87,29 @@ def read_all(opened: Opened) -> list[bytes]:
     return [by_name[f"t/{i}"] for i in range(len(buffers))]
 
 
-class Bytesize(CountingDisk):
-    """Counts what is read of the pack, and past what."""
+class KnowsStraight(Disk):
+    """Knows which descriptors read past the page cache."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.direct, self.through = 0, 0
-        self._straight: set[int] = set()
+    straight: set[int]
 
     def reopen_direct(self, fd: int) -> int:
         """Remembers which descriptor that is."""
         again = super().reopen_direct(fd)
-        self._straight.add(again)
+        self.straight.add(again)
         return again
+
+
+class Bytesize(KnowsStraight, CountingDisk):
+    """Counts what is read of the pack, and past what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct, self.through, self.straight = 0, 0, set()
 
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
         """Counts."""
         got = super().preadv(fd, into, offset)
-        if fd in self._straight:
+        if fd in self.straight:
             self.direct += got
         elif "pack-" in self._open.get(fd, ("", 0))[0]:
             self.through += got
@@ -147,22 +152,15 @@ def test_short_direct_reads(made: Made, most: int) -> None:
     assert read_all(made.opened(ShortDisk(most))) == made.values
 
 
-class Picky(Disk):
+class Picky(KnowsStraight):
     """A device whose direct reads fail."""
 
     def __init__(self, code: int, after: int = 0) -> None:
-        self._code, self._left = code, after
-        self._straight: set[int] = set()
-
-    def reopen_direct(self, fd: int) -> int:
-        """Remembers which descriptor that is."""
-        again = super().reopen_direct(fd)
-        self._straight.add(again)
-        return again
+        self._code, self._left, self.straight = code, after, set()
 
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
         """Fails after a while."""
-        if fd in self._straight:
+        if fd in self.straight:
             self._left -= 1
             if self._left < 0:
                 raise OSError(self._code, os.strerror(self._code))

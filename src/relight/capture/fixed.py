@@ -21,8 +21,8 @@ from relight.capture.optimizers import is_custom, own_parameters, steps_of
 from relight.layout import Item
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
-_OWN_WAYS = ("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules")
-"""Methods of a module that, overridden, may give a state that its own dicts do not tell."""
+_OWN_WAYS = frozenset(("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules"))
+"""Methods of a module that, overridden by its class or set on itself, may give a state that its own dicts do not tell."""
 
 
 _shape, _dtype, _requires_grad, _version = map(attrgetter, ("shape", "dtype", "requires_grad", "_version"))
@@ -64,6 +64,7 @@ class _Module(NamedTuple):
             and (not (self.modules.values or live._modules) or self.modules.holds())
             and (not (self.buffers.values or live._buffers) or self.buffers.holds())
             and live._non_persistent_buffers_set == self.not_saved
+            and _OWN_WAYS.isdisjoint(live.__dict__)
             and not (live._state_dict_hooks or live._state_dict_pre_hooks)
         )
 
@@ -235,7 +236,8 @@ def _is_plain(module: nn.Module) -> bool:
     own: Callable[[str], bool] = lambda name: getattr(kind, name) is not getattr(nn.Module, name)  # noqa: E731
     if kind.__name__ in ("OptimizedModule", "DistributedDataParallel", "DataParallel"):
         return True
-    return not (any(map(own, _OWN_WAYS)) or module._state_dict_hooks or module._state_dict_pre_hooks)
+    hooked = module._state_dict_hooks or module._state_dict_pre_hooks
+    return not (hooked or any(map(own, _OWN_WAYS)) or not _OWN_WAYS.isdisjoint(module.__dict__))
 
 
 def _dict(live: Mapping[Any, Any]) -> _Dict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from relight.format import Tensor
 from relight.layout import Item, Source
 from relight.layout.sources import copy_from
-from relight.snapshot import SEGMENT, DeviceCopies, Gathered, Placed, Streams, Watched
+from relight.snapshot import DeviceCopies, Gathered, Placed, Streams, Watched, segments
 
 OVERLAP_FROM = 16 << 10
 """Smaller tensors in host memory are copied at once: guarding them costs more than copying them."""
@@ -72,6 +71,5 @@ def register(address: int, length: int) -> int:
 
 def unregister(view: memoryview) -> None:
     """Unpin what ``pin_slot`` has pinned."""
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    for at in range(0, len(view), SEGMENT):
-        torch.cuda.cudart().cudaHostUnregister(begin + at)  # type: ignore[no-untyped-call]
+    for address, _ in segments(view):
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

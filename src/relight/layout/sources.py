@@ -11,10 +11,10 @@ import msgspec
 from relight.layout.boxes import Box
 
 _GIL_FREE_FROM = 64 << 10
-_move_small = ctypes.PyDLL(None).memmove
+move_small = ctypes.PyDLL(None).memmove
 """Holds the GIL: giving it up and waiting for it costs more than a small copy."""
-_move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move_small.restype = None
+move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+move_small.restype = None
 
 
 class Source(Protocol):
@@ -132,6 +132,6 @@ def address_of(memory: memoryview) -> int:
 def move(to: int, source: int, length: int) -> None:
     """Copy ``length`` bytes from one address to another. The caller answers for both."""
     if length < _GIL_FREE_FROM:
-        _move_small(to, source, length)
+        move_small(to, source, length)
     else:
         ctypes.memmove(to, source, length)

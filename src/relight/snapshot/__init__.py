@@ -5,12 +5,11 @@ Always holds: a tensor in a finished snapshot has the bytes it had at the call, 
 """
 
 from relight.snapshot.copier import Copier, Snapshot
-from relight.snapshot.device import SEGMENT, DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot
+from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot, segments
 from relight.snapshot.hooks import StepHook, can_overlap
 from relight.snapshot.watch import Gathered, Watched
 
 __all__ = [
-    "SEGMENT",
     "Copier",
     "DeviceCopies",
     "DeviceSnapshot",
@@ -22,4 +21,5 @@ __all__ = [
     "Watched",
     "can_overlap",
     "pin_slot",
+    "segments",
 ]

@@ -7,13 +7,13 @@ device, so that there is one transfer for many of them, and dealt out on the hos
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from relight.layout.sources import address_of
 from relight.snapshot.watch import Gathered
 
 PACKED_BELOW = 1 << 20
@@ -181,5 +181,10 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Pa
 
 def pin_slot(view: memoryview, register: Callable[[int, int], int]) -> bool:
     """Pin a slot's memory for this process, by segments. ``register`` is ``cudaHostRegister`` but for its flags; False if it refuses."""
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    return all(register(begin + at, min(SEGMENT, len(view) - at)) == 0 for at in range(0, len(view), SEGMENT))
+    return all(register(address, length) == 0 for address, length in segments(view))
+
+
+def segments(view: memoryview) -> list[tuple[int, int]]:
+    """What is pinned at once: address and length of each piece."""
+    begin = address_of(view)
+    return [(begin + at, min(SEGMENT, len(view) - at)) for at in range(0, len(view), SEGMENT)]

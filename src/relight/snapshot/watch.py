@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import torch
 
+from relight.layout.sources import move_small
+
 SAMPLE = 16
 SLICE_BYTES = 1 << 20
 
 _version = attrgetter("_version")
-_move_small = ctypes.PyDLL(None).memmove  # holds the GIL: a few hundred bytes are copied sooner than a lock is given back
-_move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move_small.restype = None
 
 
 class Slice(NamedTuple):
@@ -65,7 +64,7 @@ class Watched:
 
     def sample(self) -> bytes:
         """Both ends of every slice, as they are now: ``SAMPLE`` bytes each, all heads first. The memory must be there."""
-        deque(map(_move_small, self.places, self.sampled, self.widths), 0)
+        deque(map(move_small, self.places, self.sampled, self.widths), 0)
         return bytes(self.samples)
 
     def begin(self) -> Marks:
@@ -129,4 +128,4 @@ class Gathered:
         targets = self._absolute.get(base)
         if targets is None:
             targets = self._absolute[base] = [base + target for target in self._targets]
-        deque(map(_move_small, targets, self._sources, self._lengths), 0)
+        deque(map(move_small, targets, self._sources, self._lengths), 0)
