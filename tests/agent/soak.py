@@ -30,6 +30,7 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ckpt = relight.Checkpointer(folder / "store" / "run", model=model, optimizer=optimizer, keep=relight.keep(last=2), signals=False)
     own, samples, agents = psutil.Process(), [], set()
+    others = {child.pid for child in own.children()}
     began = time.monotonic()
     for step in range(saves):
         model(torch.randn(4, width)).square().mean().backward()
@@ -38,7 +39,7 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
         ckpt.save(step, block=False)
         if step % max(1, saves // 200) == 0:
             ckpt.save(step, block=True)
-            agent = next(child for child in own.children() if "relight.agent.serve" in child.cmdline())
+            agent = next(child for child in own.children() if child.pid not in others and "relight.agent.serve" in child.cmdline())
             agents.add(agent.pid)
             samples.append(
                 {

@@ -1,8 +1,9 @@
-"""Kills at random moments: the trainer, its agent, or both, from a seed. ``make storm``; a slice is in the suite.
+"""Kills at random moments and in each phase of the hand-over: the trainer, its agent, or both, from a seed. ``make storm``; a slice is in
+the suite.
 
 Each trial forks a trainer from a process that has imported torch once. It saves a state whose every element is the step's number, as fast
-as it can, and writes into shared memory what it was promised: which steps were sealed, which durable. After a random time SIGKILL comes.
-What must hold then:
+as it can, and writes into shared memory what it was promised: which steps were sealed, which durable. After a random time SIGKILL comes; in
+every other trial the trainer itself sends it, at a certain point of a certain save. What must hold then:
 
 - the trainer alone was killed: every save that was sealed is a checkpoint once the agent has ended;
 - the agent was killed: training goes on, with another agent, and a later save becomes durable;
@@ -36,10 +37,25 @@ import psutil
 import torch
 
 import relight
-from relight.agent import reach
+from relight.agent import Agent, reach
+from relight.arena import Slot
+from relight.checkpointer.background import Background
+from relight.snapshot import Snapshot
 
 WAIT_S = 30.0
 VICTIMS = ("trainer", "agent", "both")
+PHASES: dict[str, tuple[type, str, bool, bool]] = {
+    "slot begun": (Slot, "begin", True, False),
+    "request there": (Slot, "announce", True, False),
+    "agent follows": (Agent, "begin", True, False),
+    "half copied": (Snapshot, "help", True, False),
+    "all copied": (Slot, "seal", False, False),
+    "sealed": (Slot, "seal", True, True),
+    "agent told": (Agent, "save", True, True),
+    "trainer told": (Background, "_finished", False, True),
+}
+"""Class and method, whether the kill comes behind it or in front of it, and whether the save is sealed by then."""
+FOLLOWED_WIDTH = 1500
 
 
 def state(step: int, width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -62,22 +78,52 @@ def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
             optimizer.state[parameter]["exp_avg_sq"].fill_(step)
 
 
+def arm(phase: str, victim: str, saves: int, promises: Promises) -> None:
+    """Have this process kill ``victim`` at that point of its ``saves``-th save."""
+    kind, name, behind, sealed = PHASES[phase]
+    usual = getattr(kind, name)
+    calls = saves * 15 if name == "help" else saves
+    left = [calls]
+
+    def at_last(self: object, *args: object) -> object:
+        left[0] -= 1
+        if left[0] == 0 and not behind:
+            kill()
+        found = usual(self, *args)
+        if left[0] == 0 and behind:
+            kill()
+        return found
+
+    def kill() -> None:
+        step = promises.get()[4]
+        if sealed:
+            promises.put(0, max(step, promises.get()[0]))
+        promises.put(3, promises.get()[1])
+        if victim in ("agent", "both"):
+            for one in agents_of(os.getpid()):
+                one.kill()
+        if victim in ("trainer", "both"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(kind, name, at_last)
+
+
 class Promises:
-    """Shared memory: the newest step that was sealed, that was durable, and the agents' process ids."""
+    """Shared memory: the newest step that was sealed, that was durable, that was begun; what was durable at the kill; the step now."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, 4096)
-        self._map[:32] = struct.pack("4q", -1, -1, -1, 0)
+        self._map[:40] = struct.pack("5q", -1, -1, -1, -1, -1)
 
     def put(self, index: int, value: int) -> None:
         struct.pack_into("q", self._map, 8 * index, value)
 
-    def get(self) -> tuple[int, int, int, int]:
-        return struct.unpack("4q", self._map[:32])  # type: ignore[return-value]
+    def get(self) -> tuple[int, int, int, int, int]:
+        return struct.unpack("5q", self._map[:40])  # type: ignore[return-value]
 
 
-def trainer(run: str, promises: Promises, width: int, budget_s: float) -> None:
-    """Save until killed, or until the time is over."""
+def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: tuple[str, str, int] | None) -> None:
+    """Save until killed, or until the time is over. ``ambush``: phase, victim, which save."""
     torch.set_num_threads(1)
     ends = time.monotonic() + budget_s
     model, optimizer = state(0, width)
@@ -86,7 +132,10 @@ def trainer(run: str, promises: Promises, width: int, budget_s: float) -> None:
     if step:
         weight = model.weight.detach()
         assert float(weight.min()) == float(weight.max()) == step - 1, "the state restored is not one step's"
+    if ambush is not None:
+        arm(*ambush, promises)
     while time.monotonic() < ends:
+        promises.put(4, step)
         optimizer.step()  # the hook: what is being copied is finished first; the gradients are zeros
         fill(model, optimizer, step)
         save = ckpt.save(step, block=False)
@@ -105,7 +154,7 @@ def trainer(run: str, promises: Promises, width: int, budget_s: float) -> None:
     ckpt.close(save=False)
 
 
-def fork(run: str, promises: Promises, width: int, budget_s: float) -> int:
+def fork(run: str, promises: Promises, width: int, budget_s: float, ambush: tuple[str, str, int] | None = None) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -113,7 +162,7 @@ def fork(run: str, promises: Promises, width: int, budget_s: float) -> int:
     faulthandler.dump_traceback_later(2 * WAIT_S, exit=True)
     try:
         logging.disable(logging.CRITICAL)
-        trainer(run, promises, width, budget_s)
+        trainer(run, promises, width, budget_s, ambush)
         status = 0
     except BaseException as error:
         print(f"trainer: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -145,7 +194,7 @@ def settle(store: str, run: str) -> bool:
 def check(url: str, run: str, promises: Promises, victim: str) -> list[str]:
     """What does not hold."""
     wrong: list[str] = []
-    sealed, durable, _, _ = promises.get()
+    sealed, durable, *_ = promises.get()
     there: dict[int, str] = {}
     with contextlib.suppress(relight.CheckpointNotFound):
         there = {one.step: one.id for one in relight.open(f"{url}/{run}").checkpoints()}
@@ -168,31 +217,24 @@ def check(url: str, run: str, promises: Promises, victim: str) -> list[str]:
 
 
 def trial(seed: int, base: str) -> tuple[str, list[str]]:
-    """One kill, and the life after it."""
+    """One kill, and the life after it. Who was killed, and when; what did not hold."""
     rng = random.Random(seed)
     victim = VICTIMS[seed % 3]
+    phase = [*PHASES][seed // 6 % len(PHASES)] if seed // 3 % 2 else ""
     url, run = str(Path(base) / f"s{seed}"), "run"
-    promises, width = Promises(), rng.choice((64, 300, 700))
-    pid = fork(f"{url}/{run}", promises, width, WAIT_S if victim != "agent" else 6.0)
-    begun = time.monotonic()
-    if rng.random() < 0.8:  # most kills come when saves are under way; the others while the agent is being started
-        while promises.get()[2] < 0 and time.monotonic() - begun < WAIT_S:
-            time.sleep(0.002)
-    time.sleep(rng.random() ** 2 * 0.3)
+    promises, width = Promises(), FOLLOWED_WIDTH if phase else rng.choice((64, 300, FOLLOWED_WIDTH))
+    ambush = (phase, victim, rng.randint(1, 4)) if phase else None
+    pid = fork(f"{url}/{run}", promises, width, WAIT_S if victim != "agent" else 6.0, ambush)
     wrong: list[str] = []
-    before = promises.get()
-    agents = agents_of(pid)
-    if victim in ("agent", "both"):
-        for one in agents:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
-    if victim in ("trainer", "both"):
-        os.kill(pid, signal.SIGKILL)
+    if not phase:
+        kill_at_random(rng, pid, victim, promises)
     _, status = os.waitpid(pid, 0)
+    if phase and victim != "agent" and status != signal.SIGKILL:
+        wrong.append(f"the trainer did not die as it should: status {status}")
     if victim == "agent":
         if status != 0:
             wrong.append(f"training did not go on when its agent was killed: status {status}")
-        elif promises.get()[1] <= before[1]:
+        elif promises.get()[1] <= promises.get()[3]:
             wrong.append("no save became durable after the agent was killed")
     settle(url, run)
     wrong += check(url, run, promises, victim)
@@ -213,7 +255,24 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     if agent is not None:
         wrong.append("an agent is left")
     shutil.rmtree(url, ignore_errors=True)
-    return victim, wrong
+    return f"{victim}, {phase or 'at random'}", wrong
+
+
+def kill_at_random(rng: random.Random, pid: int, victim: str, promises: Promises) -> None:
+    """Most kills come when saves are under way; the others while the agent is being started."""
+    begun = time.monotonic()
+    if rng.random() < 0.8:
+        while promises.get()[2] < 0 and time.monotonic() - begun < WAIT_S:
+            time.sleep(0.002)
+    time.sleep(rng.random() ** 2 * 0.3)
+    promises.put(3, promises.get()[1])
+    agents = agents_of(pid)
+    if victim in ("agent", "both"):
+        for one in agents:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+    if victim in ("trainer", "both"):
+        os.kill(pid, signal.SIGKILL)
 
 
 def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
@@ -232,7 +291,7 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
                 print(f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
     if progress:
         print(file=sys.stderr)
-    return {"kills": dict(kills), "violations": violations, "seconds": round(time.monotonic() - started, 1)}
+    return {"kills": dict(sorted(kills.items())), "violations": violations, "seconds": round(time.monotonic() - started, 1)}
 
 
 if __name__ == "__main__":

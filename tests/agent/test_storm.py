@@ -1,4 +1,4 @@
-"""A slice of ``make storm``: the trainer, its agent, or both are killed at random moments."""
+"""A slice of ``make storm``: the trainer, its agent, or both are killed, at random moments and in phases of the hand-over."""
 
 from __future__ import annotations
 
@@ -14,4 +14,5 @@ def test_kills_lose_nothing_and_leave_nothing() -> None:
     done = subprocess.run([sys.executable, str(script), "--count", "6", "--seed", "1000"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["kills"] == {"trainer": 2, "agent": 2, "both": 2} and found["violations"] == []
+    assert found["violations"] == []
+    assert sum(found["kills"].values()) == 6 and sum(key.endswith("at random") for key in found["kills"]) == 3

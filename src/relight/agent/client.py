@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from relight import errors
-from relight.agent.messages import Ask, Bye, Have, Layout, Place, Report, Save, Slots, Told, ToTrainer, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Layout, Place, Report, Save, Slots, Told, ToTrainer, Want
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable
@@ -77,6 +77,13 @@ class Agent:
     def layout(self, layout: Layout) -> None:
         """Say what the tensors of the following saves are."""
         self._send(layout)
+
+    def begin(self, slot: int, number: int) -> None:
+        """Slot ``slot`` is being filled, and may be written meanwhile. Nothing is promised by it: ``save`` says when it counts."""
+        try:
+            self._wire.send(Begun(slot, number))
+        except Gone as error:
+            self._loose(str(error))
 
     def save(self, slot: int, number: int, checkpoint_id: str) -> None:
         """Slot ``slot`` is sealed: have it written. What becomes of it is told to ``on_done``."""

@@ -57,6 +57,13 @@ class Layout(msgspec.Struct, frozen=True, tag=True, array_like=True):
     items: list[Item]
 
 
+class Begun(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Slot ``slot`` is being filled with save ``number``; the request is there. What is filled may be written; ``Save`` makes it count."""
+
+    slot: int
+    number: int
+
+
 class Save(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Slot ``slot`` is sealed with save ``number``: write it."""
 
@@ -116,5 +123,5 @@ class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The run ends here as it should: finish what is sealed, keep nothing."""
 
 
-ToAgent = Place | Want | Layout | Save | Ask | Bye
+ToAgent = Place | Want | Layout | Begun | Save | Ask | Bye
 ToTrainer = Slots | Report | Told | Have

@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass, field
 from types import FrameType
 
-from relight.agent.messages import Ask, Bye, Have, Layout, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.follow import PATIENCE_S, Abandoned, Follow
+from relight.agent.messages import Ask, Begun, Bye, Have, Layout, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.wire import Gone, Wire
 from relight.agent.writing import Prepared, Writer, lower_priority
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
@@ -38,8 +39,8 @@ class Session:
     writer: Writer | None = None
     prepared: Prepared | None = None
     slots: list[Slot] = field(default_factory=list)
-    written: dict[int, int] = field(default_factory=dict)
-    """Slot → the newest number that was given to be written."""
+    written: dict[int, Job] = field(default_factory=dict)
+    """Slot → what was last given to be written of it."""
     pending: int = 0
     polite: bool = False
     open: bool = True
@@ -58,13 +59,15 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One sealed slot to be written."""
+    """One slot to be written: sealed, or being filled."""
 
     session: Session
     index: int
     number: int
     slot: Slot
     prepared: Prepared
+    said: threading.Event = field(default_factory=threading.Event)
+    """Set when the trainer has said that it is sealed: it then waits to hear what became of it."""
 
 
 class Server:
@@ -148,8 +151,10 @@ class Server:
             self._give_slots(session, message)
         elif isinstance(message, Layout):
             session.prepared = Prepared.of(message)
-        elif isinstance(message, Save):
+        elif isinstance(message, Begun):
             self._enqueue(session, message.slot, message.number)
+        elif isinstance(message, Save):
+            self._enqueue(session, message.slot, message.number, said=True)
         elif isinstance(message, Ask):
             self._tell_kept(session)
         elif isinstance(message, Bye):
@@ -199,8 +204,8 @@ class Server:
         with self._lock:
             for index, slot in enumerate(session.slots):
                 state, number = slot.state()
-                if state == SEALED and number > session.written.get(index, -1):
-                    self._enqueue(session, index, number)
+                if state == SEALED:
+                    self._enqueue(session, index, number, said=True)
                 elif state == FILLING:
                     slot.clear()
             session.open = False
@@ -212,22 +217,27 @@ class Server:
 
     # -- writing
 
-    def _enqueue(self, session: Session, index: int, number: int) -> None:
+    def _enqueue(self, session: Session, index: int, number: int, *, said: bool = False) -> None:
+        """Have a save written, once."""
         with self._lock:
             if session.prepared is None or session.writer is None or not 0 <= index < len(session.slots):
                 raise Gone("a save before its layout")
-            if number <= session.written.get(index, -1):
-                return
-            session.written[index] = number
-            self._pending += 1
-            session.pending += 1
-            self._kept = [one for one in self._kept if one.slot is not session.slots[index]]
-        self._jobs.put(Job(session, index, number, session.slots[index], session.prepared))
+            job = session.written.get(index)
+            if job is None or job.number < number:
+                job = session.written[index] = Job(session, index, number, session.slots[index], session.prepared)
+                self._pending += 1
+                session.pending += 1
+                self._kept = [one for one in self._kept if one.slot is not job.slot]
+                self._jobs.put(job)
+            if said and job.number == number:
+                job.said.set()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 self._write(job)
+            except Abandoned:
+                self._abandon(job)
             except Exception as error:  # told to nobody, but the next save must find this thread alive
                 print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
@@ -236,17 +246,31 @@ class Server:
                     self._pending -= 1
                     self._idle_since = time.monotonic()
 
+    def _abandon(self, job: Job) -> None:
+        """What was written of it is gone. If it comes to be sealed after all, it is written from the beginning."""
+        with self._lock:
+            if job.session.written.get(job.index) is job:
+                del job.session.written[job.index]
+                if job.slot.state() == (SEALED, job.number):
+                    self._enqueue(job.session, job.index, job.number, said=job.said.is_set())
+
     def _write(self, job: Job) -> None:
         writer = job.session.writer
         assert writer is not None
+        follow = Follow(job.slot, job.number, lambda: job.session.open)
         try:
-            _, report = writer.save(job.slot, job.prepared, job.number)
+            follow.until(0)
+            report = writer.save(job.slot, job.prepared, job.number, follow)
+        except Abandoned:
+            raise
         except Exception as error:
             said = str(error).splitlines()[0] if str(error) else ""
             report = Report(job.number, "", error=("save_failed", f"{type(error).__name__}: {said}", "agent", "", True))
         if report.error is None and not job.session.polite:
             with self._lock:  # before the trainer hears of it: it may die the moment it does
                 self._kept.append(Kept(report.id, job.number, job.slot, job.prepared.starts, job.session))
+        if job.session.open:
+            job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
         self._tell(job.session, report)
         if report.error is None:
             found = writer.prune()

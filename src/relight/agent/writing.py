@@ -1,13 +1,15 @@
-"""From a sealed slot to a checkpoint: the agent's side of a save."""
+"""From a slot to a checkpoint: the agent's side of a save."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from relight.agent.follow import Abandoned, Follow
 from relight.agent.messages import Layout, Place, Report, Request
 from relight.arena import Slot, lay_out
 from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
@@ -63,15 +65,15 @@ class Prepared:
         """Where the packs begin in a slot."""
         return lay_out([pack.size for pack in self.plan.packs], 0).packs
 
-    def filled(self, slot: Slot, checkpoint_id: str) -> SavePlan:
-        """The plan with the slot's bytes for packs; their headers are written into the slot."""
+    def filled(self, slot: Slot, checkpoint_id: str, follow: Follow) -> SavePlan:
+        """The plan with the slot's bytes for packs, as they come; their headers are written into the slot."""
         packs = []
         for pack, header, start in zip(self.plan.packs, self.headers, self.starts, strict=True):
             own = header.replace(f'"id":"{PLACEHOLDER}"'.encode(), f'"id":"{checkpoint_id}"'.encode(), 1)
             if len(own) != len(header) or start + pack.size > len(slot.view):
                 raise CorruptCheckpoint("the slot is not laid out as it should be", where="shared memory")
             slot.view[start : start + len(own)] = own
-            packs.append(PackPlan(pack.file, pack.size, [], pack.chunks, slot.view[start:]))
+            packs.append(PackPlan(pack.file, pack.size, [], pack.chunks, slot.view[start:], partial(_reach, follow, start)))
         return replace(self.plan, packs=packs)
 
 
@@ -87,8 +89,11 @@ class Writer:
         self._last: str | None = None
         self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
 
-    def save(self, slot: Slot, prepared: Prepared, number: int) -> tuple[Request, Report]:
-        """Write and commit what is sealed. Never raises for the store's sake: the report says what went wrong."""
+    def save(self, slot: Slot, prepared: Prepared, number: int, follow: Follow) -> Report:
+        """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
+
+        Never raises for the store's sake: the report says what went wrong.
+        """
         request = msgspec.msgpack.decode(slot.request(), type=Request)
         if request.number != number:
             raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
@@ -106,17 +111,21 @@ class Writer:
                     exact=request.exact,
                     parents=[parent] if (parent := self._last or request.parent) else [],
                     id=request.id,
-                    plan=prepared.filled(slot, request.id),
+                    plan=prepared.filled(slot, request.id, follow),
                     pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
+                    packs_written=follow.sealed,
                 )
             )
             if request.tag:
                 name = request.tag
                 self._log.append(lambda view: (TagBody(name=name, id=request.id), fold(view).epoch))
+        except Abandoned:
+            raise
         except Exception as error:
-            return request, _failed(number, request.id, error)
+            follow.sealed()  # one that was given up meanwhile has failed for another reason, which the trainer knows
+            return _failed(number, request.id, error)
         self._last = request.id
-        return request, _done(number, report)
+        return _done(number, report)
 
     def prune(self) -> tuple[str, str, dict[str, Any]] | None:
         """Retire what the rules no longer keep; the event to tell, None for none."""
@@ -132,6 +141,10 @@ class Writer:
         if not report.retired:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
+
+
+def _reach(follow: Follow, start: int, end: int) -> int:
+    return follow.until(start + end) - start
 
 
 class _Counter:

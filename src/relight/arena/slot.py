@@ -9,6 +9,9 @@
 
 A save is complete the moment its state is SEALED: everything that the commit needs is then in this memory, and the process that filled it
 may die. State is written last; on every machine that runs this, a store of an aligned 8-byte word is seen whole or not at all.
+
+While it is FILLING a word tells up to where all bytes are what they will be. Who reads them so early must see it SEALED before anything
+that it made of them counts.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ BODY_OFFSET = 4096
 EMPTY, FILLING, SEALED = 0, 1, 2
 _MAGIC = b"relight1"
 _HEADER = struct.Struct("<8sQQQQ")
-_WRITTEN = 64
-"""Where the writer counts, on a cache line of its own: how much of a sealed slot is on the disk."""
+_WRITTEN, _COPIED = 64, 128
+"""Two counters, each on a cache line of its own: how much is on the disk, told by the reader; up to where the slot is filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,20 @@ class Slot:
         """The filling of save ``number`` begins: what was there counts for nothing from now on."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, 0, 0)
         struct.pack_into("<Q", self.view, _WRITTEN, 0)
+        struct.pack_into("<Q", self.view, _COPIED, 0)
+
+    def announce(self, number: int, start: int, length: int) -> None:
+        """The request lies at ``start``; the packs follow."""
+        _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, start, length)
+
+    def tell_copied(self, offset: int) -> None:
+        """All before ``offset``, but for the packs' headers, is as it will be sealed, if it ever is."""
+        struct.pack_into("<Q", self.view, _COPIED, offset)
+
+    @property
+    def copied(self) -> int:
+        """Up to where the slot is filled."""
+        return int(struct.unpack_from("<Q", self.view, _COPIED)[0])
 
     def seal(self, number: int, start: int, length: int) -> None:
         """All is there; the request lies at ``start``. The state goes last."""
@@ -65,7 +82,7 @@ class Slot:
         struct.pack_into("<Q", self.view, 8, SEALED)
 
     def tell_written(self, count: int) -> None:
-        """``count`` bytes of the packs have been written. The one thing that its reader writes to a slot."""
+        """``count`` bytes of the packs have been written. All that its reader writes to a slot, but for the packs' headers."""
         struct.pack_into("<Q", self.view, _WRITTEN, count)
 
     @property
@@ -83,9 +100,9 @@ class Slot:
         return (state, number) if magic == _MAGIC else (EMPTY, 0)
 
     def request(self) -> memoryview:
-        """The request of a sealed slot. ``CorruptCheckpoint`` if there is none."""
+        """The request of a sealed slot, or of one that announced it. ``CorruptCheckpoint`` if there is none."""
         magic, state, _, start, length = _HEADER.unpack_from(self.view, 0)
-        if magic != _MAGIC or state != SEALED or start < BODY_OFFSET or start + length > len(self.view):
+        if magic != _MAGIC or state == EMPTY or start < BODY_OFFSET or start + length > len(self.view):
             raise CorruptCheckpoint("nothing is sealed in this slot", where="shared memory")
         return self.view[start : start + length]
 

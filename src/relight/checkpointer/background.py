@@ -22,7 +22,7 @@ from relight.agent import Place as AgentPlace
 from relight.agent.writing import plan_layout
 from relight.arena import Slot, SlotLayout, lay_out
 from relight.capture import Captured, Fixed
-from relight.checkpointer.copies import Copies, register, unregister
+from relight.checkpointer.copies import Copies, in_order, register, unregister
 from relight.commit import Attempt, SavePlan
 from relight.commit.save import new_id
 from relight.errors import RelightError, StoreUnavailable
@@ -34,6 +34,8 @@ from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
 from relight.snapshot import Copier, DeviceSnapshot, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 
+FOLLOWED_FROM = 16
+"""Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
 REQUEST_ROOM = 1 << 20
 """Beyond twice the first tree: what later trees, metrics and settings may need."""
 
@@ -194,7 +196,7 @@ class Background:
         for one in copies:
             one.copy_now(slot.view, base)
         later = [one.later for one in copies if one.later.slices]
-        watched = later[0] if len(later) == 1 else Watched([placed for one in later for placed in one.placed])
+        watched = later[0] if len(later) == 1 else Watched(in_order(placed for one in later for placed in one.placed))
         started = time.perf_counter()
 
         def complete(touched: list[str]) -> None:
@@ -223,7 +225,11 @@ class Background:
             agent.save(index, number, checkpoint_id)
 
         self._queued = devices
-        self._snapshot = Snapshot(watched.begin(), base, complete)
+        self._snapshot = Snapshot(watched.begin(), base, complete, slot.tell_copied)
+        if len(watched.slices) >= FOLLOWED_FROM and not devices:
+            slot.tell_copied(watched.slices[0].target)
+            slot.announce(number, shape.layout.request, len(body))
+            agent.begin(index, number)
         self._copier.start(self._snapshot)
         if not watched.slices:
             self._snapshot = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Copies:
                 small.append((tensor.data_ptr(), place.length, at))
             else:
                 self._now.append((item.source, at))
-        self.later, self._small = Watched(later), Gathered(small)
+        self.later, self._small = Watched(in_order(later)), Gathered(small)
         self.devices = [
             DeviceCopies(now, then, device, streams, pinned)
             for device, (now, then) in devices.items()
@@ -57,6 +58,11 @@ class Copies:
         self._small.copy(base)
         for source, at in self._now:
             copy_from(source, 0, view[at : at + source.length])
+
+
+def in_order(placed: Iterable[tuple[str, torch.Tensor, int]]) -> list[tuple[str, torch.Tensor, int]]:
+    """By place in the slot, so that who reads it can follow."""
+    return sorted(placed, key=itemgetter(2))
 
 
 def pinned(size: int) -> torch.Tensor:

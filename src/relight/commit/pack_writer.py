@@ -141,15 +141,16 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
     started = time.monotonic()
     with ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash") as pool:
         jobs: deque[Future[bytes]] = deque()
-        chunks = iter(_ranges(plan.chunks))
+        chunks = deque(_ranges(plan.chunks))
 
-        def hash_on() -> None:
-            while len(jobs) < _AHEAD and (span := next(chunks, None)) is not None:
-                jobs.append(pool.submit(_hash, image[span[0] : span[1]]))
+        def hash_on(there: int) -> None:
+            while chunks and len(jobs) < _AHEAD and chunks[0][1] <= there:
+                begin, end = chunks.popleft()
+                jobs.append(pool.submit(_hash, image[begin:end]))
 
         for offset in range(0, plan.size, slab_bytes):
-            hash_on()
             length = min(slab_bytes, plan.size - offset)
+            hash_on(plan.size if plan.until is None else plan.until(offset + length))
             padded = -(-length // writer.align) * writer.align
             writer.write_at(offset, image[offset : offset + padded])
             while jobs and jobs[0].done():
@@ -159,7 +160,7 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
             if pace.bytes_per_second:
                 time.sleep(max(0.0, (offset + length) / pace.bytes_per_second - (time.monotonic() - started)))
         while len(hashes) < len(plan.chunks):
-            hash_on()
+            hash_on(plan.size)
             hashes.append(jobs.popleft().result())
     return _checked(hashes, plan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relight.errors import IncompatibleState
@@ -25,6 +25,8 @@ class PackPlan:
     chunks: list[int]
     image: memoryview | None = None
     """The whole pack as its file will be, if it lies in memory in one piece: page-aligned, readable up to the next page's end."""
+    until: Callable[[int], int] | None = None
+    """Waits until so many bytes of ``image`` are there, and gives how many are; None if all of them are. May raise: the save is off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +31,8 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 class SaveRequest:
     """What is to be saved. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists why resume is not bit-exact.
 
-    ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then.
+    ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then. ``packs_written``
+    is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off.
     """
 
     step: int
@@ -47,6 +48,7 @@ class SaveRequest:
     id: str = ""
     plan: SavePlan | None = None
     pace: Pace | None = None
+    packs_written: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ def _write(
             writer.abort()
             raise
         packs.append(Pack(pack.file, pack.size, list(zip(pack.chunks, hashes, strict=True))))
+    if request.packs_written is not None:
+        request.packs_written()
     timings["fsync"] = fsync_s
     timings["write"] = time.perf_counter() - mark - fsync_s
     mark = time.perf_counter()

@@ -19,13 +19,20 @@ class Snapshot:
     """One state on its way into memory. ``on_complete(touched)`` is called once, by the thread that finishes it, with the names of
     tensors that are not what they were at the call; empty if all are."""
 
-    def __init__(self, marks: Marks, base: int, on_complete: Callable[[list[str]], None]) -> None:
-        """``marks``: what to copy, as it is now. ``base``: the address of the slot, which stays valid until it is complete."""
+    def __init__(
+        self, marks: Marks, base: int, on_complete: Callable[[list[str]], None], on_copied: Callable[[int], None] | None = None
+    ) -> None:
+        """``marks``: what to copy, as it is now. ``base``: the address of the slot, which stays valid until it is complete.
+
+        ``on_copied`` is told the offset in the slot before which nothing is left to copy, after each slice.
+        """
         self._marks = marks
         self._slices = marks.watched.slices
         self._base = base
         self._queue = deque(range(len(self._slices)))
         self._left = len(self._queue)
+        self._on_copied = on_copied
+        self._taken: set[int] = set()
         self._lock = threading.Lock()
         self._touched: set[str] = set()
         self._on_complete = on_complete
@@ -40,10 +47,11 @@ class Snapshot:
 
     def help(self) -> bool:
         """Copy one slice, if there is any left to take."""
-        try:
+        with self._lock:
+            if not self._queue:
+                return False
             index = self._queue.popleft()
-        except IndexError:
-            return False
+            self._taken.add(index)
         one, marks = self._slices[index], self._marks
         target = self._base + one.target
         there = marks.is_there(one.tensor)
@@ -54,6 +62,9 @@ class Snapshot:
         with self._lock:
             self._left -= 1
             last = not self._left
+            self._taken.discard(index)
+            if self._on_copied is not None and not last:
+                self._on_copied(self._slices[min(self._taken) if self._taken else self._queue[0]].target)
         if last:
             self._finish()
         return True

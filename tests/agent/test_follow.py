@@ -1,0 +1,259 @@
+"""The agent writes what is copied while the rest is being copied. Nothing of that may ever show unless the save is sealed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.agent import follow as following
+from relight.agent.follow import Abandoned, Follow
+from relight.arena import Memory, Slot, allocate
+from relight.errors import RelightError
+from relight.snapshot import Copier, Snapshot
+
+WIDTH = 2048
+
+
+@pytest.fixture(autouse=True)
+def _background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    memory = Memory(allocate(1 << 20), 1 << 20, writable=True)
+    yield Slot(memory)
+    memory.close()
+
+
+def waiting(action, *args) -> tuple[threading.Thread, list[object]]:
+    """``action`` in a thread, and what came of it."""
+    came: list[object] = []
+
+    def run() -> None:
+        try:
+            came.append(action(*args))
+        except Abandoned as error:
+            came.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, came
+
+
+def test_the_writer_stays_behind_the_filling(slot: Slot) -> None:
+    """It waits for what is not there yet, and for the seal."""
+    slot.begin(7)
+    one = Follow(slot, 7, lambda: True)
+    thread, came = waiting(one.until, 5000)
+    slot.tell_copied(4999)
+    time.sleep(0.02)
+    assert not came
+    slot.tell_copied(6000)
+    thread.join(5)
+    assert came == [6000]
+    thread, came = waiting(one.sealed)
+    slot.tell_copied(1 << 20)
+    time.sleep(0.02)
+    assert not came, "filled is not sealed"
+    slot.seal(7, 4096, 1)
+    thread.join(5)
+    assert came == [None]
+    assert one.until(123) == 1 << 20
+
+
+@pytest.mark.parametrize("end", ["cleared", "begun anew", "sealed anew", "its filler died", "it stands still"])
+def test_a_save_that_does_not_go_on_is_abandoned(slot: Slot, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it ends: whoever waits for it is told."""
+    monkeypatch.setattr(following, "PATIENCE_S", 0.2 if end == "it stands still" else 30.0)
+    slot.begin(7)
+    lives = [True]
+    thread, came = waiting(Follow(slot, 7, lambda: lives[0]).sealed)
+    if end == "cleared":
+        slot.clear()
+    elif end == "begun anew":
+        slot.begin(8)
+    elif end == "sealed anew":
+        slot.begin(8)
+        slot.seal(8, 4096, 1)
+    elif end == "its filler died":
+        lives[0] = False
+    thread.join(5)
+    assert isinstance(came[0], Abandoned)
+
+
+class Held:
+    """Lets a snapshot copy up to its middle, and the rest when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        usual = Snapshot.help
+
+        def help(snapshot: Snapshot) -> bool:
+            if snapshot.copied >= 0.5:
+                self.go.wait()
+            return usual(snapshot)
+
+        monkeypatch.setattr(Snapshot, "help", help)
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    return model, optimizer
+
+
+def files(run: str) -> set[str]:
+    """Files of checkpoints in the store, committed or not."""
+    return {path.name for path in Path(run).glob("0*-e*/*")}
+
+
+def wait_for(condition, seconds: float = 10.0) -> bool:
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_what_is_copied_is_written_while_the_rest_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it copied: up to half of it written, nothing committed. All of it: a checkpoint, of the state at the call."""
+    run = str(tmp_path / "store" / "run")
+    held = Held(monkeypatch)
+    model, optimizer = make()
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        ckpt.save(0)
+        held.go.clear()
+        expected = model.weight.detach().clone()
+        save = ckpt.save(1, block=False)
+        assert wait_for(lambda: 0.1 < save.progress.written)
+        time.sleep(0.3)
+        assert save.progress.written <= 0.6 and not save.sealed and not save.done
+        assert [one.step for one in relight.open(run).checkpoints()] == [0]
+        held.go.set()
+        assert save.wait(20).done
+        optimizer.step()
+    assert torch.equal(relight.load(run, 1)["model"]["weight"], expected)
+
+
+def test_a_touched_state_leaves_nothing_of_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written to half, then found to be touched: the save fails, once, its files go, and the next one is right."""
+    run = str(tmp_path / "store" / "run")
+    held = Held(monkeypatch)
+    model, optimizer = make()
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    ckpt.save(0)
+    before = files(run)
+    held.go.clear()
+    save = ckpt.save(1, block=False)
+    assert wait_for(lambda: save.progress.written > 0.1)
+    assert len(set(Path(run).glob("0*-e*"))) == 2
+    model.weight.data.mul_(2)
+    held.go.set()
+    with pytest.raises(RelightError, match="training wrote"):
+        save.wait(20)
+    assert wait_for(lambda: len(set(Path(run).glob("0*-e*"))) == 1)
+    assert files(run) == before
+    assert ckpt.save(2).done
+    ckpt.close(save=False)
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 2]
+    assert torch.equal(relight.load(run, 2)["model"]["weight"], model.weight)
+
+
+SCRIPT = """
+import os, sys, threading, time, torch, relight
+from relight.snapshot import Snapshot
+usual, hold = Snapshot.help, [False]
+def help(snapshot):
+    if hold[0] and snapshot.copied >= 0.5:
+        print("half", flush=True)
+        while hold[0]:
+            time.sleep(0.01)
+    return usual(snapshot)
+Snapshot.help = help
+model = torch.nn.Linear(2048, 2048, bias=False)
+optimizer = torch.optim.AdamW(model.parameters())
+model.weight.grad = torch.ones_like(model.weight)
+optimizer.step()
+ckpt = relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, signals=False)
+ckpt.save(0)
+hold[0] = True
+save = ckpt.save(1, block=False)
+if sys.argv[2] == "wait":
+    threading.Thread(target=lambda: (sys.stdin.readline(), hold.__setitem__(0, False)), daemon=True).start()
+    save.wait(60)
+    print("durable", flush=True)
+    ckpt.close(save=False)
+else:
+    time.sleep(60)
+"""
+
+
+def start(run: str, how: str) -> subprocess.Popen[str]:
+    """A trainer whose second save is half copied, and partly written."""
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT, run, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "half\n"
+    assert wait_for(lambda: len(list(Path(run).glob("0*-e*"))) == 2)
+    return child
+
+
+def test_a_trainer_killed_before_the_seal_leaves_nothing(tmp_path: Path) -> None:
+    """What the agent has written of its last save by then is removed again."""
+    run = str(tmp_path / "store" / "run")
+    child = start(run, "die")
+    child.kill()
+    child.wait()
+    assert wait_for(lambda: len(list(Path(run).glob("0*-e*"))) == 1)
+    model, optimizer = make()
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        assert ckpt.restore() == 1
+        assert ckpt.save(1).done
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+
+
+def test_a_trainer_that_is_stopped_does_not_hold_the_agent(tmp_path: Path) -> None:
+    """Stopped in the middle of a copy for longer than the agent's patience: what was written goes; going on, the save becomes durable."""
+    run = str(tmp_path / "store" / "run")
+    child = start(run, "wait")
+    os.kill(child.pid, signal.SIGSTOP)
+    assert wait_for(lambda: len(list(Path(run).glob("0*-e*"))) == 1, 2 * following.PATIENCE_S)
+    os.kill(child.pid, signal.SIGCONT)
+    out, _ = child.communicate("go\n", timeout=60)
+    assert out.endswith("durable\n") and child.returncode == 0
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+
+
+def test_slices_are_told_in_order() -> None:
+    """Whoever copies them: what is told to be there, is."""
+    source = torch.arange(9 << 18, dtype=torch.int32)
+    target = torch.full_like(source, -1)
+    from relight.snapshot import Watched
+
+    seen: list[int] = []
+
+    def copied(offset: int) -> None:
+        seen.append(offset)
+        count = (offset - target.data_ptr()) // 4
+        assert torch.equal(target[:count], source[:count])
+
+    done = threading.Event()
+    snapshot = Snapshot(Watched([("t", source, target.data_ptr())]).begin(), 0, lambda touched: done.set(), copied)
+    copier = Copier(3)
+    copier.start(snapshot)
+    snapshot.wait()
+    copier.close()
+    assert done.wait(5) and torch.equal(source, target)
+    assert len(seen) == 8 and max(seen) > target.data_ptr()
