@@ -9,6 +9,7 @@ from typing import Any
 
 from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
 from relight.catalog import verify_checkpoint as _verify
+from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format import encode_tree
@@ -48,9 +49,10 @@ def save(
 def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequence[str] | None = None) -> dict[str, Any]:
     """The state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Verified while it is read; runs nothing.
 
-    ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches.
+    ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
+    one: every tensor whole; of what each rank had of its own, rank 0's.
     """
-    from relight.capture import build_tree
+    from relight.capture import build_tree, sinks_by_part
 
     store_url, run_name = split_run(url)
     run = open_run(open_bytes(store_url), run_name)
@@ -64,8 +66,16 @@ def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequ
             with collector_paused():
                 opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
                 part = opened.parts[0]
-                plan = build_tree(part.tensors, part.tree, only=only, where=opened.prefix, check=partial(check_pack, opened, part))
-            read_tensors(opened, part, plan.sinks)
+                if len(opened.parts) == 1:
+                    plan = build_tree(part.tensors, part.tree, only=only, where=opened.prefix, check=partial(check_pack, opened, part))
+                    by_part = [plan.sinks]
+                else:
+                    joined = whole_of(opened)
+                    check = partial(check_pieces, opened, joined)
+                    plan = build_tree(joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check)
+                    by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
+            for one, sinks in zip(opened.parts, by_part, strict=True):
+                read_tensors(opened, one, sinks)
         except (CorruptCheckpoint, UnsafeContent) as error:
             if which != "latest":
                 raise

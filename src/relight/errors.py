@@ -67,6 +67,16 @@ def _rebuild(
     return cls(what, where=where, hint=hint, details=details, retryable=retryable)
 
 
+def error_of(kind: str) -> type[RelightError]:
+    """The class of errors of that kind, as it was told by another process; ``SaveFailed`` for one that is not known here."""
+    found: list[type[RelightError]] = [RelightError]
+    for one in found:
+        if one.kind == kind and one is not RelightError:
+            return one
+        found += one.__subclasses__()
+    return SaveFailed
+
+
 class CheckpointNotFound(RelightError):
     """No checkpoint, run, tag or file of that name."""
 

@@ -8,15 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from relight import errors
 from relight.agent.messages import Ask, Begun, Bye, Have, Layout, Place, Report, Save, Slots, Told, ToTrainer, Want
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
-from relight.errors import RelightError, StoreUnavailable
+from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
-
-_KINDS = {kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RelightError)}
-
 
 A = TypeVar("A", Slots, Have)
 
@@ -163,7 +159,7 @@ class Agent:
         error = None
         if report.error is not None:
             kind, what, where, hint, retryable = report.error
-            error = _KINDS.get(kind, errors.SaveFailed)(what, where=where, hint=hint, retryable=retryable)
+            error = error_of(kind)(what, where=where, hint=hint, retryable=retryable)
         self.on_done(Done(report, error))
 
     def _loose(self, why: str) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+from relight.commit.save import Seat
+from relight.layout import Box
+
 PROTOCOL = 1
 MESSAGE_BYTES_MAX = 1 << 30
 
@@ -49,12 +52,14 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     role: str
     length: int
     trainable: bool
+    box: Box | None = None
 
 
 class Layout(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The tensors of all saves that follow, until another layout comes."""
+    """The tensors of all saves that follow, until another layout comes, as that rank's part has them."""
 
     items: list[Item]
+    rank: int = 0
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -86,6 +91,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     exact: list[str]
     parent: str | None
     tag: str | None = None
+    seat: Seat | None = None
+    """The rank's, where several save together."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):

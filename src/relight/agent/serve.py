@@ -1,6 +1,7 @@
 """The agent's process: ``python -m relight.agent.serve ADDRESS NICE LINGER``.
 
-One thread accepts, one a connection listens to a trainer, one writes. The process ends by itself: at once when the last trainer has said
+One thread accepts; for each connection one listens to a trainer and one writes its saves, so that ranks which wait for each other's parts
+do not wait for each other's turn. The process ends by itself: at once when the last trainer has said
 goodbye and nothing is left to write; ``LINGER`` seconds after the last one vanished without a word, since the one that takes its place
 can restore from what is still in memory.
 """
@@ -44,6 +45,8 @@ class Session:
     pending: int = 0
     polite: bool = False
     open: bool = True
+    jobs: queue.Queue[Job] = field(default_factory=queue.Queue)
+    writing: threading.Thread | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,6 @@ class Server:
         self._listener, self._linger_s = listener, linger_s
         self._lock = threading.RLock()
         self._sessions: set[Session] = set()
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._pending = 0
         self._kept: list[Kept] = []
         self._idle_since = time.monotonic()
@@ -90,8 +92,6 @@ class Server:
 
     def run(self) -> None:
         """Until nobody needs this process any more."""
-        worker = threading.Thread(target=self._work, name="relight-agent-writer", daemon=True)
-        worker.start()
         self._listener.settimeout(_TICK_S)
         while not self._over():
             try:
@@ -228,12 +228,19 @@ class Server:
                 self._pending += 1
                 session.pending += 1
                 self._kept = [one for one in self._kept if one.slot is not job.slot]
-                self._jobs.put(job)
+                session.jobs.put(job)
+                if session.writing is None:
+                    session.writing = threading.Thread(target=self._work, args=(session,), name="relight-agent-writer", daemon=True)
+                    session.writing.start()
             if said and job.number == number:
                 job.said.set()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+    def _work(self, session: Session) -> None:
+        while session.open or session.pending:
+            try:
+                job = session.jobs.get(timeout=_TICK_S)
+            except queue.Empty:
+                continue
             try:
                 self._write(job)
             except Abandoned:

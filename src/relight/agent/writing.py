@@ -43,8 +43,8 @@ class _Length:
 
 def plan_layout(layout: Layout) -> SavePlan:
     """Where each tensor goes. The trainer and the agent both work it out, and come to the same."""
-    items = [Item(one.name, one.dtype, one.shape, one.role, _Length(one.length), None, one.trainable) for one in layout.items]
-    return plan_save(items, id=PLACEHOLDER)
+    items = [Item(one.name, one.dtype, one.shape, one.role, _Length(one.length), one.box, one.trainable) for one in layout.items]
+    return plan_save(items, id=PLACEHOLDER, rank=layout.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,10 @@ class Writer:
                     plan=prepared.filled(slot, request.id, follow),
                     pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
                     packs_written=follow.sealed,
+                    seat=request.seat,
                 )
             )
-            if request.tag:
+            if request.tag and (request.seat is None or request.seat.rank == 0):
                 name = request.tag
                 self._log.append(lambda view: (TagBody(name=name, id=request.id), fold(view).epoch))
         except Abandoned:

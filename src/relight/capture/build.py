@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -40,14 +40,14 @@ class Later(NamedTuple):
 
 
 def build_tree(
-    tensors: Sequence[Tensor], tree: bytes, *, only: Sequence[str] | None = None, where: str, check: Check | None = None
+    tensors: Sequence[Tensor], tree: bytes | Mapping[Any, Any], *, only: Sequence[str] | None = None, where: str, check: Check | None = None
 ) -> LoadPlan:
     """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it.
 
-    ``check``: see ``Memory``.
+    ``tree``: encoded, or decoded. ``check``: see ``Memory``.
     """
     memory = Memory(tensors, check)
-    made = _plan(decode_tree(tree, len(tensors), where), "", memory, only)
+    made = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
     return LoadPlan(memory.sinks, lambda: {} if made is _NOTHING else made.make() if type(made) is Later else made)
 
 

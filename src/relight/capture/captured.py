@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from relight.capture.fixed import Fixed, Recall, basis_of
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, is_custom, own_parameters, parameter_names, steps_of
+from relight.capture.sharded import Spread, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
@@ -21,6 +22,14 @@ from relight.errors import ConfigError
 from relight.format.collector import collector_paused
 from relight.format.tree import Encoded, join_path
 from relight.layout import Item
+
+
+class Beginning(Protocol):
+    """What a state's items begin with, the same object as long as that is the same."""
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Those."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,10 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
-    fixed: Fixed | None = None
+    fixed: Beginning | None = None
     """What ``items`` begins with and the tree has encoded, the same object as long as it is the same."""
+    spreads: Mapping[int, Spread] = field(default_factory=dict)
+    """How those of ``items`` are spread over ranks that are not whole here, by index: their shape is the global one."""
 
     @property
     def logical_bytes(self) -> int:
@@ -46,19 +57,25 @@ class Captured:
 
 
 def capture(
-    components: Mapping[str, object], *, micro_step: int | None = None, rng: bool = True, recall: Recall | None = None
+    components: Mapping[str, object],
+    *,
+    micro_step: int | None = None,
+    rng: bool = True,
+    recall: Recall | None = None,
+    behind: Sequence[Item] = (),
 ) -> Captured:
     """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's generators.
 
     Costs 20 µs a tensor, no copy of contiguous host tensors; with the same ``recall`` each time, half a microsecond for each parameter,
-    buffer and optimizer tensor from the second capture on. ``IncompatibleState`` lists all that cannot be saved.
+    buffer and optimizer tensor from the second capture on. ``IncompatibleState`` lists all that cannot be saved. ``behind``: items that the
+    state's own follow, in ``items`` and in what its leaves point at.
     """
-    taken = [name for name in ("rng", "grad") if name in components]
+    taken = [name for name in ("rng", "grad", "rank") if name in components]
     if taken:
         raise ConfigError(f"a component cannot be called {taken[0]!r}: Relight's own state has that name")
     kinds = {name: kind_of(value) for name, value in components.items()}
     fixed = recall.of(components) if recall is not None else None
-    walker = Walker(fixed)
+    walker = Walker(fixed, behind)
     walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
     if fixed is None:
         with collector_paused():
@@ -94,7 +111,7 @@ def capture(
         kinds["rng"] = RNG
         found.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
     walker.finish()
-    return Captured(tree, walker.items, kinds, notes, found, told, fixed)
+    return Captured(tree, walker.items, kinds, notes, found, told, fixed, walker.spreads)
 
 
 def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
@@ -144,8 +161,9 @@ def _keep(
         else:
             encoded[name] = Moments(Encoded.of(node.state), [Encoded.of(names) for names in node.params])
     return Fixed(
-        basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed
-    )
+        basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
+        dict(walker.spreads),
+    )  # fmt: skip
 
 
 def capture_generators(states: Mapping[str, Any]) -> Captured:
@@ -172,8 +190,8 @@ def _component(walker: Walker, name: str, value: Any, kind: str, moments: Moment
 
 def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> dict[str, Any]:
     inner = unwrap(module)
-    if any(_is_sharded(one) for one in inner.modules()):
-        walker.refuse(path, "sharded by FSDP, which this version does not understand yet")
+    if any(_is_flattened(one) for one in inner.modules()):
+        walker.refuse(path, "sharded by FullyShardedDataParallel, which this version does not understand yet: fully_shard() is")
         return {}
     node: dict[str, Any] = {}
     wrappers = wrapped(inner)
@@ -189,8 +207,8 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
     return node
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    return any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(module).__mro__)
+def _is_flattened(module: nn.Module) -> bool:
+    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
 
 
 def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
@@ -257,6 +275,7 @@ def _notes(name: str, value: Any, kind: str) -> list[str]:
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    tensor = local_of(tensor)
     address = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
     return address, 0 if tensor.is_inference() else tensor._version
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from relight.capture.kinds import MODULE, OPTIMIZER, kind_of, unwrap
+from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap
 from relight.capture.optimizers import is_custom, own_parameters, steps_of
+from relight.capture.sharded import Spread, local_of
 from relight.layout import Item
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
@@ -65,7 +66,7 @@ class _Module(NamedTuple):
             and (not (self.buffers.values or live._buffers) or self.buffers.holds())
             and live._non_persistent_buffers_set == self.not_saved
             and _OWN_WAYS.isdisjoint(live.__dict__)
-            and not (live._state_dict_hooks or live._state_dict_pre_hooks)
+            and not (foreign_hooks(live._state_dict_hooks) or foreign_hooks(live._state_dict_pre_hooks))
         )
 
 
@@ -113,7 +114,7 @@ class _Tensors(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
-        live = list({id(tensor): tensor for tensor in tensors}.values())
+        live = [local_of(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
         return cls(
             live, [t.data_ptr() for t in live], [t.shape for t in live], [t.stride() for t in live], [t.dtype for t in live],
             [t.requires_grad for t in live], any(t.is_inference() for t in live),
@@ -158,6 +159,8 @@ class Fixed:
     sizes: dict[str, tuple[int, int]]
     """Tensors and bytes among ``items``, by component."""
     missed: dict[str, list[str]]
+    spreads: Mapping[int, Spread]
+    """How those of ``items`` are spread that are not whole here, by index."""
 
     def holds(self, components: Mapping[str, object]) -> bool:
         """Whether a walk would give the same again. Half a microsecond a tensor."""
@@ -228,6 +231,7 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
 
 def _is_its_memory(tensor: torch.Tensor) -> bool:
     """Whether what is saved of it is its memory, not something computed from it."""
+    tensor = local_of(tensor)
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
 
 
@@ -236,7 +240,7 @@ def _is_plain(module: nn.Module) -> bool:
     own: Callable[[str], bool] = lambda name: getattr(kind, name) is not getattr(nn.Module, name)  # noqa: E731
     if kind.__name__ in ("OptimizedModule", "DistributedDataParallel", "DataParallel"):
         return True
-    hooked = module._state_dict_hooks or module._state_dict_pre_hooks
+    hooked = foreign_hooks(module._state_dict_hooks) or foreign_hooks(module._state_dict_pre_hooks)
     return not (hooked or any(map(own, _OWN_WAYS)) or not _OWN_WAYS.isdisjoint(module.__dict__))
 
 

@@ -115,6 +115,14 @@ def _wraps(module: nn.Module) -> str | None:
     return "module" if type(module).__name__ in _WRAPPERS and "module" in module._modules else None
 
 
+def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
+    """Whether there are hooks that may change what a module's state is. Those of FSDP only see to it that the parameters are sharded."""
+    return hooks is not None and not all(
+        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp._fully_shard") for hook in
+        hooks.values()
+    )
+
+
 def swapped_in(value: object) -> bool | None:
     """Whether an averaged copy says that it is swapped into the model; None if it says nothing."""
     for name in ("swapped", "is_swapped", "swapped_in"):

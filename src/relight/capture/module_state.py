@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from relight.capture.kinds import foreign_hooks
+
 _SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state", "load_state_dict")
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 _OWN_WAYS = frozenset((*_SAVING, "_load_from_state_dict"))
@@ -40,7 +42,7 @@ def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
     """Whether reading into parameters and buffers is all that ``load_state_dict`` would do; ``state`` is what ``state_dict`` gave."""
     for one in module.modules():
         hooks = [getattr(one, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
-        if any(hooks) or type(one).load_state_dict is not nn.Module.load_state_dict or not _loads_as_torch(type(one)):
+        if any(map(foreign_hooks, hooks)) or type(one).load_state_dict is not nn.Module.load_state_dict or not _loads_as_torch(type(one)):
             return False
     live = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     return all(not isinstance(tensor, torch.Tensor) or tensor is live.get(key) for key, tensor in state.items())

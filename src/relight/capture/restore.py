@@ -68,20 +68,23 @@ class RestorePlan:
 def plan_restore(
     components: Mapping[str, object],
     tensors: Sequence[Tensor],
-    tree: bytes,
+    tree: bytes | Mapping[Any, Any],
     *,
     only: Sequence[str] | None = None,
     strict: bool = True,
     rename: Rename = None,
     where: str = "",
     check: Check | None = None,
+    nowhere: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> RestorePlan:
     """Plan how what is stored goes into ``components``. ``IncompatibleState`` lists every mismatch at once; nothing was changed then.
 
-    ``check``: see ``Memory``.
+    ``tree``: encoded, or decoded. ``nowhere`` is given sentences about what is in the checkpoint and not here, and gives back those that
+    count: what another rank has is not missed. ``check``: see ``Memory``.
     """
     planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check))
-    planner.plan(decode_tree(tree, len(tensors), where))
+    planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
+    planner.wrong += nowhere(planner.unused)
     if planner.wrong and strict:
         raise IncompatibleState(
             f"the checkpoint does not fit: {len(planner.wrong)} mismatches" if len(planner.wrong) > 1 else "the checkpoint does not fit",
@@ -106,6 +109,7 @@ class _Planner:
         self.components, self.tensors, self.only, self.rename, self._memory = components, tensors, only, rename, memory
         self.result = RestorePlan()
         self.wrong: list[str] = []
+        self.unused: list[str] = []
         self.targets = Targets(tensors, self.wrong, strict=strict)
         self._resized: set[int] = set()
 
@@ -124,7 +128,7 @@ class _Planner:
             self._component(name, value, root[name])
         if self.only is None:
             for name in root.keys() - self.components.keys() - {"rng", "grad"}:
-                self.wrong.append(f"{name}: in the checkpoint, but not given to the Checkpointer")
+                self.unused.append(f"{name}: in the checkpoint, but not given to the Checkpointer")
             self._gradients(root.get("grad"))
         if "rng" in root and self._takes("rng"):
             self._rng(root["rng"])
@@ -197,7 +201,7 @@ class _Planner:
             taken[keys.get(key, key)] = thunks(leaf, at, self._memory)
         if self.only is None:
             for key in stored.keys() - live.keys():
-                self.wrong.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
+                self.unused.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
         if taken:
             self._do(_STATE, lambda: self._load_module(path, module, taken, direct))
 
@@ -231,7 +235,7 @@ class _Planner:
             for one in sorted(live - held):
                 self.wrong.append(f"{path}: parameter {one} is missing in the checkpoint")
             for one in sorted(held - live):
-                self.wrong.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
+                self.unused.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
             if len(saved_groups) != len(groups):
                 self.wrong.append(f"{path}: {len(saved_groups)} parameter groups stored, {len(groups)} live")
             else:

@@ -10,6 +10,8 @@ from typing import cast
 import torch
 
 from relight.capture.rebuild import Memory, torch_dtype
+from relight.capture.regions import regions_for
+from relight.capture.sharded import is_spread, local_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
@@ -98,6 +100,8 @@ class Targets:
 
     def into(self, leaf: Leaf, live: torch.Tensor, path: str) -> bool:
         """Read straight into ``live``, if its layout allows it."""
+        if is_spread(live):
+            return self._into_spread(leaf, live, path)
         if live.layout != torch.strided or live.is_quantized or live.is_meta:
             return False
         target = live.detach()
@@ -110,14 +114,21 @@ class Targets:
             self._live.append(live)
         return True
 
+    def _into_spread(self, leaf: Leaf, live: torch.Tensor, path: str) -> bool:
+        if leaf.kind == "tensor" and self.add(leaf.tensors[0], live, path):
+            self._live.append(local_of(live))
+        return True
+
     def add(self, index: int, tensor: torch.Tensor, path: str) -> bool:
         """Read ``index`` into ``tensor`` too. False, and told, if another stored tensor goes to the same memory."""
+        whole, tensor = tensor, local_of(tensor)
         owner = self._owner(tensor, index) if tensor.numel() else index
         if owner != index:
             other = self._tensors[owner].name
             self._wrong.append(f"{path}: tied to what {other} goes to, and stored apart from it")
             return False
-        sink = sink_for(tensor, torch_dtype(self._tensors[index]))
+        dtype = torch_dtype(self._tensors[index])
+        sink: Sink = sink_for(tensor, dtype) if whole is tensor else regions_for(whole, dtype)
         if index in self._sinks:
             self._several.setdefault(index, [self._sinks[index]]).append(sink)
         else:

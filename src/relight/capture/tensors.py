@@ -95,7 +95,7 @@ class TensorSource:
     """A tensor's bytes, read where they are when they are asked for. Holds the tensor, not a copy."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+        self.tensor = tensor
         self._in_order = tensor.is_cpu and tensor.is_contiguous()
         self._memory: memoryview | None = None  # made when it is asked for: it costs more than all the rest
         self.length = tensor.nbytes
@@ -103,23 +103,23 @@ class TensorSource:
     def view(self) -> memoryview | None:
         """The memory itself, for contiguous host tensors."""
         if self._memory is None and self._in_order:
-            self._memory = memory_of(self._tensor)
+            self._memory = memory_of(self.tensor)
         return self._memory
 
     @property
     def host_tensor(self) -> torch.Tensor | None:
         """The tensor, if its bytes lie in host memory in order."""
-        return self._tensor if self._in_order else None
+        return self.tensor if self._in_order else None
 
     @property
     def device_tensor(self) -> torch.Tensor | None:
         """The tensor, if its bytes lie in an accelerator's memory in order."""
-        return self._tensor if self._tensor.device.type != "cpu" and self._tensor.is_contiguous() else None
+        return self.tensor if self.tensor.device.type != "cpu" and self.tensor.is_contiguous() else None
 
     def fill(self, start: int, into: memoryview) -> None:
         """Gather a run of elements; temporary memory of a slab at most."""
-        size = self._tensor.element_size()
-        integers = as_integers(self._tensor)
+        size = self.tensor.element_size()
+        integers = as_integers(self.tensor)
         at = 0
         for first, last in _slabs(start // size, (start + len(into)) // size, size):
             for piece in runs(integers, first, last):
@@ -141,7 +141,7 @@ class TensorSink:
     """A live tensor whose memory cannot take the bytes as they are: on a device, strided, or of another dtype, to which they are cast."""
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-        self._tensor = tensor.detach()
+        self.tensor = tensor.detach()
         self._cast = dtype if dtype is not None and dtype != tensor.dtype else None
         self._size = (dtype or tensor.dtype).itemsize
         self.length = tensor.numel() * self._size
@@ -153,11 +153,11 @@ class TensorSink:
     def absorb(self, start: int, data: memoryview) -> None:
         """Scatter a run of elements, cast if the live dtype differs."""
         at = 0
-        target = self._tensor if self._cast is not None else as_integers(self._tensor)
+        target = self.tensor if self._cast is not None else as_integers(self.tensor)
         for first, last in _slabs(start // self._size, (start + len(data)) // self._size, self._size):
             for piece in runs(target, first, last):
                 length = piece.numel() * self._size
-                flat = torch.empty(piece.numel(), dtype=self._cast or self._tensor.dtype)
+                flat = torch.empty(piece.numel(), dtype=self._cast or self.tensor.dtype)
                 memory = memory_of(flat)
                 assert memory is not None
                 memory[:] = data[at : at + length]
@@ -171,7 +171,7 @@ class FanOut:
     """One stored tensor into several live ones."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = sinks
+        self.sinks = sinks
         self.length = sinks[0].length
 
     def view(self) -> memoryview | None:
@@ -180,7 +180,7 @@ class FanOut:
 
     def absorb(self, start: int, data: memoryview) -> None:
         """Into each."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             memory = sink.view()
             if memory is not None:
                 memory[start : start + len(data)] = data

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from relight.capture.sharded import Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.errors import IncompatibleState
 from relight.format import DTYPES, Leaf
@@ -31,11 +32,12 @@ _NUMPY_KINDS = "biufcSUMm"
 class Walker:
     """Collects items while the tree is built. Tensors that are the same memory become one item.
 
-    ``fixed`` is what need not be walked again: its items are there from the beginning.
+    ``fixed`` is what need not be walked again: its items are there from the beginning. ``before`` are items that another tree has.
     """
 
-    def __init__(self, fixed: Fixed | None = None) -> None:
-        self.items: list[Item] = [*fixed.items] if fixed is not None else []
+    def __init__(self, fixed: Fixed | None = None, before: Sequence[Item] = ()) -> None:
+        self.items: list[Item] = [*before, *(fixed.items if fixed is not None else ())]
+        self.spreads: dict[int, Spread] = dict(fixed.spreads) if fixed is not None else {}
         self.refused: list[str] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.names: set[str] = set()
@@ -97,6 +99,8 @@ class Walker:
 
     def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
+        if is_spread(tensor):
+            return self._spread(tensor, path, role, trainable)
         reason = why_not(tensor)
         if reason is not None:
             self.refuse(path, reason)
@@ -142,7 +146,8 @@ class Walker:
         self.refuse(path, f"a tensor quantised as {scheme}")
         return None
 
-    def _item(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> int | None:
+    def _item(self, tensor: torch.Tensor, path: str, role: str, trainable: bool, shape: tuple[int, ...] | None = None) -> int | None:
+        """``shape``: the global one, of which ``tensor`` is a part."""
         name = dtype_name(tensor.dtype)
         if name is None:
             self.refuse(path, f"dtype {tensor.dtype}, which the format has no name for")
@@ -151,15 +156,39 @@ class Walker:
             self.refuse(path[:80] + "…", f"its path is longer than {NAME_BYTES_MAX} bytes")
             return None
         key = identity(tensor)
-        known = self.known.get(key, self._fixed_known.get(key)) if tensor.numel() else None
+        known = self.known.get(key, self._fixed_known.get(key)) if tensor.numel() and shape is None else None
         if known is not None:
             return known
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
         trainable = trainable or key in self.trained
         role = "param" if trainable and role == "value" else role
-        self.items.append(Item(self._unique(path), name, tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
+        self.items.append(Item(self._unique(path), name, shape or tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
         self.known[key] = len(self.items) - 1
         return len(self.items) - 1
+
+    def _spread(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> Leaf | None:
+        """One that is spread over ranks: an item of its global shape, whose source is what is here of it."""
+        spread = spread_of(tensor)
+        if isinstance(spread, str):
+            self.refuse(path, spread)
+            return None
+        reason = why_not(spread.local)
+        if reason is None and (spread.local.layout != torch.strided or spread.local.is_quantized):
+            reason = "spread over ranks, and not a dense tensor"
+        if reason is not None:
+            self.refuse(path, reason)
+            return None
+        key = ("spread", id(tensor))  # not its memory: a rank may have none of it, and all must come to the same items
+        known = self.known.get(key, self._fixed_known.get(key))
+        if known is not None:
+            return Leaf("tensor", (known,))
+        index = self._item(spread.local, path, role, trainable, tuple(tensor.shape))
+        if index is None:
+            return None
+        self._alive.append(tensor)
+        self.known[key] = index
+        self.spreads[index] = spread
+        return Leaf("tensor", (index,))
 
     def _unique(self, path: str) -> str:
         """``path``, or another where two keys print alike (two NaNs): a part refuses a name twice."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import msgspec
+
 from relight.catalog.opened import Opened
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, Tensor
@@ -236,6 +238,9 @@ def _plan(part: Part, sinks: Mapping[int, Sink]) -> dict[int, list[_Run]]:
     wanted: list[list[tuple[Tensor, Sink]]] = [[] for _ in part.packs]
     for index, sink in sinks.items():
         tensor = part.tensors[index]
+        skip = getattr(sink, "skip", None)
+        if skip is not None:  # a run of it is enough
+            tensor = msgspec.structs.replace(tensor, offset=tensor.offset + skip, length=sink.length)
         if sink.length != tensor.length:
             raise AssertionError(f"a sink of {sink.length} bytes for {tensor.name}, which has {tensor.length}")
         if tensor.length:

@@ -117,8 +117,8 @@ def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
         dtype = dtype_named(tensor.dtype)
         dims = tensor.local_shape if dtype.safetensors else (*tensor.local_shape, dtype.itemsize)
         at = tensor.offset - len(data)
-        if tensor.pack == index and (tensor.length or tensor.name in entries):
-            expected[tensor.name] = (dtype.safetensors or "U8", dims, at, at + tensor.length)
+        if tensor.pack == index and (tensor.length or tensor.stored_name in entries):
+            expected[tensor.stored_name] = (dtype.safetensors or "U8", dims, at, at + tensor.length)
     for name in entries.keys() | expected.keys():
         if entries.get(name) != expected.get(name):
             raise CorruptCheckpoint(f"the pack's header disagrees with the part about {name[:80]!r}", where=key)

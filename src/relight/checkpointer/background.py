@@ -21,9 +21,10 @@ from relight.agent import Item as AgentItem
 from relight.agent import Place as AgentPlace
 from relight.agent.writing import plan_layout
 from relight.arena import Slot, SlotLayout, lay_out
-from relight.capture import Captured, Fixed
+from relight.capture import Captured
+from relight.capture.captured import Beginning
 from relight.checkpointer.copies import Copies, in_order, register, unregister
-from relight.commit import Attempt, SavePlan
+from relight.commit import Attempt, Place, SavePlan
 from relight.commit.save import new_id
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import encode_tree
@@ -49,7 +50,7 @@ class _Shape:
     layout: SlotLayout
     slots: list[Slot]
     busy: dict[int, int]
-    fixed: Fixed | None = None
+    fixed: Beginning | None = None
     rest: tuple[Any, ...] = ()
     copies: dict[bool, Copies] = field(default_factory=dict)
     """Of what is fixed, by whether some of it is copied while training goes on."""
@@ -90,9 +91,11 @@ class Background:
         limits: Limits,
         on_done: Callable[[Done], None],
         on_sealed: Callable[[int, float], None],
+        rank: int = 0,
     ) -> None:
         self._attempt, self._components, self._limits = attempt, components, limits
-        self._keep = msgspec.msgpack.encode(keep)
+        self._keep = msgspec.msgpack.encode(keep) if rank == 0 else b""
+        self._rank = rank
         self._on_done, self._on_sealed = on_done, on_sealed
         self._agent: Agent | None = None
         self._shape: _Shape | None = None
@@ -166,7 +169,18 @@ class Background:
                 return True
             return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), wait_s)
 
-    def save(self, state: Captured, request: Callable[[int, str, bytes], Request]) -> int | None:
+    @property
+    def place(self) -> Place:
+        """Where it saves."""
+        return self._attempt.place
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a save could begin now, as far as memory goes."""
+        shape = self._shape
+        return shape is None or len(shape.busy) < len(shape.slots)
+
+    def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
         """Begin to save: the number that ``on_done`` will tell. None if it cannot be done this way now (no memory, no agent)."""
         tree = encode_tree(state.tree)
         if not self._warm(self._limits.deadline_s):
@@ -178,7 +192,7 @@ class Background:
         slot, agent = shape.slots[index], self._agent
         assert agent is not None
         number = self._number = self._number + 1
-        checkpoint_id = new_id()
+        checkpoint_id = checkpoint_id or new_id()
         body = msgspec.msgpack.encode(request(number, checkpoint_id, tree))
         if shape.layout.request + len(body) > shape.layout.size:
             self._shape = None  # it has outgrown its room: larger slots, the next time
@@ -282,7 +296,7 @@ class Background:
         if shape is not None and shape.busy and not self._changed_wait(lambda: not shape.busy):
             return None
         key = _key(state.items)
-        layout = Layout([AgentItem(*one) for one in key])
+        layout = Layout([AgentItem(*one) for one in key], self._rank)
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
         if self._refused == f"{laid_out.size}":
@@ -383,7 +397,7 @@ def _let_go(agent: Agent, copier: Copier) -> None:
 
 def _key(items: Sequence[Item]) -> tuple[Any, ...]:
     """Equal for items that are laid out alike."""
-    return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable) for item in items)
+    return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable, item.box) for item in items)
 
 
 def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,20 +18,22 @@ from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.observer import observers
 from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background
 from relight.checkpointer.preflight import check_room, probe
+from relight.checkpointer.ranks import Ranks, begin_together
 from relight.checkpointer.resume import Resumed, resume, say_restored
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import Signals
+from relight.checkpointer.stale import Stale
 from relight.checkpointer.upkeep import put_tag, retire, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
-from relight.log import History
 from relight.observe import emit
 from relight.policy import Facts, Keep, Limits, Trigger
 from relight.policy.when import check_trigger
 from relight.store import ByteStore, LocalStore, open_bytes
 from relight.store.urls import split_run
+from relight.world import find_world
 
 
 class _Begun(NamedTuple):
@@ -54,7 +56,11 @@ class Checkpointer:
     Options: ``save`` when (``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the end), ``keep`` which
     (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``), ``signals``
     (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
-    waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine).
+    waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
+    rank has its own of; loaders and generators are always).
+
+    Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
+    each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
 
     Errors: ``ConfigError`` and ``IncompatibleState`` at once and always; a store's errors by ``on_failure``; ``Fenced`` always, as this
     process can never save again. Not thread-safe: one loop uses it.
@@ -73,6 +79,7 @@ class Checkpointer:
         state: Mapping[str, object] | None = None,
         background: bool | None = None,
         limits: Limits | None = None,
+        per_rank: Sequence[str] = (),
         **components: object,
     ) -> None:
         url, name = (os.fspath(path), run) if run is not None else split_run(path)
@@ -95,15 +102,19 @@ class Checkpointer:
         self._warmed = False
         self._recall = Recall()
         self._components = check_components(state, components)
+        self._world = find_world(self._limits.deadline_s)
+        self._ranks = Ranks(self._world, per_rank, self._limits.deadline_s) if self._world.size > 1 else None
+        if self._ranks is not None:
+            self._ranks.split(self._components)
         self._boundary = Boundary(self._components, self._recall)
         self._signals = Signals(self._on_signal) if signals else None
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
         self._resumed = Resumed()
         self._best = BestSoFar(self._trigger)
+        self._stale = Stale(self._components)
         self._verified: dict[str, bool] = {}
         self._parent: str | None = None
-        self._last_digest: bytes | None = None
         self._last_saved_step: int | None = None
         self._last_step: int | None = None
         self._last_save_s = monotonic()
@@ -133,7 +144,7 @@ class Checkpointer:
         After an error the live state may be a mixture: do not train on it.
         """
         self._start_up()
-        found = resume(self._store, self._run, self._components, which, only=only, strict=strict, rename=map)
+        found = resume(self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks)
         self._resumed = found
         for checkpoint_id in found.damaged:
             self._verified[checkpoint_id] = False
@@ -173,7 +184,7 @@ class Checkpointer:
             save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in _URGENT)
         if self._signals is not None:
             self._signals.saved()
-            if self._signals.ending:
+            if self._signals.ending and (self._ranks is None or reason in _URGENT):
                 self._drain()
                 self._finish()
                 self._signals.end()
@@ -282,34 +293,43 @@ class Checkpointer:
             raise ConfigError("this Checkpointer is closed")
         if self._environment is not None:
             return
-        state = capture(self._components, recall=self._recall)
-        probe(self._store, self._run)
-        check_room(self._store, full_bytes(state), self._keep.last or 2)
+        state = capture(self._components, recall=self._recall if self._ranks is None else None)
+        if self._world.rank == 0:
+            probe(self._store, self._run)
+            check_room(self._store, full_bytes(state), self._keep.last or 2)
         self._environment = environment()
         if self._signals is not None:
             self._signals.install()
 
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
-            self._attempt = Attempt.begin(self._store, self._run, reason="restored" if self._parent else "fresh")
+            reason = "restored" if self._parent else "fresh"
+            if self._ranks is None:
+                self._attempt = Attempt.begin(self._store, self._run, reason=reason)
+            else:
+                self._attempt = begin_together(self._ranks, self._store, self._run, reason)
             history = self._attempt.history()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
             self._best.learn_from(history)
-            self._notice_newer(history)
-            sweep(self._store, self._run)
+            self._resumed.notice_newer(history)
+            if self._world.rank == 0:
+                sweep(self._store, self._run)
         return self._attempt
 
     def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
+        if self._ranks is not None:
+            busy = self._background is not None and not self._background.has_room
+            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, busy)
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
         if self._due is not None and micro_step is None:
             return self._due
-        if self._trigger is None or micro_step is not None:
-            return None
-        wanted = {name for name, _ in self._trigger.metrics}
+        return None if self._trigger is None or micro_step is not None else self._trigger.due(self._facts(step, metrics))
+
+    def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
+        wanted = {name for name, _ in self._trigger.metrics} if self._trigger is not None else ()
         values = {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
-        facts = Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
-        return self._trigger.due(facts)
+        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
@@ -317,6 +337,7 @@ class Checkpointer:
         """None if the save was put off until a slot is free, which only happens if it need not be now (``may_wait`` is False)."""
         background = self._in_background()
         if background is not None:
+            may_wait = may_wait or self._ranks is not None  # they have agreed that there is room
             wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
             if not wait_s and not background.warmed:
                 self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
@@ -327,7 +348,7 @@ class Checkpointer:
                 return None
         self._due = None
         started = perf_counter()
-        state = capture(self._components, micro_step=micro_step, recall=self._recall)
+        state = self._capture(micro_step)
         if background is not None:
             save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
             if save is not None:
@@ -335,17 +356,22 @@ class Checkpointer:
             self._drain()  # this one is made here, and must not overtake those that the agent has
         return self._write(state, step, reason, metrics, tag, micro_step)
 
+    def _capture(self, micro_step: int | None) -> Captured:
+        if self._ranks is not None:
+            return self._ranks.capture(self._components, micro_step=micro_step, recall=self._recall)
+        return capture(self._components, micro_step=micro_step, recall=self._recall)
+
     def _warm_up(self) -> None:
         """After the first step that saved nothing: the agent and its memory are made ready while training goes on."""
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            background.warm_up(capture(self._components, recall=self._recall))
+            background.warm_up(self._capture(None))
 
     def _in_background(self) -> Background | None:
         if self._wants_background and self._background is None and self._attempt is not None:
             self._background = Background(
-                self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed
+                self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed, self._world.rank
             )
         return self._background
 
@@ -369,10 +395,10 @@ class Checkpointer:
             self._begun[number] = _Begun(save, numbers, self._last_saved_step)
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
-                state.kinds, state.notes, self._parent, tag,
+                state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None,
             )  # fmt: skip
 
-        number = background.save(state, request)
+        number = background.save(state, request, self._ranks.id_of(background.place) if self._ranks is not None else "")
         if number is None:
             self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
             return None
@@ -402,16 +428,7 @@ class Checkpointer:
         if done.error is None:
             save.timings.update(report.timings)
             save._tell(bytes=report.stored_bytes, sealed=True, done=True)
-            emit(
-                "save.durable",
-                f"step {save.step} saved as {report.id} ({report.stored_bytes / 1e6:.1f} MB, {save.reason}); "
-                f"step() took {save.timings.get('blocked', 0.0):.3f} s of it",
-                step=save.step,
-                id=report.id,
-                reason=save.reason,
-                bytes=report.stored_bytes,
-                blocked_s=round(save.timings.get("blocked", 0.0), 6),
-            )
+            save.say_durable(f"; step() took {save.timings.get('blocked', 0.0):.3f} s of it")
         else:
             save._tell(error=done.error)
 
@@ -448,7 +465,7 @@ class Checkpointer:
 
     def _now_durable(self, begun: _Begun, done: Done) -> None:
         self._failed_in_a_row = 0
-        self._notice_stale(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
+        self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
     def _write(
@@ -459,7 +476,7 @@ class Checkpointer:
         emit("save.requested", step=step, reason=reason)
         started = perf_counter()
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        for turn in range(1 + self._policy.retries):
+        for turn in range(1 + (self._policy.retries if self._ranks is None else 0)):  # several ranks try again at another step
             try:
                 report = self._commit(state, step, reason, numbers, micro_step)
                 break
@@ -473,9 +490,9 @@ class Checkpointer:
             return save
         save.error = None
         self._committed(save, report, numbers, perf_counter() - started)
-        if tag is not None:
+        if tag is not None and self._world.rank == 0:
             put_tag(self._store, self._run, tag, report.id)
-        if self._attempt is not None:
+        if self._attempt is not None and self._world.rank == 0:
             retire(self._attempt.place, self._keep, self._verified)
         return save
 
@@ -492,7 +509,8 @@ class Checkpointer:
     def _commit(
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None
     ) -> SaveReport:
-        return self._take_charge().save(
+        attempt = self._take_charge()
+        return attempt.save(
             SaveRequest(
                 step=step,
                 tree=encode_tree(state.tree),
@@ -504,6 +522,8 @@ class Checkpointer:
                 components=state.kinds,
                 exact=state.notes,
                 parents=[self._parent] if self._parent else [],
+                id=self._ranks.id_of(attempt.place) if self._ranks is not None else "",
+                seat=self._ranks.seat if self._ranks is not None else None,
             )
         )
 
@@ -511,29 +531,10 @@ class Checkpointer:
         self._failed_in_a_row = 0
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
-        emit(
-            "save.durable",
-            f"step {save.step} saved as {report.id} in {seconds:.3f} s ({report.stored_bytes / 1e6:.1f} MB, {save.reason})",
-            step=save.step,
-            id=report.id,
-            reason=save.reason,
-            bytes=report.stored_bytes,
-            blocked_s=round(seconds, 6),
-        )
-        self._notice_stale(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
+        save.say_durable(f" in {seconds:.3f} s")
+        self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._parent, self._last_saved_step, self._last_save_s = report.id, save.step, monotonic()
         self._best.learn(metrics)
-
-    def _notice_stale(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
-        if save.step != before and self._last_digest == digest and logical_bytes and self._trains():
-            emit(
-                "save.stale",
-                f"every trainable tensor saved at step {save.step} equals the one saved at step {before}: is the model "
-                "given to the Checkpointer the one that is trained?",
-                step=save.step,
-                id=save.id,
-            )
-        self._last_digest = digest
 
     def _failed(self, error: Exception, step: int, turn: int) -> RelightError:
         known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}", where=f"step {step}")
@@ -546,7 +547,7 @@ class Checkpointer:
     def _save_boundary(self, error: Exception) -> None:
         """An exception is on its way out: save the last step's end if that is still what parameters and optimizer hold."""
         step = self._boundary.step
-        if self._attempt is None or step is None or step == self._last_saved_step:
+        if self._attempt is None or step is None or step == self._last_saved_step or self._ranks is not None:
             return
         try:
             state = self._boundary.consistent()
@@ -561,19 +562,6 @@ class Checkpointer:
             self._write(state, step, f"exception: {type(error).__name__}", {}, None, None)
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
-
-    def _notice_newer(self, history: History) -> None:
-        newest = history.live[-1].id if history.live else None
-        expected = self._resumed.newest_seen
-        if newest is not None and self._resumed.looked and newest != expected:
-            emit(
-                "preflight.warning",
-                f"another process committed checkpoint {newest} to this run after this one restored; it is superseded now",
-                id=newest,
-            )
-
-    def _trains(self) -> bool:
-        return any(item.trainable for item in capture(self._components).items)
 
     def _on_signal(self, name: str) -> None:
         then = "saving at the end of this step" if name == "SIGUSR1" else "finishing this step, saving, then ending"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from relight.capture import differences, plan_restore
+import msgspec
+
+from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
+from relight.catalog.whole import check_pieces, whole_of
 from relight.checkpointer.near import Near
+from relight.checkpointer.ranks import Ranks, together
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.collector import collector_paused
 from relight.layout import Sink
-from relight.log import Checkpoint, Log, View, fold
+from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
 from relight.store import ByteStore
 
@@ -37,6 +41,16 @@ class Resumed:
     source: str = "store"
     seconds: float = 0.0
 
+    def notice_newer(self, history: History) -> None:
+        """Warn if a checkpoint has come into the run since this restore looked."""
+        newest = history.live[-1].id if history.live else None
+        if newest is not None and self.looked and newest != self.newest_seen:
+            emit(
+                "preflight.warning",
+                f"another process committed checkpoint {newest} to this run after this one restored; it is superseded now",
+                id=newest,
+            )
+
 
 def resume(
     store: ByteStore,
@@ -47,11 +61,15 @@ def resume(
     only: Sequence[str] | None,
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
+    ranks: Ranks | None = None,
 ) -> Resumed:
-    """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error."""
+    """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error.
+
+    Several ranks all take the same, which is one that verifies for each of them.
+    """
     near = Near(store, run)
     try:
-        return _walk(store, run, components, which, near, only=only, strict=strict, rename=rename)
+        return _walk(store, run, components, which, near, only=only, strict=strict, rename=rename, ranks=ranks)
     finally:
         near.close()
 
@@ -66,11 +84,13 @@ def _walk(
     only: Sequence[str] | None,
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
+    ranks: Ranks | None,
 ) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=True)
     try:
-        view = Log(store, run).read()
+        with together(ranks, "reading the log"):
+            view = Log(store, run).read()
     except CheckpointNotFound:
         if which != "latest":
             raise
@@ -79,12 +99,13 @@ def _walk(
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
     result.newest_seen = history.live[-1].id if history.live else None
-    if which == "latest" and not history.live:
+    if which == "latest" and not history.live and ranks is None:
         return result
     failed: list[RelightError] = []
-    for checkpoint in candidates(history, which):
+    for checkpoint in candidates(history, which) if ranks is None else _agreed(ranks, history, which):
         try:
-            _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename)
+            with together(ranks, f"restoring checkpoint {checkpoint.id}"):
+                _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks)
         except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
             if which != "latest":
                 raise
@@ -101,12 +122,26 @@ def _walk(
             continue
         result.seconds = perf_counter() - started
         return result
+    if not failed:
+        return result
     raise CorruptCheckpoint(
         f"none of the {len(failed)} checkpoints of run {run!r} can be restored",
         where=store.url,
         details=[str(error).splitlines()[0] for error in failed],
         hint="the live state may hold a mixture: do not train on it; relight verify shows all damage",
     )
+
+
+def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
+    """What rank 0 would try, in its order."""
+    wanted = ranks.first(lambda: msgspec.json.encode([one.id for one in candidates(history, which)]), "choosing a checkpoint")
+    for checkpoint_id in msgspec.json.decode(wanted):
+        found = history.find(checkpoint_id)
+        with together(ranks, "choosing a checkpoint"):
+            if found is None:
+                raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet, as this rank sees it")
+        assert found is not None
+        yield found
 
 
 def _restore(
@@ -120,21 +155,30 @@ def _restore(
     only: Sequence[str] | None,
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
+    ranks: Ranks | None,
 ) -> None:
+    rank = ranks.world.rank if ranks is not None else 0
     with collector_paused():
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         part, nearer = opened.parts[0], near.view(opened)
+        joined = whole_of(opened) if len(opened.parts) > 1 else None
         plan = plan_restore(
             components,
-            part.tensors,
-            part.tree,
+            part.tensors if joined is None else joined.tensors,
+            part.tree if joined is None else joined.tree_of(rank),
             only=only,
             strict=strict,
             rename=rename,
             where=opened.prefix,
-            check=partial(_check_pack, opened, nearer),
+            check=partial(_check_pack, opened, nearer) if joined is None else partial(check_pieces, opened, joined),
+            nowhere=list if ranks is None else ranks.nowhere,
         )
-    result.bytes_read = _read(opened, nearer, plan.sinks, result)
+    if joined is None:
+        result.bytes_read = _read(opened, nearer, only_needed(plan.sinks, part.tensors), result)
+    else:
+        by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
+        result.bytes_read = sum(read_tensors(opened, one, sinks) for one, sinks in zip(opened.parts, by_part, strict=True) if sinks)
+        result.source = "store"
     plan.finish()
     result.checkpoint = checkpoint
     result.values = plan.values

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError, StoreUnavailable
+from relight.observe import emit
 
 
 class Progress(NamedTuple):
@@ -82,6 +83,18 @@ class Save:
         if not there:
             raise StoreUnavailable(f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}")
         return self
+
+    def say_durable(self, how: str) -> None:
+        """Tell everybody who listens that it is; ``how`` ends the sentence."""
+        emit(
+            "save.durable",
+            f"step {self.step} saved as {self.id} ({self.bytes / 1e6:.1f} MB, {self.reason}){how}",
+            step=self.step,
+            id=self.id,
+            reason=self.reason,
+            bytes=self.bytes,
+            blocked_s=round(self.timings.get("blocked", 0.0), 6),
+        )
 
     def _tell(self, **facts: object) -> None:
         """Set facts, and wake who waits for them."""

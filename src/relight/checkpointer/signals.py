@@ -60,6 +60,14 @@ class Signals:
         """Whether the process is to end after the save."""
         return self._ending is not None
 
+    def adopt(self, name: str) -> None:
+        """Act as if that signal had come: another rank has it."""
+        number = signal.Signals[name]
+        if number in SAVING:
+            self._wants_save = True
+        elif self._ending is None:
+            self._ending = number
+
     def saved(self) -> None:
         """The wanted save was tried."""
         self._wants_save = False

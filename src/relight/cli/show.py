@@ -136,17 +136,17 @@ def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
 
 def _read(opened: Opened, rows: Sequence[Row]) -> None:
     """Every chunk that holds any of it, once, checked; numbers are kept, bytes are not."""
-    sinks = {(rank, piece.name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row.pieces}
+    sinks = {(rank, piece.stored_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row.pieces if piece.length}
     with progress("reading", sum(row.bytes for row in rows)) as meter:
         for part in opened.parts:
             wanted: dict[int, Sink] = {
-                index: sinks[part.rank, tensor.name]
+                index: sinks[part.rank, tensor.stored_name]
                 for index, tensor in enumerate(part.tensors)
-                if (part.rank, tensor.name) in sinks
+                if tensor.length and (part.rank, tensor.stored_name) in sinks
             }
             read_tensors(opened, part, wanted, progress=meter)
     for row in rows:
-        row.stats = stats(sinks[rank, piece.name] for rank, piece in row.pieces)
+        row.stats = stats(sinks[rank, piece.stored_name] for rank, piece in row.pieces if piece.length)
 
 
 def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) -> None:

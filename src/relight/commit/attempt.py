@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from relight.commit.save import Place, SaveReport, SaveRequest, save
+from relight.commit.together import save_together
 from relight.format.records import Body, FenceBody, NoteBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import now_text
@@ -65,7 +66,7 @@ class Attempt:
 
     def save(self, request: SaveRequest) -> SaveReport:
         """Save and commit, or raise and leave nothing behind. ``Fenced`` if superseded."""
-        return save(self._place, request)
+        return save(self._place, request) if request.seat is None else save_together(self._place, request)
 
     def note(self, topic: str, data: dict[str, str | int | float | bool | None]) -> None:
         """Put a NOTE into the log."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from relight.errors import IncompatibleState
 from relight.format import Tensor, dtype_named, encode_header
-from relight.format.manifest import NAME_BYTES_MAX, check_tensor
+from relight.format.manifest import NAME_BYTES_MAX, check_tensor, stored_name
 from relight.format.names import pack_file
-from relight.layout import Bytes, Extent, Item, Source, cut_chunks
+from relight.layout import Box, Bytes, Extent, Item, Source, cut_chunks
 
+_WHOLE = Box((), ())
 PACK_BYTES_MAX = 64 << 30
 """A pack is closed once it is this large. A tensor is never split between packs."""
 
@@ -57,15 +58,16 @@ def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, pack_bytes_max: 
     """
     seen: set[str] = set()
     for item in items:
-        if item.name in seen:
-            raise IncompatibleState("two tensors of one name", where=item.name)
+        name = stored_name(item.name, item.box)
+        if name in seen:
+            raise IncompatibleState("two tensors of one name", where=name)
         if len(item.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
             raise IncompatibleState(f"a tensor name of more than {NAME_BYTES_MAX} bytes", where=item.name[:80] + "…")
-        seen.add(item.name)
+        seen.add(name)
 
-    def order(index: int) -> tuple[int, str, bool, str]:
+    def order(index: int) -> tuple[int, str, bool, str, Box]:
         item = items[index]
-        return (-dtype_named(item.dtype).itemsize, item.role, item.trainable, item.name)
+        return (-dtype_named(item.dtype).itemsize, item.role, item.trainable, item.name, item.box or _WHOLE)
 
     tensors: list[Tensor | None] = [None] * len(items)
     packs: list[PackPlan] = []
@@ -93,7 +95,10 @@ def _plan_pack(
     items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int
 ) -> PackPlan:
     held = [items[i] for i in group]
-    shapes = [(item.name, item.dtype, item.shape if item.box is None else item.box.size, item.source.length) for item in held]
+    shapes = [
+        (stored_name(item.name, item.box), item.dtype, item.shape if item.box is None else item.box.size, item.source.length)
+        for item in held
+    ]
     header = encode_header(shapes, {"relight": "pack", "id": id, "rank": str(rank), "pack": str(index)})
     at = len(header)
     for position, item in zip(group, held, strict=True):

@@ -23,6 +23,7 @@ from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
+from relight.store.durable import temporary_of
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -32,7 +33,8 @@ class SaveRequest:
     """What is to be saved. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists why resume is not bit-exact.
 
     ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then. ``packs_written``
-    is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off.
+    is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
+    this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts.
     """
 
     step: int
@@ -49,6 +51,7 @@ class SaveRequest:
     plan: SavePlan | None = None
     pace: Pace | None = None
     packs_written: Callable[[], None] | None = None
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,17 @@ class SaveReport:
     stored_bytes: int
     timings_s: dict[str, float]
     trainable_digest: bytes
+
+
+class Seat(NamedTuple):
+    """One rank of several that save together."""
+
+    rank: int
+    world: int
+    plan: str
+    """What all ranks must agree on, names, shapes and dtypes, as 16 hexadecimal digits."""
+    timeout_s: float
+    """How long it waits for the others once its own part is durable."""
 
 
 class Place(NamedTuple):
@@ -96,7 +110,7 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
     committing = False
     try:
         root, part, data = _write(place, request, plan, directory, prefix, timings)
-        digest = _trainable_digest(plan, part.packs)
+        digest = trainable_digest(plan, part.packs)
         committing = True
         record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if plan.proven else {})
         plan.proven.add("read")
@@ -115,6 +129,21 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
 def _write(
     place: Place, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
 ) -> tuple[Root, Part, bytes]:
+    part, data = write_part(place, request, plan, directory, prefix, timings)
+    mark = time.perf_counter()
+    refs = [PartRef(rank=0, file=part_file(0), size=len(data), hash=hexdigest(data))]
+    root = root_of(place, request, directory, refs, plan.logical_bytes, plan.stored_bytes + len(data))
+    put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
+    place.store.settle(prefix)
+    timings["parts"] += time.perf_counter() - mark
+    return root, part, data
+
+
+def write_part(
+    place: Place, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
+) -> tuple[Part, bytes]:
+    """Packs and part of one rank, durable but for their names."""
+    rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
     packs: list[Pack] = []
     fsync_s = 0.0
@@ -140,8 +169,8 @@ def _write(
         id=directory.id,
         step=directory.step,
         epoch=directory.epoch,
-        rank=0,
-        world=1,
+        rank=rank,
+        world=world,
         packs=packs,
         tensors=plan.tensors,
         tree=request.tree,
@@ -149,9 +178,16 @@ def _write(
     data = encode_part(part)
     if len(data) > PART_BYTES_MAX:
         raise SaveFailed(f"a part of {len(data)} bytes; at most {PART_BYTES_MAX} are allowed", retryable=False)
-    put(place.store, f"{prefix}/{part_file(0)}", data)
-    stored = plan.stored_bytes + len(data)
-    root = Root(
+    put(place.store, f"{prefix}/{part_file(rank)}", data)
+    timings["parts"] = time.perf_counter() - mark
+    return part, data
+
+
+def root_of(
+    place: Place, request: SaveRequest, directory: CheckpointDir, parts: list[PartRef], logical_bytes: int, stored_bytes: int
+) -> Root:
+    """The root of a checkpoint with these parts."""
+    return Root(
         store=place.store_id,
         run=place.run_id,
         id=directory.id,
@@ -165,15 +201,12 @@ def _write(
         environment=dict(request.environment),
         components=dict(request.components),
         exact=list(request.exact),
-        parts=[PartRef(rank=0, file=part_file(0), size=len(data), hash=hexdigest(data))],
-        logical_bytes=plan.logical_bytes,
-        stored_bytes=stored,
-        new_bytes=stored,
+        world=len(parts) or 1,
+        parts=parts,
+        logical_bytes=logical_bytes,
+        stored_bytes=stored_bytes,
+        new_bytes=stored_bytes,
     )
-    put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
-    place.store.settle(prefix)
-    timings["parts"] = time.perf_counter() - mark
-    return root, part, data
 
 
 def _commit(
@@ -181,7 +214,21 @@ def _commit(
 ) -> int:
     mark = time.perf_counter()
     root_hash, root_bytes = check_written(place.store, prefix, root, known)
-    body = CommitBody(
+    body = commit_body(root, directory, root_hash, root_bytes)
+
+    def decide(view: View) -> tuple[CommitBody, int]:
+        refuse_if_fenced(view, place.epoch)
+        return body, place.epoch
+
+    record = place.log.append(decide)
+    assert record is not None
+    timings["commit"] = time.perf_counter() - mark
+    return record.seq
+
+
+def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:
+    """What the log's record says of a checkpoint."""
+    return CommitBody(
         id=root.id,
         step=root.step,
         dir=directory,
@@ -195,15 +242,6 @@ def _commit(
         new_bytes=root.new_bytes,
         requires=root.requires,
     )
-
-    def decide(view: View) -> tuple[CommitBody, int]:
-        refuse_if_fenced(view, place.epoch)
-        return body, place.epoch
-
-    record = place.log.append(decide)
-    assert record is not None
-    timings["commit"] = time.perf_counter() - mark
-    return record.seq
 
 
 def refuse_if_fenced(view: View, epoch: int) -> None:
@@ -233,32 +271,37 @@ def check_written(
         raise CorruptCheckpoint("root.json reads back differently", where=prefix)
     parts = []
     for ref in root.parts:
-        where = f"{prefix}/{ref.file}"
-        held, written = (known or {}).get(ref.file, (None, b""))
-        data = store.get(where, PART_BYTES_MAX)
-        part = held if held is not None and data == written else decode_part(data, root, ref, where)
-        for pack in part.packs:
-            reader = store.open(f"{prefix}/{pack.file}")
-            try:
-                if reader.size != pack.size:
-                    raise CorruptCheckpoint(f"{reader.size} bytes where {pack.size} were written", where=f"{prefix}/{pack.file}")
-            finally:
-                reader.close()
-        parts.append(part)
+        parts.append(check_part_written(store, prefix, root, ref, (known or {}).get(ref.file, (None, b""))))
     if len(known or ()) < len(parts):
         check_complete(parts)
     return root_hash, root_bytes
 
 
+def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]) -> Part:
+    """Read one part back, and look at the sizes of its packs."""
+    where = f"{prefix}/{ref.file}"
+    held, written = known
+    data = store.get(where, PART_BYTES_MAX)
+    part = held if held is not None and data == written else decode_part(data, root, ref, where)
+    for pack in part.packs:
+        reader = store.open(f"{prefix}/{pack.file}")
+        try:
+            if reader.size != pack.size:
+                raise CorruptCheckpoint(f"{reader.size} bytes where {pack.size} were written", where=f"{prefix}/{pack.file}")
+        finally:
+            reader.close()
+    return part
+
+
 def delete_directory(store: ByteStore, prefix: str) -> bool:
     """Delete what Relight wrote below ``prefix``, and the directory if nothing else is in it. Unknown files stay."""
     for entry in list(store.list(prefix)):
-        if not entry.is_dir and is_written_file(entry.name):
+        if not entry.is_dir and (is_written_file(entry.name) or temporary_of(entry.name) == ROOT_FILE):
             store.delete(f"{prefix}/{entry.name}")
     return store.delete_dir(prefix)
 
 
-def _trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
+def trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
     """One hash over the chunks that hold trainable tensors. Those share no chunk with others, so equal values give equal hashes."""
     hasher = Digest()
     held = [plan.tensors[i] for i in plan.trainable if plan.tensors[i].length]

@@ -87,9 +87,21 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     box: Box | None = None
 
     @property
+    def stored_name(self) -> str:
+        """Its name in the pack's own header."""
+        return stored_name(self.name, self.box)
+
+    @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of the piece that is here."""
         return self.shape if self.box is None else self.box.size
+
+
+def stored_name(name: str, box: Box | None) -> str:
+    """What a pack's header calls a tensor: its name, with the box as Python would slice it if it is a piece."""
+    if box is None:
+        return name
+    return f"{name}[{','.join(f'{at}:{at + size}' for at, size in zip(*box, strict=True))}]"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,8 +219,10 @@ def check_part(part: Part, where: str) -> None:
                 raise UnsafeContent(f"{tensor.name[:80]!r} lies in no pack of this part", where=where)
             spans[tensor.pack].append((tensor.offset, tensor.length, DTYPES[tensor.dtype].itemsize))
     if len({tensor.name for tensor in part.tensors}) != len(part.tensors):
-        twice = next(name for name, times in Counter(tensor.name for tensor in part.tensors).items() if times > 1)
-        raise UnsafeContent(f"two tensors named {twice[:80]!r}", where=where)
+        held = Counter(tensor.stored_name for tensor in part.tensors if tensor.length or tensor.box is None)
+        twice = next((name for name, times in held.items() if times > 1), None)
+        if twice is not None:
+            raise UnsafeContent(f"two tensors named {twice[:80]!r}", where=where)
     for pack, span in zip(part.packs, spans, strict=True):
         edges = iter(accumulate(length for length, _ in pack.chunks))
         at = edge = next(edges)  # behind the header
@@ -262,7 +276,10 @@ def check_tensor(tensor: Tensor, where: str) -> None:
 
 
 def check_complete(parts: list[Part]) -> None:
-    """Refuse parts that do not hold every tensor exactly once between them: same dtype and shape everywhere, boxes that tile."""
+    """Refuse parts that do not hold every tensor exactly once between them: same dtype and shape everywhere, boxes that tile.
+
+    0-d tensors may be held by several.
+    """
     if len(parts) == 1:
         tensors = parts[0].tensors
         if not any(tensor.box for tensor in tensors) and len({tensor.name for tensor in tensors}) == len(tensors):
@@ -275,8 +292,8 @@ def check_complete(parts: list[Part]) -> None:
         first = held[0]
         if any((one.dtype, one.shape) != (first.dtype, first.shape) for one in held):
             raise UnsafeContent(f"{name[:80]!r}: ranks disagree on dtype or shape", where=name[:80])
-        if len(held) == 1 and first.box is None:
-            continue
+        if (len(held) == 1 and first.box is None) or not first.shape:
+            continue  # a single number may be in several parts: the lowest rank's counts
         boxes = [one.box or Box((0,) * len(one.shape), one.shape) for one in held]
         wrong = check_tiling(first.shape, boxes)
         if wrong:

@@ -19,6 +19,10 @@ _RECORD = re.compile(r"([0-9]{12})\.json\Z")
 _PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
 _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
+_READY = re.compile(r"ready-([0-9]{5})-([0-9a-f]{16})-([0-9a-f]{64})-([0-9]{1,10})-([0-9]{1,18})-([0-9]{1,18})\Z")
+_FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
+DRAFT_FILE = "draft.json"
+"""The root of several ranks' checkpoint, but for its parts: what whoever comes last makes ``root.json`` of."""
 RUN_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -98,9 +102,48 @@ def pack_file(rank: int, index: int) -> str:
     return f"pack-{rank:05d}-{index:03d}.safetensors"
 
 
+class Ready(NamedTuple):
+    """What a rank says by the name of an empty file, once its part and packs are durable: all that the commit needs to know of them."""
+
+    rank: int
+    plan: str
+    """What all ranks must agree on, as 16 hexadecimal digits."""
+    hash: str
+    """The part's."""
+    size: int
+    """The part's."""
+    stored: int
+    logical: int
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return f"ready-{self.rank:05d}-{self.plan}-{self.hash}-{self.size}-{self.stored}-{self.logical}"
+
+
+def parse_ready(name: str) -> Ready | None:
+    """What a name says, or None if it is none of these."""
+    match = _READY.match(name)
+    if match is None:
+        return None
+    parsed = Ready(int(match[1]), match[2], match[3], int(match[4]), int(match[5]), int(match[6]))
+    return parsed if parsed.file == name else None
+
+
+def failed_file(rank: int, kind: str) -> str:
+    """The name of the empty file that says that ``rank`` could not save, and the kind of its error."""
+    return f"failed-{rank:05d}-{kind}"
+
+
+def parse_failed(name: str) -> tuple[int, str] | None:
+    """Which rank failed, and how; None if ``name`` says no such thing."""
+    match = _FAILED.match(name)
+    return (int(match[1]), match[2]) if match else None
+
+
 def is_written_file(name: str) -> bool:
     """Whether ``name`` is one that Relight writes into a checkpoint directory. Others are never deleted."""
-    return name == ROOT_FILE or _PART.match(name) is not None or _PACK.match(name) is not None
+    return name in (ROOT_FILE, DRAFT_FILE) or any(pattern.match(name) for pattern in (_PART, _PACK, _READY, _FAILED))
 
 
 def require_name(actual: str, expected: str, where: str) -> None:

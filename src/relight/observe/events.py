@@ -22,6 +22,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "save.coalesced": (logging.INFO, "a save that was due is made later, as those before it are still being written"),
     "agent.memory": (logging.WARNING, "there is not the memory for snapshots that was asked for"),
     "agent.lost": (logging.WARNING, "there is no agent: saves are made by the trainer, which waits for them"),
+    "ranks.differ": (logging.WARNING, "ranks hold different values of what should be the same for all; one of them is saved"),
+    "ranks.late": (logging.WARNING, "some ranks did not come to where all agree on saves: this process makes no more of them"),
     "save.durable": (logging.INFO, "a save became a checkpoint"),
     "save.failed": (logging.WARNING, "a save did not become a checkpoint"),
     "save.stale": (logging.WARNING, "all trainable tensors equal those of the previous save"),

@@ -31,6 +31,10 @@ class Trigger:
         """The reason to save now, or None."""
         raise NotImplementedError
 
+    def by_step(self, step: int) -> str | None:
+        """The reason to save now, as far as the step's number tells it: then all ranks of a job come to the same by themselves."""
+        return None
+
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
         """``(name, mode)`` of the metrics it looks at."""
@@ -50,6 +54,9 @@ class _Any(Trigger):
         reasons = [reason for part in self.parts if (reason := part.due(facts))]
         return ", ".join(reasons) or None
 
+    def by_step(self, step: int) -> str | None:
+        return ", ".join(reason for part in self.parts if (reason := part.by_step(step))) or None
+
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
         return frozenset().union(*(part.metrics for part in self.parts))
@@ -61,12 +68,16 @@ class _Every(Trigger):
     seconds: float | None
 
     def due(self, facts: Facts) -> str | None:
-        # Counted on the step number, not since the last save: a resumed run saves where the uninterrupted one would.
-        if self.steps and (facts.step + 1) % self.steps == 0:
-            return f"every {self.steps} steps"
+        by_step = self.by_step(facts.step)
+        if by_step is not None:
+            return by_step
         if self.seconds and facts.now_s - facts.last_save_s >= self.seconds:
             return f"every {self.seconds / 60:g} minutes"
         return None
+
+    def by_step(self, step: int) -> str | None:
+        # Counted on the step number, not since the last save: a resumed run saves where the uninterrupted one would.
+        return f"every {self.steps} steps" if self.steps and (step + 1) % self.steps == 0 else None
 
 
 @dataclass(frozen=True, slots=True)

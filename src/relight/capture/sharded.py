@@ -1,0 +1,97 @@
+"""Tensors that are spread over ranks: DTensors of any mesh and placement, as FSDP2, tensor parallelism and both together make them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from relight.format import dtype_named
+from relight.layout import Item
+from relight.layout.roster import REPLICATED, Entry, Mesh, Table, pieces_of
+from relight.layout.shards import Piece
+
+
+class Spread(NamedTuple):
+    """How a tensor is spread: over which ranks, by which placements; and what of it is here."""
+
+    mesh: Mesh
+    placements: tuple[tuple[int, int], ...]
+    local: torch.Tensor
+
+    def pieces(self, shape: Sequence[int], rank: int) -> list[Piece]:
+        """The boxes of ``local``, of a tensor of that global shape."""
+        entry = Entry("", "", 1, tuple(shape), "", 0, self.placements)
+        return pieces_of(entry, (self.mesh,), rank)
+
+
+def own_rank() -> int:
+    """This process's, in the default group; 0 where there is none."""
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def is_spread(value: object) -> bool:
+    """Whether ``value`` is a DTensor. Costs nothing where nobody uses them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, torch.Tensor) and isinstance(value, module.DTensor)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that is in this process: of a DTensor its local tensor, of others themselves."""
+    return tensor._local_tensor if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+
+
+def spread_of(tensor: Any) -> Spread | str:
+    """How a DTensor is spread, or why it cannot be saved."""
+    spec = tensor._spec
+    placements: list[tuple[int, int]] = []
+    for dim, placement in enumerate(spec.placements):
+        if placement.is_partial():
+            return f"a sum that was never carried out over mesh dimension {dim} ({placement}): redistribute() it first"
+        kind = type(placement).__name__
+        if placement.is_replicate():
+            placements.append(REPLICATED)
+        elif kind == "Shard":
+            placements.append((placement.dim, 1))
+        elif kind == "_StridedShard":
+            placements.append((placement.dim, int(placement.split_factor)))
+        else:
+            return f"placed as {placement}, which Relight does not know"
+    if not _usual_order(spec):
+        return f"cut in an order of its own ({spec.shard_order}); redistribute() it to the usual one"
+    local = tensor._local_tensor
+    if type(local).__name__ == "AsyncCollectiveTensor":
+        local = local.wait()
+    grid = spec.mesh.mesh
+    return Spread(Mesh(tuple(grid.shape), tuple(grid.flatten().tolist())), tuple(placements), local)
+
+
+def _usual_order(spec: Any) -> bool:
+    """Whether cuts along one dimension were made from the mesh's first dimension to its last, as placements are read."""
+    order = getattr(spec, "shard_order", None)
+    return not order or all(list(one.mesh_dims) == sorted(one.mesh_dims) for one in order)
+
+
+def table_of(items: Sequence[Item], spreads: Mapping[int, Spread]) -> Table:
+    """The table of a rank that captured ``items``, of which those in ``spreads``, by index, are spread. An entry for each, in their
+    order.
+    """
+    meshes: dict[Mesh, int] = {}
+    entries = []
+    for index, item in enumerate(items):
+        spread = spreads.get(index)
+        shape = tuple(item.shape)
+        if spread is None:
+            entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role))
+        else:
+            mesh = meshes.setdefault(spread.mesh, len(meshes))
+            entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements))
+    return Table(tuple(meshes), tuple(entries))
+
+
+def _weight(item: Item) -> int:
+    return dtype_named(item.dtype).itemsize

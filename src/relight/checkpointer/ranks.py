@@ -1,0 +1,331 @@
+"""Several ranks, one state: who writes what of it, agreed on once and remembered as long as nobody's tensors change."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from relight.capture import Captured, Recall, capture, kind_of
+from relight.capture.kinds import LOADER, RNG
+from relight.capture.sharded import Spread, table_of
+from relight.capture.tensors import TensorSource
+from relight.checkpointer.signals import Signals
+from relight.commit import Attempt
+from relight.commit.save import Place, Seat
+from relight.errors import ConfigError, RelightError, SaveFailed, error_of
+from relight.format import Digest, encode_tree
+from relight.layout import Box, Bytes, Item, whole
+from relight.layout.roster import Roster, Table, Work
+from relight.layout.shards import Piece, relative, run_of
+from relight.layout.sources import Source
+from relight.log import Log
+from relight.observe import emit
+from relight.policy import Facts, Trigger
+from relight.store import ByteStore
+from relight.world import LateRanks, World
+
+_DIGITS = string.digits + string.ascii_lowercase
+_NOTHING = b"\0" * 8
+_ASKED = ("", "", "SIGUSR1", "SIGINT", "SIGTERM")
+"""What ranks may ask for, the weightier the later: nothing, what a trigger says, what signals say."""
+_EMPTY = Bytes(b"")
+_PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
+"""Kinds of errors with which a restore goes on to the next checkpoint."""
+
+
+class _Shared(NamedTuple):
+    """The work on tables as they were: for this rank."""
+
+    digests: tuple[bytes, ...]
+    pieces: list[list[Piece]]
+    works: list[Work]
+    leads: bool
+
+
+class Written(NamedTuple):
+    """The items of a part that are the same in every save, if ``fixed`` still is."""
+
+    items: tuple[Item, ...]
+    fixed: object
+
+
+class Ranks:
+    """A rank among others. Every rank makes the same calls."""
+
+    def __init__(self, world: World, per_rank: Sequence[str], timeout_s: float) -> None:
+        self.world, self._per_rank, self._timeout_s = world, tuple(per_rank), timeout_s
+        self._shared: _Shared | None = None
+        self._written: Written | None = None
+        self._tables: dict[bytes, Table] = {}
+        self._table: tuple[tuple[Any, ...], bytes, Table] | None = None
+        self._count = 0
+        self._told: set[str] = set()
+        self._lost = False
+        self._put_off: str | None = None
+        self.seat: Seat | None = None
+        """Of the last capture."""
+
+    def split(self, components: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+        """What is the same for all ranks, and what is this one's: loaders, generators, and what ``per_rank`` names."""
+        unknown = set(self._per_rank) - components.keys()
+        if unknown:
+            raise ConfigError(f"per_rank= names {sorted(unknown)[0]!r}, which is no component", hint="components are keyword arguments")
+        own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
+        return {name: value for name, value in components.items() if name not in own}, own
+
+    def capture(self, components: Mapping[str, object], *, micro_step: int | None, recall: Recall | None) -> Captured:
+        """Read this rank's state, as its part of the checkpoint will have it, and agree with the others on who writes what. They exchange
+        16 bytes and one for each component, unless somebody's tensors have changed. ``LateRanks`` if some do not come;
+        ``IncompatibleState`` if they disagree about a tensor."""
+        if micro_step is not None:
+            raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
+        if self._lost:
+            raise LateRanks("the ranks have lost each other", hint="nothing more can be saved by this job: start it again")
+        self._count += 1
+        shared, mine = self.split(components)
+        common = capture(shared, rng=False, recall=recall)
+        values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
+        plan = self._agree(common, values)
+        written = self._write(common, plan)
+        own = capture(mine, behind=written.items)
+        owned = (_owned(item, self.world.rank) for item in own.items[len(written.items) :])
+        tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
+        state = Captured(
+            tree, [*written.items, *owned], {**common.kinds, **own.kinds}, [*common.notes, *own.notes], [*common.found, *own.found],
+            [*common.missed, *own.missed], written,
+        )  # fmt: skip
+        digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
+        self.seat = Seat(self.world.rank, self.world.size, digest, self._timeout_s)
+        return state
+
+    def id_of(self, place: Place) -> str:
+        """The id of what was captured last, as a checkpoint of that attempt: the same on every rank, and never again."""
+        text = f"{place.store_id}/{place.run_id}/{place.epoch}/{self._count}"
+        number = int.from_bytes(Digest(text.encode()).digest()[:8], "big")
+        digits = []
+        for _ in range(10):
+            number, digit = divmod(number, 36)
+            digits.append(_DIGITS[digit])
+        return "".join(digits)
+
+    def why_now(self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool) -> str | None:
+        """The reason for all ranks to save now, or None: the step's number tells each of them, or one of them asked at the step before.
+
+        What a clock, a metric or a signal says to one rank is asked of all of them, and done at the end of the next step. Nobody waits for
+        it: the exchange that was begun at the last call has had a step's time, in which the ranks met in training's own exchanges.
+
+        ``busy``: this rank has no memory for a save now. What is due while one of them has none is made once all have.
+        """
+        if self._lost:
+            return None
+        reason = trigger.by_step(facts.step) if trigger is not None else None
+        try:
+            agreed = self.world.agreed()
+            if agreed is not None and agreed[0]:
+                asked = _ASKED[agreed[0]]
+                reason = asked or reason or (trigger.due(facts) if trigger is not None else None) or "another rank asked"
+                if asked and signals is not None:
+                    signals.adopt(asked)
+            if reason is not None and reason not in _ASKED and agreed is not None and agreed[1]:
+                if self._put_off is None:
+                    say = f"step {facts.step}: a rank has no memory free for it yet; made when it has"
+                    emit("save.coalesced", say, step=facts.step)
+                self._put_off, reason = reason, None
+            elif self._put_off is not None and agreed is not None and not agreed[1]:
+                reason = reason or self._put_off
+            if reason is not None:
+                self._put_off = None
+            wish = 0
+            if signals is not None and signals.pending and signals.pending != reason:
+                wish = _ASKED.index(signals.pending)
+            elif reason is None and self._put_off is None and trigger is not None and trigger.due(facts):
+                wish = 1
+            self.world.propose([wish, int(busy)])
+        except LateRanks as error:
+            self._lost = True
+            emit("ranks.late", f"no more saves are made: {error}", ranks=list(error.ranks))
+            return None
+        return reason
+
+    def first(self, action: Callable[[], bytes], doing: str) -> bytes:
+        """What rank 0's ``action`` gives, on every rank; its error, too."""
+        told = b""
+        error: RelightError | None = None
+        if self.world.rank == 0:
+            try:
+                told = b"+" + action()
+            except RelightError as found:
+                error = found
+                told = b"-" + msgspec.json.encode([found.what, found.where, found.hint])
+        told = self.world.tell(told if self.world.rank == 0 else None, 0, doing)
+        if error is not None:
+            raise error
+        if told[:1] == b"-":
+            what, where, hint = msgspec.json.decode(told[1:])
+            raise SaveFailed(f"rank 0: {what}", where=where, hint=hint)
+        return told[1:]
+
+    def nowhere(self, unused: Sequence[str]) -> list[str]:
+        """Of what is stored and has no place on this rank, what has none on any."""
+        told = self.world.gather(msgspec.json.encode(list(unused)), "comparing what is not used")
+        common = set(unused).intersection(*(msgspec.json.decode(one) for one in told))
+        return [one for one in unused if one in common]
+
+    # -- inside
+
+    def _agree(self, common: Captured, values: Mapping[str, bytes]) -> _Shared:
+        digest, table = self._own_table(common)
+        word = msgspec.msgpack.encode([digest, list(values.items())])
+        words = [msgspec.msgpack.decode(one) for one in self.world.gather(word, "comparing what the ranks hold")]
+        digests = tuple(one[0] for one in words)
+        self._compare(digests, [dict(one[1]) for one in words])
+        if self._shared is None or self._shared.digests != digests:
+            self._learn(digests, digest, table)
+            known = {one: number for number, one in enumerate(dict.fromkeys(digests))}
+            roster = Roster([self._tables[one] for one in known], [known[one] for one in digests])
+            rank = self.world.rank
+            self._shared = _Shared(digests, roster.pieces(rank), roster.work(rank), roster.leads(rank))
+            self._written = None
+        return self._shared
+
+    def _write(self, common: Captured, plan: _Shared) -> Written:
+        whole_is_fixed = common.fixed is not None and len(common.fixed.items) == len(common.items)
+        if not whole_is_fixed or self._written is None or self._written.fixed is not common.fixed:
+            items = _items(common.items, common.spreads, plan.pieces, plan.works, plan.leads)
+            self._written = Written(tuple(items), common.fixed if whole_is_fixed else None)
+        return self._written
+
+    def _own_table(self, common: Captured) -> tuple[bytes, Table]:
+        key = tuple(
+            (item.name, item.dtype, item.shape, item.role, None if (one := common.spreads.get(index)) is None else one[:2])
+            for index, item in enumerate(common.items)
+        )
+        if self._table is None or self._table[0] != key:
+            table = table_of(common.items, common.spreads)
+            self._table = key, Digest(msgspec.msgpack.encode(table)).digest()[:16], table
+        return self._table[1:]
+
+    def _learn(self, digests: Sequence[bytes], own: bytes, table: Table) -> None:
+        """Tables that are new, from the lowest rank that has them."""
+        new = [digest for digest in dict.fromkeys(digests) if digest not in self._tables]
+        if not new:
+            return
+        tells = own in new and digests.index(own) == self.world.rank
+        data = msgspec.msgpack.encode(table) if tells else b""
+        for digest, one in zip(digests, self.world.gather(data, "telling which tensors there are"), strict=True):
+            if one:
+                self._tables[digest] = msgspec.msgpack.decode(one, type=Table)
+
+    def _compare(self, digests: Sequence[bytes], values: Sequence[Mapping[str, bytes]]) -> None:
+        """Tell, once, of values that should be the same on ranks with equal tensors, and are not. The lowest rank's are saved."""
+        leaders: dict[bytes, int] = {}
+        for rank, digest in enumerate(digests):
+            leader = leaders.setdefault(digest, rank)
+            for name, value in values[rank].items():
+                if values[leader].get(name, _NOTHING) != value and name not in self._told:
+                    self._told.add(name)
+                    if self.world.rank == 0:
+                        emit(
+                            "ranks.differ",
+                            f"{name}: rank {rank} holds other values than rank {leader}, whose are saved; "
+                            f"per_rank=[{name!r}] keeps one for each rank",
+                            component=name,
+                            ranks=[leader, rank],
+                        )
+
+
+@contextmanager
+def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
+    """What every rank does, or none: an error on one of them is an error on all, after all have tried.
+
+    Errors that a caller may pass over give way to those that it may not.
+    """
+    error: RelightError | None = None
+    try:
+        yield
+    except RelightError as found:
+        if ranks is None:
+            raise
+        error = found
+    if ranks is None:
+        return
+    told = b"" if error is None else msgspec.json.encode([error.kind, str(error).splitlines()[0]])
+    outcomes = [msgspec.json.decode(one) if one else None for one in ranks.world.gather(told, doing)]
+    serious = next((rank for rank, one in enumerate(outcomes) if one is not None and one[0] not in _PASSED_OVER), None)
+    rank = serious if serious is not None else next((rank for rank, one in enumerate(outcomes) if one is not None), None)
+    if rank is None:
+        return
+    kind, said = outcomes[rank] or ("", "")
+    if error is not None and (error.kind not in _PASSED_OVER or serious is None):
+        raise error
+    raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
+
+
+def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str) -> Attempt:
+    """One attempt for all ranks: rank 0 takes charge of the run."""
+    mine: list[Attempt] = []
+
+    def begin() -> bytes:
+        mine.append(Attempt.begin(store, run, reason=reason))
+        place = mine[0].place
+        return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
+
+    store_id, run_id, epoch = msgspec.json.decode(ranks.first(begin, "beginning an attempt"))
+    return mine[0] if mine else Attempt(Place(store, Log(store, run), store_id, run_id, epoch))
+
+
+def _owned(item: Item, rank: int) -> Item:
+    return replace(item, name=f"{item.name}@rank{rank}")
+
+
+def _items(
+    items: Sequence[Item],
+    spreads: Mapping[int, Spread],
+    pieces: Sequence[Sequence[Piece]],
+    works: Sequence[Work],
+    leads: bool,
+) -> list[Item]:
+    """The part's items. Of one that leads: an item for each of the state's, in their order, as its tree points at them; then more
+    pieces.
+    """
+    by_entry: dict[int, list[Item]] = {}
+    for work in works:
+        item, spread = items[work.entry], spreads.get(work.entry)
+        source = _source(item, spread, pieces[work.entry], work)
+        box = None if work.box == whole(item.shape) else work.box
+        by_entry.setdefault(work.entry, []).append(Item(item.name, item.dtype, item.shape, item.role, source, box, item.trainable))
+    if not leads:
+        return [one for index in sorted(by_entry) for one in by_entry[index]]
+    first = [by_entry[index][0] if index in by_entry else _placeholder(item) for index, item in enumerate(items)]
+    return [*first, *(one for index in sorted(by_entry) for one in by_entry[index][1:])]
+
+
+def _source(item: Item, spread: Spread | None, pieces: Sequence[Piece], work: Work) -> Source:
+    if not item.shape:
+        return item.source
+    piece = pieces[work.piece]
+    inner = relative(work.box, piece.box)
+    local = spread.local if spread is not None else _tensor_of(item)
+    if local is None:  # an array's bytes
+        view = item.source.view()
+        assert view is not None
+        first, last = run_of(inner, item.shape)
+        weight = item.source.length // whole(item.shape).elements
+        return Bytes(view[first * weight : last * weight])
+    begin = tuple(a + b for a, b in zip(piece.at, inner.start, strict=True))
+    if inner.size == tuple(local.shape):
+        return item.source
+    return TensorSource(local.detach()[tuple(slice(at, at + size) for at, size in zip(begin, inner.size, strict=True))])
+
+
+def _tensor_of(item: Item) -> Any:
+    return item.source.tensor if isinstance(item.source, TensorSource) else None
+
+
+def _placeholder(item: Item) -> Item:
+    return Item(item.name, item.dtype, item.shape, item.role, _EMPTY, Box((0,) * len(item.shape), (0,) * len(item.shape)), False)

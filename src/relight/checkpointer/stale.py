@@ -1,0 +1,32 @@
+"""Noticing that what is saved does not change: a model given to the Checkpointer that is not the one being trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from relight.capture import capture
+from relight.checkpointer.save_handle import Save
+from relight.observe import emit
+
+
+class Stale:
+    """Compares each save's trainable tensors with those of the one before, by a hash of them."""
+
+    def __init__(self, components: Mapping[str, object]) -> None:
+        self._components = components
+        self._last: bytes | None = None
+
+    def notice(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
+        """Tell, if all trainable tensors equal those saved at step ``before``."""
+        if save.step != before and self._last == digest and logical_bytes and self._trains():
+            emit(
+                "save.stale",
+                f"every trainable tensor saved at step {save.step} equals the one saved at step {before}: is the model "
+                "given to the Checkpointer the one that is trained?",
+                step=save.step,
+                id=save.id,
+            )
+        self._last = digest
+
+    def _trains(self) -> bool:
+        return any(item.trainable for item in capture(self._components).items)

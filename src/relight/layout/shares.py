@@ -1,0 +1,83 @@
+"""Who writes what: a piece that several ranks hold is written once, and the work is spread over them. Pure, and the same on every rank.
+
+For each set of ranks that hold the same pieces, those are laid end to end, in an order all of them know, and the line is cut into as many
+shares of equal bytes as there are ranks. Cuts are moved to the nearest row, so that no more pieces come of it than need be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from relight.layout.boxes import Box
+from relight.layout.shards import boxes_of_run
+
+ROW_BYTES_MAX = 1 << 20
+"""Rows longer than this are cut where the share ends."""
+
+
+class Held(NamedTuple):
+    """A box that ``ranks`` (ascending) all hold. ``weight`` is the bytes of one element."""
+
+    box: Box
+    weight: int
+    ranks: tuple[int, ...]
+
+
+class Share(NamedTuple):
+    """``box`` of piece ``number`` is to be written by the rank that asked."""
+
+    number: int
+    box: Box
+
+
+def share_out(pieces: Sequence[Held], rank: int) -> list[Share]:
+    """What ``rank`` writes of ``pieces``, which are those it holds, in an order that all who hold them know. Empty boxes belong to nobody.
+
+    Bytes differ between ranks by a row for each set of ranks at most; 0-d tensors belong to the lowest rank.
+    """
+    shares: list[Share] = []
+    lines: dict[tuple[int, ...], list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if len(piece.ranks) == 1 or not piece.box.size:
+            if piece.ranks[0] == rank and piece.box.elements:
+                shares.append(Share(number, piece.box))
+        elif piece.box.elements:
+            lines.setdefault(piece.ranks, []).append(number)
+    for ranks, line in lines.items():
+        shares += _of_line(pieces, line, ranks.index(rank), len(ranks))
+    return sorted(shares)
+
+
+def _of_line(pieces: Sequence[Held], line: Iterable[int], turn: int, count: int) -> list[Share]:
+    lengths = [(number, pieces[number].box.elements * pieces[number].weight) for number in line]
+    total = sum(length for _, length in lengths)
+    begin, end = total * turn // count, total * (turn + 1) // count
+    shares: list[Share] = []
+    at = 0
+    for number, length in lengths:
+        piece = pieces[number]
+        first, last = _cut(piece, begin - at), _cut(piece, end - at)
+        at += length
+        if first == 0 and last == piece.box.elements:
+            shares.append(Share(number, piece.box))
+        else:
+            shares += [Share(number, _placed(box, piece.box)) for box in boxes_of_run(piece.box.size, first, last)]
+    return shares
+
+
+def _cut(piece: Held, byte: int) -> int:
+    """The element at which a line is cut that was to be cut at ``byte`` of this piece."""
+    elements = piece.box.elements
+    if byte <= 0 or byte >= elements * piece.weight:
+        return 0 if byte <= 0 else elements
+    size = piece.box.size
+    row = math.prod(size[1:]) if len(size) > 1 else 1
+    if row * piece.weight > ROW_BYTES_MAX:
+        row = 1
+    return min(elements, (byte // piece.weight + row // 2) // row * row)
+
+
+def _placed(box: Box, within: Box) -> Box:
+    return Box(tuple(a + b for a, b in zip(box.start, within.start, strict=True)), box.size)

@@ -1,0 +1,92 @@
+"""Ranks that are threads of one process: for tests, and for planning a job that is not there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from relight.world.base import late
+
+
+class _Round:
+    def __init__(self) -> None:
+        self.given: dict[int, Any] = {}
+
+
+class _Room:
+    """What the ranks share: every exchange has a number, which all count alike."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self.size, self.timeout_s = size, timeout_s
+        self.changed = threading.Condition()
+        self.rounds: dict[tuple[str, int], _Round] = {}
+
+    def give(self, key: tuple[str, int], rank: int, data: Any) -> _Round:
+        with self.changed:
+            found = self.rounds.setdefault(key, _Round())
+            found.given[rank] = data
+            self.changed.notify_all()
+            return found
+
+    def wait(self, found: _Round, doing: str) -> None:
+        ends = time.monotonic() + self.timeout_s
+        with self.changed:
+            if not self.changed.wait_for(lambda: len(found.given) == self.size, max(0.0, ends - time.monotonic())):
+                raise late(sorted(set(range(self.size)) - found.given.keys()), doing, self.timeout_s)
+
+
+class Together:
+    """One of ``size`` ranks that are threads. ``Together.of(n)`` makes all of them; ``Together.run`` a function on each."""
+
+    def __init__(self, room: _Room, rank: int) -> None:
+        self._room, self.rank, self.size = room, rank, room.size
+        self._count = self._proposed = 0
+        self._running: _Round | None = None
+
+    @classmethod
+    def of(cls, size: int, timeout_s: float = 60.0) -> list[Together]:
+        """All of a world's ranks."""
+        room = _Room(size, timeout_s)
+        return [cls(room, rank) for rank in range(size)]
+
+    @classmethod
+    def run(cls, size: int, action: Callable[[Together], Any], timeout_s: float = 60.0) -> list[Any]:
+        """``action`` on every rank at once: what each gave. The first rank's error is raised."""
+        with ThreadPoolExecutor(size, thread_name_prefix="relight-rank") as pool:
+            jobs = [pool.submit(action, world) for world in cls.of(size, timeout_s)]
+        return [job.result() for job in jobs]
+
+    def gather(self, data: bytes, doing: str) -> list[bytes]:
+        """See ``World``."""
+        found = self._exchange(data, doing)
+        return [found[rank] for rank in range(self.size)]
+
+    def tell(self, data: bytes | None, source: int, doing: str) -> bytes:
+        """See ``World``."""
+        told: bytes = self._exchange(data, doing)[source]
+        return told
+
+    def propose(self, words: Sequence[int]) -> None:
+        """See ``World``."""
+        self._proposed += 1
+        self._running = self._room.give(("propose", self._proposed), self.rank, list(words))
+
+    def agreed(self) -> list[int] | None:
+        """See ``World``."""
+        found, self._running = self._running, None
+        if found is None:
+            return None
+        self._room.wait(found, "agreeing on when to save")
+        return [max(words) for words in zip(*found.given.values(), strict=True)]
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _exchange(self, data: Any, doing: str) -> dict[int, Any]:
+        self._count += 1
+        found = self._room.give(("gather", self._count), self.rank, data)
+        self._room.wait(found, doing)
+        return found.given

@@ -1,0 +1,201 @@
+"""Several ranks, one checkpoint: complete or not there, whoever dies, fails, or comes too late."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.catalog import open_checkpoint, verify_checkpoint
+from relight.commit import Attempt, SaveReport, SaveRequest, together
+from relight.commit.save import Place, Seat
+from relight.commit.together import OthersFailed, save_together
+from relight.errors import Fenced, NoSpace, RelightError
+from relight.format import encode_tree
+from relight.format.tree import Leaf
+from relight.layout import Box, Bytes, Item
+from relight.log import Log, fold
+from relight.store import LocalStore
+from relight.world import LateRanks
+
+ROW = 64
+
+
+class Died(BaseException):
+    """A rank's death."""
+
+
+class Ranks:
+    """Ranks that are threads, each with a store and a log of its own, in one attempt."""
+
+    def __init__(self, folder: Path, world: int) -> None:
+        self.folder, self.world = folder, world
+        self.attempt = Attempt.begin(LocalStore(str(folder)), "run")
+        self.places = [self.place() for _ in range(world)]
+
+    def place(self) -> Place:
+        store, own = LocalStore(str(self.folder)), self.attempt.place
+        return Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
+
+    def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
+        """A tensor of a row a rank."""
+        row = Item("t", "uint8", (self.world, ROW), "value", Bytes(bytes([value]) * ROW), Box((rank, 0), (1, ROW)))
+        tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
+        seat = Seat(rank, self.world, "0" * 16, timeout_s)
+        return SaveRequest(step=step, tree=tree, items=[row], id=f"{step:010d}", seat=seat, metrics={"rank": rank})
+
+    def save(self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None) -> list[Any]:
+        """What came of it on each rank: a report or an error. ``before`` is called on each first, and may raise."""
+        found: list[Any] = [None] * self.world
+
+        def work(rank: int) -> None:
+            try:
+                before(rank)
+                found[rank] = save_together(self.places[rank], self.request(rank, step, timeout_s, rank + 1))
+            except BaseException as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    def committed(self) -> list[str]:
+        return [one.id for one in fold(self.attempt.view()).live]
+
+    def check(self) -> None:
+        """What is committed is whole."""
+        view = self.attempt.view()
+        for one in fold(view).live:
+            assert verify_checkpoint(self.attempt.store, view, one) == []
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("run/0*-e*/*"))
+
+
+@pytest.fixture(params=[2, 5])
+def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path, request.param)
+
+
+def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
+    """One record, one root with rank 0's words, every part; each rank is told the same; no helper's file is left."""
+    for step in range(3):
+        found = ranks.save(step)
+        assert all(isinstance(one, SaveReport) for one in found), found
+        assert len({(one.id, one.seq, one.stored_bytes) for one in found}) == 1
+    assert len(ranks.committed()) == 3
+    ranks.check()
+    view = ranks.attempt.view()
+    opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
+    assert opened.root.world == ranks.world and opened.root.metrics == {"rank": 0}
+    assert not [name for name in ranks.files() if name.startswith(("ready", "draft", "failed", ".tmp"))]
+
+
+def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
+    """The others wait so long, and no longer; then all that they wrote is gone but the void root."""
+    late = ranks.world - 1
+
+    def stays_away(rank: int) -> None:
+        if rank == late:
+            raise Died
+
+    started = time.monotonic()
+    found = ranks.save(timeout_s=0.5, before=stays_away)
+    assert time.monotonic() - started < 5
+    waited = [one for one in found if not isinstance(one, Died)]
+    assert all(isinstance(one, (LateRanks, OthersFailed)) for one in waited), found
+    assert [one.ranks for one in waited if isinstance(one, LateRanks)][0] == (late,)
+    assert all(f"rank {late} was not there" in one.what for one in waited), found
+    assert ranks.committed() == []
+    assert ranks.files() == ["root.json"]
+    assert (next(ranks.folder.glob("run/0*-e*/root.json"))).read_bytes().startswith(together.VOID)
+    assert isinstance(ranks.save(1)[0], SaveReport), "the next save is made"
+
+
+def test_one_that_comes_too_late_saves_nothing(ranks: Ranks) -> None:
+    """Neither alone nor with those who have gone."""
+    found = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
+    assert all(isinstance(one, RelightError) for one in found)
+    assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
+
+
+def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not wait for the deadline, and say which rank it was and why."""
+    usual = together.write_part
+
+    def write(place: Place, request: SaveRequest, *rest: Any) -> Any:
+        if request.seat is not None and request.seat.rank == 1:
+            raise NoSpace("the disk is full")
+        return usual(place, request, *rest)
+
+    monkeypatch.setattr(together, "write_part", write)
+    started = time.monotonic()
+    found = ranks.save(timeout_s=30)
+    assert time.monotonic() - started < 10
+    assert isinstance(found[1], NoSpace)
+    for rank, one in enumerate(found):
+        assert rank == 1 or (isinstance(one, OthersFailed) and "rank 1 could not save" in one.what), found
+    assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
+
+
+@pytest.mark.parametrize("death", ["before the root", "behind the root"])
+def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
+    """Somebody else does."""
+    dead: list[int] = []
+    complete, append = together._complete, together._append
+
+    def dying(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any) -> Any:
+            seat = next((one for one in args if isinstance(one, Seat)), None)
+            names = ranks.files()
+            all_ready = sum(name.startswith("ready") for name in names) == ranks.world
+            if all_ready and not dead:
+                dead.append(seat.rank if seat else threading.get_ident())
+                raise Died
+            return usual(*args)
+
+        return work
+
+    monkeypatch.setattr(together, "_give_up", lambda *args: None)  # the dead do nothing
+    if death == "before the root":
+        monkeypatch.setattr(together, "_complete", dying(complete))
+    else:
+        monkeypatch.setattr(together, "_append", dying(append))
+    found = ranks.save()
+    assert sum(isinstance(one, Died) for one in found) == 1
+    assert sum(isinstance(one, SaveReport) for one in found) == ranks.world - 1, found
+    assert len(ranks.committed()) == 1
+    ranks.check()
+
+
+def test_a_superseded_attempt_commits_nothing(ranks: Ranks) -> None:
+    """However complete its parts are."""
+    Attempt.begin(LocalStore(str(ranks.folder)), "run")
+    found = ranks.save()
+    assert all(isinstance(one, (Fenced, OthersFailed)) for one in found) and any(isinstance(one, Fenced) for one in found), found
+    assert ranks.committed() == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_giving_up_and_completing_never_both_happen(tmp_path: Path, seed: int) -> None:
+    """Ranks that come about when the others' patience ends: whatever is committed is whole, and nobody is told otherwise of it."""
+    rng = random.Random(seed)
+    ranks = Ranks(tmp_path, 3)
+    outcomes = {"saved": 0, "given up": 0}
+    for step in range(12):
+        delays = [rng.random() * 0.12 for _ in range(3)]
+        found = ranks.save(step, timeout_s=0.04 + rng.random() * 0.08, before=lambda rank: time.sleep(delays[rank]))
+        there = f"{step:010d}" in ranks.committed()
+        assert there or not any(isinstance(one, SaveReport) for one in found), found
+        assert not there or all(isinstance(one, SaveReport) for one in found), found
+        outcomes["saved" if there else "given up"] += 1
+    ranks.check()
+    assert all(outcomes.values()), outcomes

@@ -1,0 +1,72 @@
+"""Starting the ranks of a job, and hearing what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Job:
+    """``world`` processes of a script in this folder, which are given rank, world, port and ``arguments``."""
+
+    def __init__(self, script: str, world: int, arguments: Sequence[str], **environment: str) -> None:
+        port = free_port()
+        self._outputs = [tempfile.TemporaryFile("w+") for _ in range(world)]
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / script), str(rank), str(world), str(port), *arguments],
+                stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,
+            )
+            for rank, output in enumerate(self._outputs)
+        ]  # fmt: skip
+
+    def wait(self, seconds: float) -> list[int]:
+        """Exit codes, by rank. What has not ended by then is killed."""
+        try:
+            return [rank.wait(seconds) for rank in self.ranks]
+        finally:
+            for rank in self.ranks:
+                if rank.poll() is None:
+                    rank.send_signal(signal.SIGKILL)
+                    rank.wait()
+
+    def said(self, rank: int) -> str:
+        """All that a rank has printed."""
+        self._outputs[rank].flush()
+        self._outputs[rank].seek(0)
+        return self._outputs[rank].read()
+
+    def told(self, rank: int) -> list[dict[str, Any]]:
+        """The JSON objects that it printed, each on a line."""
+        return [json.loads(line) for line in self.said(rank).splitlines() if line.startswith("{")]
+
+    def close(self) -> None:
+        for output in self._outputs:
+            output.close()
+
+
+def run(script: str, world: int, arguments: Sequence[str], seconds: float = 300.0, **environment: str) -> list[list[dict[str, Any]]]:
+    """What each rank told; an ``AssertionError`` with all it said for one that did not end well."""
+    job = Job(script, world, arguments, **environment)
+    try:
+        codes = job.wait(seconds)
+        assert codes == [0] * world, "\n".join(f"rank {rank}: {code}\n{job.said(rank)}" for rank, code in enumerate(codes))
+        return [job.told(rank) for rank in range(world)]
+    finally:
+        job.close()

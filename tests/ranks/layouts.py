@@ -1,0 +1,207 @@
+"""Ways to spread one state over ranks, and a rank's program that saves or restores it in any of them.
+
+``python layouts.py RANK WORLD PORT PLAN``: the plan is a JSON list of ``[verb, layout, run, …]``. The values are functions of names alone, so
+that any rank of any layout can tell whether what it restored is right, to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import relight
+
+WIDTH = 24
+
+
+class Block(nn.Module):
+    """Two layers, a norm, and a buffer."""
+
+    def __init__(self, width: int, odd: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width + odd)
+        self.down = nn.Linear(2 * width + odd, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("count", torch.zeros(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Blocks by number, an embedding, and a parameter of few rows: fewer than ranks."""
+
+    def __init__(self, blocks: tuple[int, ...] = (0, 1, 2), ends: bool = True, odd: int = 3) -> None:
+        super().__init__()
+        if ends:
+            self.embed = nn.Embedding(50, WIDTH)
+            self.scale = nn.Parameter(torch.ones(2, 3))
+        self.blocks = nn.ModuleDict({str(number): Block(WIDTH, odd) for number in blocks})
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks.values():
+            x = block(x)
+        return x @ self.embed.weight.T * self.scale.sum()
+
+
+def value_of(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """What the tensor of that name holds."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.randn(shape, generator=generator)
+
+
+def fill(net: nn.Module, zero: bool) -> None:
+    with torch.no_grad():
+        for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+            tensor.copy_(torch.zeros(tensor.shape) if zero else value_of(name, tuple(tensor.shape)))
+
+
+def mesh(*shape: int) -> Any:
+    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
+
+
+def tensor_parallel(net: Net, group: Any) -> None:
+    for block in net.blocks.values():
+        parallelize_module(block, group, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def shard(net: Net, group: Any) -> None:
+    for block in net.blocks.values():
+        fully_shard(block, mesh=group)
+    fully_shard(net, mesh=group)
+
+
+def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
+    """Every parameter a DTensor of these placements, whatever its shape."""
+    for module in net.modules():
+        for key, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                fitting = [Replicate() if isinstance(p, Shard) and p.dim >= parameter.ndim else p for p in placements]
+                module._parameters[key] = nn.Parameter(distribute_tensor(parameter.detach(), grid, fitting))
+
+
+def spread(layout: str, zero: bool) -> nn.Module:
+    """The net, filled, then spread."""
+    if layout.startswith("pipeline"):
+        stage = dist.get_rank() * 2 // dist.get_world_size()
+        net = Net((0, 1), True) if stage == 0 else Net((2,), False)
+    else:
+        net = Net()
+    fill(net, zero)
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    if layout == "ddp":
+        return DistributedDataParallel(net)
+    if layout == "fsdp":
+        shard(net, mesh(size))
+    elif layout == "hsdp":
+        shard(net, mesh(2, size // 2))
+    elif layout == "tensor":
+        tensor_parallel(net, mesh(size))
+    elif layout == "tensor_fsdp":
+        grid = mesh(size // 2, 2)
+        tensor_parallel(net, grid["b"])
+        shard(net, grid["a"])
+    elif layout == "pipeline_fsdp":
+        grid = mesh(2, size // 2)
+        shard(net, grid["b"])
+    elif layout == "columns":
+        by_hand(net, mesh(size), [Shard(1)])
+    elif layout == "grid":
+        by_hand(net, mesh(2, size // 2), [Shard(0), Shard(1)])
+    elif layout == "cube":
+        by_hand(net, mesh(2, 1, size // 2), [Shard(0), Replicate(), Shard(0)])
+    elif layout == "copies":
+        by_hand(net, mesh(size), [Replicate()])
+    return net
+
+
+def named(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("module."): tensor for name, tensor in [*net.named_parameters(), *net.named_buffers()]}
+
+
+def optimizer_of(net: nn.Module, zero: bool) -> torch.optim.Optimizer:
+    """AdamW with moments that follow from the parameters."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.25 if zero else 0.125)
+    if not zero:
+        for parameter in net.parameters():
+            value = parameter.detach()
+            optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": value * 2, "exp_avg_sq": value * value}
+    return optimizer
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """What is not as it was saved. Collective."""
+    wrong = []
+    parameters = set(map(id, net.parameters()))
+    for name, tensor in named(net).items():
+        expected = value_of(name, tuple(tensor.shape))
+        if not torch.equal(full(tensor), expected):
+            wrong.append(name)
+        if id(tensor) in parameters:
+            state = optimizer.state[tensor]
+            for key, moment in (("exp_avg", expected * 2), ("exp_avg_sq", expected * expected)):
+                if not torch.equal(full(state[key]), moment):
+                    wrong.append(f"{name}: {key}")
+            if float(state["step"]) != 7:
+                wrong.append(f"{name}: step")
+    if optimizer.param_groups[0]["lr"] != 0.125:
+        wrong.append("lr")
+    return wrong
+
+
+def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
+    net = spread(layout, zero=False)
+    optimizer = optimizer_of(net, zero=False)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    ckpt = relight.Checkpointer(run, model=net, optimizer=optimizer, own={"rank": rank}, per_rank=["own"], signals=False, **options)
+    made = [ckpt.save(step).id for step in (3, 4)]
+    ckpt.close(save=False)
+    return {"ids": made}
+
+
+def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
+    net = spread(layout, zero=True)
+    optimizer = optimizer_of(net, zero=True)
+    ckpt = relight.Checkpointer(run, model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options)
+    start = ckpt.restore()
+    found = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}
+    ckpt.close(save=False)
+    return found
+
+
+VERBS = {"save": save, "restore": restore}
+
+
+def main() -> None:
+    rank, world, port = map(int, sys.argv[1:4])
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    if world > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=world)
+    for verb, layout, run, options in json.loads(sys.argv[4]):
+        print(json.dumps({"verb": verb, "layout": layout, "run": run, **VERBS[verb](layout, run, **options)}), flush=True)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Any shape to any shape: what is saved under one layout is restored under every other, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from job import run
+
+import relight
+
+pytestmark = pytest.mark.distributed
+
+LAYOUTS = {
+    1: ["plain"],
+    2: ["ddp", "fsdp", "tensor", "columns"],
+    3: ["ddp", "fsdp", "copies"],
+    4: ["fsdp", "hsdp", "tensor_fsdp", "pipeline", "pipeline_fsdp", "grid", "cube"],
+}
+EVERY_PAIR = "RELIGHT_TEST_EVERY_LAYOUT" in os.environ
+"""``make layouts`` tries all pairs; the suite a third of them."""
+ALL = [f"{layout}-{world}" for world, layouts in LAYOUTS.items() for layout in layouts]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run for each layout, saved twice."""
+    store = tmp_path_factory.mktemp("layouts") / "store"
+    for world, layouts in LAYOUTS.items():
+        plan = [["save", layout, f"{store}/{layout}-{world}", {}] for layout in layouts]
+        told = run("layouts.py", world, [json.dumps(plan)])
+        for number, layout in enumerate(layouts):
+            ids = [told[rank][number]["ids"] for rank in range(world)]
+            assert all(one == ids[0] for one in ids), layout
+    return store
+
+
+@pytest.mark.parametrize("world", LAYOUTS)
+def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
+    """What 15 layouts on one to four ranks saved, under those of so many ranks."""
+    rng = random.Random(world)
+    pairs = [(layout, name) for layout in LAYOUTS[world] for name in (ALL if EVERY_PAIR else rng.sample(ALL, 5))]
+    plan = [["restore", layout, f"{saved}/{name}", {}] for layout, name in pairs]
+    told = run("layouts.py", world, [json.dumps(plan)])
+    for rank in range(world):
+        assert len(told[rank]) == len(plan)
+        for found in told[rank]:
+            what = f"{found['run'].rsplit('/', 1)[1]} as {found['layout']}-{world} on rank {rank}"
+            assert found["wrong"] == [], what
+            assert found["start"] == 5, what
+            there = int(found["run"].rsplit("-", 1)[1])
+            assert found["own"] == rank % there, what
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> None:
+    """It verifies, it loads as a plain tree, and replicated bytes are there once."""
+    run_url = saved / name
+    store = relight.open(run_url)
+    for _, findings in store.verify():
+        assert findings == []
+    tree, plain = relight.load(run_url), relight.load(saved / "plain-1")
+    assert tree["model"].keys() == plain["model"].keys()
+    assert all(bool((tree["model"][key] == value).all()) for key, value in plain["model"].items())
+    assert tree["optimizer"]["groups"] == plain["optimizer"]["groups"]
+    assert all(
+        bool((tree["optimizer"]["state"][name][key] == value).all())
+        for name, state in plain["optimizer"]["state"].items()
+        for key, value in state.items()
+    )
+    one, other = store.latest().body, relight.open(saved / "plain-1").latest().body
+    assert one.logical_bytes <= 1.05 * other.logical_bytes + 20_000 * int(name.rsplit("-", 1)[1])

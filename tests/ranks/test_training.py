@@ -1,0 +1,67 @@
+"""Several ranks train, lose one, and go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import Job, run
+
+import relight
+
+pytestmark = pytest.mark.distributed
+
+
+def losses(told: list[dict[str, Any]]) -> dict[int, float]:
+    return {one["step"]: one["loss"] for one in told if "step" in one}
+
+
+def train(world: int, background: bool, **options: Any) -> list[list[dict[str, Any]]]:
+    return run("training.py", world, [json.dumps(options)], RELIGHT_BACKGROUND=str(int(background)))
+
+
+@pytest.mark.parametrize(("layout", "world", "background"), [("ddp", 2, True), ("fsdp", 2, True), ("tensor_fsdp", 4, True), ("fsdp", 3, False)])
+def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world: int, background: bool) -> None:
+    """A rank killed in the middle of it; the job started again: the same losses, to the bit, on every rank."""
+    straight = train(world, background, layout=layout, run=str(tmp_path / "straight" / "run"), steps=11)
+    broken = Job(
+        "training.py", world, [json.dumps({"layout": layout, "run": str(tmp_path / "store" / "run"), "steps": 11, "kill": [1, 7, "SIGKILL"],
+                                           "pause_s": 0.05, "deadline_s": 5.0})],
+        RELIGHT_BACKGROUND=str(int(background)),
+    )  # fmt: skip
+    try:
+        broken.ranks[1].wait(120)
+        for rank in broken.ranks:
+            rank.kill()
+        broken.wait(60)
+    finally:
+        broken.close()
+    again = train(world, background, layout=layout, run=str(tmp_path / "store" / "run"), steps=11)
+    start = again[0][0]["start"]
+    assert 2 <= start <= 7
+    for rank in range(world):
+        expected = losses(straight[rank])
+        found = losses(again[rank])
+        assert sorted(found) == list(range(start, 11))
+        assert found == {step: expected[step] for step in found}, f"rank {rank}"
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()][-1] == 10
+    for _, findings in relight.open(tmp_path / "store" / "run").verify():
+        assert findings == []
+
+
+def test_a_signal_to_one_rank_ends_all_of_them_behind_a_save(tmp_path: Path) -> None:
+    """SIGTERM on rank 1 alone: every rank ends by it, at the same step, which was saved."""
+    job = Job(
+        "training.py", 2, [json.dumps({"layout": "ddp", "run": str(tmp_path / "store" / "run"), "steps": 50, "every": 1000,
+                                       "kill": [1, 5, "SIGTERM"]})],
+    )  # fmt: skip
+    try:
+        assert job.wait(120) == [-signal.SIGTERM] * 2, job.said(0) + job.said(1)
+        last = [max(losses(job.told(rank))) for rank in range(2)]
+    finally:
+        job.close()
+    assert last[0] == last[1]
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [last[0]]

@@ -1,0 +1,106 @@
+"""When several ranks save: all of them at the same step, whoever asked."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+import relight
+from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.signals import Signals
+from relight.observe import counters
+from relight.policy import Facts
+from relight.policy.when import Trigger
+from relight.world import Together
+
+
+class AskedAt(Trigger):
+    """Due at some steps, on the ranks that are given them."""
+
+    def __init__(self, steps: set[int]) -> None:
+        self.steps = steps
+
+    def due(self, facts: Facts) -> str | None:
+        return "asked" if facts.step in self.steps else None
+
+
+def facts(step: int) -> Facts:
+    return Facts(step, float(step), None, 0.0)
+
+
+def test_steps_tell_every_rank_by_themselves() -> None:
+    """At exactly the step, though nothing was exchanged for it."""
+
+    def rank(world: Together) -> list[str | None]:
+        ranks = Ranks(world, (), 5.0)
+        return [ranks.why_now(facts(step), relight.every(steps=3), None, False) for step in range(7)]
+
+    assert Together.run(3, rank) == [[None, None, "every 3 steps", None, None, "every 3 steps", None]] * 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> None:
+    """Random steps on random ranks: every rank saves at the steps behind those, and at no other."""
+    rng = random.Random(seed)
+    asked = [{step for step in range(30) if rng.random() < 0.1} for _ in range(4)]
+
+    def rank(world: Together) -> list[int]:
+        ranks = Ranks(world, (), 5.0)
+        return [step for step in range(31) if ranks.why_now(facts(step), AskedAt(asked[world.rank]), None, False)]
+
+    found = Together.run(4, rank)
+    assert all(one == found[0] for one in found)
+    wanted = sorted(set().union(*asked))
+    saved = set(found[0])
+    assert all(step + 1 in saved or step in saved for step in wanted), (wanted, found[0])
+    assert all(step - 1 in wanted for step in saved), (wanted, found[0])
+
+
+def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
+    """SIGTERM, with a step's delay; the others end as if they had got it. SIGUSR1 only saves."""
+
+    def rank(world: Together) -> list[tuple[str | None, bool]]:
+        ranks, signals = Ranks(world, (), 5.0), Signals(lambda name: None)
+        found = []
+        for step in range(6):
+            if world.rank == 1 and step == 1:
+                signals._wants_save = True
+            if world.rank == 2 and step == 3:
+                signals._ending = signal.SIGTERM
+            reason = ranks.why_now(facts(step), None, signals, False)
+            found.append((reason, signals.ending))
+            signals.saved()
+        return found
+
+    for number, found in enumerate(Together.run(3, rank)):
+        assert [reason for reason, _ in found] == [None, None, "SIGUSR1", None, "SIGTERM", None], number
+        assert [ending for _, ending in found][4:] == [True, True] and not found[2][1]
+
+
+def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
+    """Until it has some; then one save is made for all that came due."""
+    before = counters["save.coalesced"]
+
+    def rank(world: Together) -> list[int]:
+        ranks = Ranks(world, (), 5.0)
+        busy = [world.rank == 1 and 3 <= step < 9 for step in range(14)]
+        return [step for step in range(14) if ranks.why_now(facts(step), relight.every(steps=4), None, busy[step])]
+
+    assert Together.run(2, rank) == [[3, 10, 11]] * 2
+    assert counters["save.coalesced"] > before
+
+
+def test_lost_ranks_stop_saves_and_not_training() -> None:
+    """A rank that stays away is named once; the others train on, and no call of theirs waits again."""
+    before = counters["ranks.late"]
+
+    def rank(world: Together) -> list[str | None]:
+        ranks = Ranks(world, (), 0.3)
+        steps = range(2) if world.rank == 1 else range(6)
+        return [ranks.why_now(facts(step), relight.every(steps=4), None, False) for step in steps]
+
+    found = Together.run(2, rank, timeout_s=0.3)
+    assert found[0] == [None] * 6
+    assert counters["ranks.late"] == before + 1
