@@ -66,7 +66,8 @@ class _Module(NamedTuple):
             and (not (self.buffers.values or live._buffers) or self.buffers.holds())
             and live._non_persistent_buffers_set == self.not_saved
             and _OWN_WAYS.isdisjoint(live.__dict__)
-            and not (foreign_hooks(live._state_dict_hooks) or foreign_hooks(live._state_dict_pre_hooks))
+            and not (live._state_dict_hooks and foreign_hooks(live._state_dict_hooks))
+            and not (live._state_dict_pre_hooks and foreign_hooks(live._state_dict_pre_hooks))
         )
 
 

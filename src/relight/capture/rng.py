@@ -116,6 +116,25 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
         value.set_state(state["numpy_legacy"])
 
 
+def seed_host(seed: int) -> None:
+    """Begin all of this process's generators anew; torch's of accelerators too."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def seed_generator(value: Any, seed: int) -> None:
+    """Begin a generator anew."""
+    if isinstance(value, torch.Generator):
+        value.manual_seed(seed)
+    elif hasattr(value, "bit_generator"):
+        value.bit_generator.state = type(value.bit_generator)(seed).state
+    else:
+        value.seed(seed % 2**32)
+
+
 def unfit(value: Any, node: Any) -> str | None:
     """Why ``node`` is not the state of a generator of ``value``'s kind; None if it is."""
     kinds: dict[str, Any] = {"torch_generator": torch.Generator, "words": random.Random}

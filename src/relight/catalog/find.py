@@ -15,25 +15,28 @@ def metric_value(value: Metric) -> float:
 
 
 def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
-    """The one with the lowest (``min``) or highest (``max``) finite ``metric``; the newer of equals."""
+    """The one with the lowest (``min``) or highest (``max``) finite ``metric``, none that is suspect; the newer of equals."""
     if mode not in ("min", "max"):
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
     scored = [
-        (sign * metric_value(one.body.metrics[metric]), -one.seq, one) for one in checkpoints if metric in one.body.metrics
+        (sign * metric_value(one.body.metrics[metric]), -one.seq, one)
+        for one in checkpoints
+        if metric in one.body.metrics and not one.body.suspect
     ]
     finite = [entry for entry in scored if math.isfinite(entry[0])]
     return min(finite, key=lambda entry: entry[:2])[2] if finite else None
 
 
 def candidates(history: History, which: str | int = "latest", *, metric: str = "loss", mode: str = "min") -> list[Checkpoint]:
-    """What to try, in order. ``latest`` is every live checkpoint, newest first; anything else is one checkpoint.
+    """What to try, in order. ``latest`` is every live checkpoint, newest first, suspect ones behind all others; anything else is one
+    checkpoint.
 
     ``which``: ``latest``, ``best``, a tag, a step (the newest save of it), an id or an unambiguous beginning of one.
     """
     newest_first = history.live[::-1]
     if which == "latest":
-        return newest_first
+        return sorted(newest_first, key=lambda one: one.body.suspect)
     return [resolve(history, which, metric=metric, mode=mode)]
 
 

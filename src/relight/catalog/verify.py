@@ -9,7 +9,7 @@ from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.read import each_chunk
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, decode_tree, dtype_named
-from relight.format.manifest import Pack
+from relight.format.manifest import Pack, header_names
 from relight.format.pack import parse_header
 from relight.log import Checkpoint, View, read_store
 from relight.store import ByteStore
@@ -113,12 +113,13 @@ def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
     """The safetensors header says the same as the part. It is hashed like all else; this guards against a writer that lied."""
     entries = parse_header(data, key)
     expected = {}
-    for tensor in part.tensors:
+    held = sorted((tensor for tensor in part.tensors if tensor.pack == index), key=lambda tensor: tensor.offset)
+    for tensor, name in zip(held, header_names((tensor.name, tensor.box) for tensor in held), strict=True):
         dtype = dtype_named(tensor.dtype)
         dims = tensor.local_shape if dtype.safetensors else (*tensor.local_shape, dtype.itemsize)
         at = tensor.offset - len(data)
-        if tensor.pack == index and (tensor.length or tensor.stored_name in entries):
-            expected[tensor.stored_name] = (dtype.safetensors or "U8", dims, at, at + tensor.length)
+        if tensor.length or name in entries:
+            expected[name] = (dtype.safetensors or "U8", dims, at, at + tensor.length)
     for name in entries.keys() | expected.keys():
         if entries.get(name) != expected.get(name):
             raise CorruptCheckpoint(f"the pack's header disagrees with the part about {name[:80]!r}", where=key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +26,16 @@ from relight.checkpointer.signals import Signals
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.upkeep import put_tag, retire, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
+from relight.commit.save import SUSPECT
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
-from relight.observe import emit
+from relight.observe import be_modest, emit
 from relight.policy import Facts, Keep, Limits, Trigger
 from relight.policy.when import check_trigger
 from relight.store import ByteStore, LocalStore, open_bytes
 from relight.store.urls import split_run
-from relight.world import find_world
+from relight.world import LateRanks, find_world
 
 
 class _Begun(NamedTuple):
@@ -106,6 +108,8 @@ class Checkpointer:
         self._ranks = Ranks(self._world, per_rank, self._limits.deadline_s) if self._world.size > 1 else None
         if self._ranks is not None:
             self._ranks.split(self._components)
+            if self._world.rank:
+                be_modest()
         self._boundary = Boundary(self._components, self._recall)
         self._signals = Signals(self._on_signal) if signals else None
         self._attempt: Attempt | None = None
@@ -348,7 +352,13 @@ class Checkpointer:
                 return None
         self._due = None
         started = perf_counter()
-        state = self._capture(micro_step)
+        try:
+            state = self._capture(micro_step)
+        except LateRanks as error:
+            failed = Save(step, reason)
+            failed.error = self._failed(error, step, self._policy.retries)
+            self._count_failure(failed)
+            return failed
         if background is not None:
             save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
             if save is not None:
@@ -366,7 +376,8 @@ class Checkpointer:
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            background.warm_up(self._capture(None))
+            with contextlib.suppress(LateRanks):  # the first save will say so
+                background.warm_up(self._capture(None))
 
     def _in_background(self) -> Background | None:
         if self._wants_background and self._background is None and self._attempt is not None:
@@ -504,7 +515,8 @@ class Checkpointer:
             raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {save.step}") from save.error
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
-        return dict(self._metadata) if micro_step is None else {**self._metadata, "relight.micro_step": micro_step}
+        suspect = {SUSPECT: self._ranks.suspect} if self._ranks is not None and self._ranks.suspect else {}
+        return {**self._metadata, **suspect, **({} if micro_step is None else {"relight.micro_step": micro_step})}
 
     def _commit(
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None

@@ -14,6 +14,7 @@ from relight.capture import Captured, Recall, capture, kind_of
 from relight.capture.kinds import LOADER, RNG
 from relight.capture.sharded import Spread, table_of
 from relight.capture.tensors import TensorSource
+from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.signals import Signals
 from relight.commit import Attempt
 from relight.commit.save import Place, Seat
@@ -45,6 +46,7 @@ class _Shared(NamedTuple):
     pieces: list[list[Piece]]
     works: list[Work]
     leads: bool
+    replicas: Replicas
 
 
 class Written(NamedTuple):
@@ -65,6 +67,8 @@ class Ranks:
         self._table: tuple[tuple[Any, ...], bytes, Table] | None = None
         self._count = 0
         self._told: set[str] = set()
+        self.suspect = ""
+        """Why the last capture is suspect: replicas that are not equal. The same on every rank."""
         self._lost = False
         self._put_off: str | None = None
         self.seat: Seat | None = None
@@ -90,7 +94,11 @@ class Ranks:
         shared, mine = self.split(components)
         common = capture(shared, rng=False, recall=recall)
         values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
-        plan = self._agree(common, values)
+        try:
+            plan = self._agree(common, values)
+        except LateRanks:  # what is exchanged from now on would not be answered, or answered by what was meant for this
+            self._lost = True
+            raise
         written = self._write(common, plan)
         own = capture(mine, behind=written.items)
         owned = (_owned(item, self.world.rank) for item in own.items[len(written.items) :])
@@ -189,9 +197,29 @@ class Ranks:
             known = {one: number for number, one in enumerate(dict.fromkeys(digests))}
             roster = Roster([self._tables[one] for one in known], [known[one] for one in digests])
             rank = self.world.rank
-            self._shared = _Shared(digests, roster.pieces(rank), roster.work(rank), roster.leads(rank))
+            self._shared = _Shared(digests, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank))
             self._written = None
+        self.suspect = self._compare_replicas(self._shared.replicas, common)
         return self._shared
+
+    def _compare_replicas(self, replicas: Replicas, common: Captured) -> str:
+        """What is not the same on ranks that should hold the same, in words; empty if nothing was found."""
+        chosen = replicas.choose()
+        found = {key: sums(stretches, common.items, common.spreads) for key, stretches in chosen.items()}
+        word = msgspec.msgpack.encode([(key, combined(one)) for key, one in found.items()])
+        words = [dict(msgspec.msgpack.decode(one)) for one in self.world.gather(word, "comparing replicas")]
+        said: list[str] = []
+        for key in differing(words):
+            mine = [(common.items[one.copy.item].name, value) for one, value in zip(chosen.get(key, ()), found.get(key, ()), strict=True)]
+            told = [msgspec.msgpack.decode(one) for one in self.world.gather(msgspec.msgpack.encode(mine), "comparing replicas")]
+            said += map(str, differences({rank: told[rank] for rank, one in enumerate(words) if key in one}))
+        if said:
+            shown = "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
+            if self.world.rank == 0:
+                why = "what differs by design goes into per_rank=…, else a rank computes wrongly"
+                emit("replicas.differ", f"{shown}: the checkpoint is marked as suspect; {why}", tensors=len(said))
+            return shown
+        return ""
 
     def _write(self, common: Captured, plan: _Shared) -> Written:
         whole_is_fixed = common.fixed is not None and len(common.fixed.items) == len(common.items)

@@ -15,9 +15,11 @@ from relight.capture import differences, only_needed, plan_restore, sinks_by_par
 from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
 from relight.catalog.whole import check_pieces, whole_of
+from relight.checkpointer.carried import carry
 from relight.checkpointer.near import Near
 from relight.checkpointer.ranks import Ranks, together
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.format import decode_tree
 from relight.format.collector import collector_paused
 from relight.layout import Sink
 from relight.log import Checkpoint, History, Log, View, fold
@@ -102,6 +104,7 @@ def _walk(
     if which == "latest" and not history.live and ranks is None:
         return result
     failed: list[RelightError] = []
+    _say_suspect(history, which)
     for checkpoint in candidates(history, which) if ranks is None else _agreed(ranks, history, which):
         try:
             with together(ranks, f"restoring checkpoint {checkpoint.id}"):
@@ -132,6 +135,21 @@ def _walk(
     )
 
 
+def _say_suspect(history: History, which: str | int) -> None:
+    """Tell of checkpoints that are newer than the one that is tried first, and are not, as they are suspect."""
+    first = next(iter(candidates(history, which)), None) if which == "latest" else None
+    for one in history.live:
+        if first is not None and one.body.suspect and one.seq > first.seq:
+            emit(
+                "restore.skipped",
+                f"checkpoint {one.id} (step {one.step}) is passed over: ranks differed in what they should have had in common when it "
+                f"was saved; restore({one.id!r}) takes it",
+                id=one.id,
+                step=one.step,
+                kind="suspect",
+            )
+
+
 def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
     """What rank 0 would try, in its order."""
     wanted = ranks.first(lambda: msgspec.json.encode([one.id for one in candidates(history, which)]), "choosing a checkpoint")
@@ -157,15 +175,17 @@ def _restore(
     rename: Mapping[str, str] | Callable[[str], str] | None,
     ranks: Ranks | None,
 ) -> None:
-    rank = ranks.world.rank if ranks is not None else 0
+    rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
     with collector_paused():
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         part, nearer = opened.parts[0], near.view(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
+        root = decode_tree(part.tree, len(part.tensors), opened.prefix) if joined is None else joined.tree_of(rank)
+        carried = carry(root, components, rank=rank, world=world, saved=opened.root.world, key=checkpoint.id)
         plan = plan_restore(
-            components,
+            carried.components,
             part.tensors if joined is None else joined.tensors,
-            part.tree if joined is None else joined.tree_of(rank),
+            carried.root,
             only=only,
             strict=strict,
             rename=rename,
@@ -180,10 +200,12 @@ def _restore(
         result.bytes_read = sum(read_tensors(opened, one, sinks) for one, sinks in zip(opened.parts, by_part, strict=True) if sinks)
         result.source = "store"
     plan.finish()
+    if only is None:
+        carried.finish()
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = opened.root.environment
-    result.notes = list(opened.root.exact) if only is None else []
+    result.notes = [*opened.root.exact, *carried.notes] if only is None else []
     micro = opened.root.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
 

@@ -16,6 +16,7 @@ from relight.catalog.stats import StatsSink, stats
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import Styled, age, emit_json, facts_list, metrics_text, paint, plural, progress, size, table
+from relight.commit.save import SUSPECT
 from relight.errors import CheckpointNotFound
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
@@ -113,8 +114,8 @@ def command(
         ("made with", _software(root.environment)),
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
-        ("suspect", "its trainable tensors equal those of the save before" if one.body.suspect else ""),
-        *((f"user.{name}", str(value)) for name, value in root.user.items()),
+        ("suspect", str(root.user.get(SUSPECT, "")) if one.body.suspect else ""),
+        *((f"user.{name}", str(value)) for name, value in root.user.items() if name != SUSPECT),
     ]
     facts_list([(name, value) for name, value in facts_shown if value])
     click.echo()
@@ -136,17 +137,17 @@ def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
 
 def _read(opened: Opened, rows: Sequence[Row]) -> None:
     """Every chunk that holds any of it, once, checked; numbers are kept, bytes are not."""
-    sinks = {(rank, piece.stored_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row.pieces if piece.length}
+    sinks = {(rank, piece.full_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row.pieces if piece.length}
     with progress("reading", sum(row.bytes for row in rows)) as meter:
         for part in opened.parts:
             wanted: dict[int, Sink] = {
-                index: sinks[part.rank, tensor.stored_name]
+                index: sinks[part.rank, tensor.full_name]
                 for index, tensor in enumerate(part.tensors)
-                if tensor.length and (part.rank, tensor.stored_name) in sinks
+                if tensor.length and (part.rank, tensor.full_name) in sinks
             }
             read_tensors(opened, part, wanted, progress=meter)
     for row in rows:
-        row.stats = stats(sinks[rank, piece.stored_name] for rank, piece in row.pieces if piece.length)
+        row.stats = stats(sinks[rank, piece.full_name] for rank, piece in row.pieces if piece.length)
 
 
 def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from relight.errors import IncompatibleState
 from relight.format import Tensor, dtype_named, encode_header
-from relight.format.manifest import NAME_BYTES_MAX, check_tensor, stored_name
+from relight.format.manifest import NAME_BYTES_MAX, check_tensor, header_names, piece_name
 from relight.format.names import pack_file
 from relight.layout import Box, Bytes, Extent, Item, Source, cut_chunks
 
@@ -58,7 +58,7 @@ def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, pack_bytes_max: 
     """
     seen: set[str] = set()
     for item in items:
-        name = stored_name(item.name, item.box)
+        name = item.name if item.box is None else piece_name(item.name, item.box)
         if name in seen:
             raise IncompatibleState("two tensors of one name", where=name)
         if len(item.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
@@ -95,9 +95,10 @@ def _plan_pack(
     items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int
 ) -> PackPlan:
     held = [items[i] for i in group]
+    names = header_names((item.name, item.box) for item in held)
     shapes = [
-        (stored_name(item.name, item.box), item.dtype, item.shape if item.box is None else item.box.size, item.source.length)
-        for item in held
+        (name, item.dtype, item.shape if item.box is None else item.box.size, item.source.length)
+        for name, item in zip(names, held, strict=True)
     ]
     header = encode_header(shapes, {"relight": "pack", "id": id, "rank": str(rank), "pack": str(index)})
     at = len(header)

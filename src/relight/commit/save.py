@@ -25,6 +25,8 @@ from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 from relight.store.durable import temporary_of
 
+SUSPECT = "relight.suspect"
+"""In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -241,6 +243,7 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
         stored_bytes=root.stored_bytes,
         new_bytes=root.new_bytes,
         requires=root.requires,
+        suspect=SUSPECT in root.user,
     )
 
 

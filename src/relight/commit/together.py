@@ -62,7 +62,9 @@ class OthersFailed(SaveFailed):
     kind = "others_failed"
 
 
-def save_together(place: Place, request: SaveRequest, clock: Callable[[], float] = time.monotonic) -> SaveReport:
+def save_together(
+    place: Place, request: SaveRequest, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> SaveReport:
     """Write this rank's part, wait for the others', and see the checkpoint committed. The same id and step on all of them.
 
     ``LateRanks`` names those who were not ready in time; ``OthersFailed`` says which rank could not save. Nothing shows then.
@@ -78,7 +80,7 @@ def save_together(place: Place, request: SaveRequest, clock: Callable[[], float]
         part, data = write_part(place, request, plan, directory, prefix, timings)
         ready = _say_ready(place, request, directory, prefix, part, data, plan.logical_bytes, plan.stored_bytes + len(data), plan.proven)
         mark = time.perf_counter()
-        root, seq = _await(place, directory, prefix, seat, clock)
+        root, seq = _await(place, directory, prefix, seat, clock, sleep)
     except BaseException as error:
         _give_up(place.store, prefix, seat, error)
         raise
@@ -117,7 +119,9 @@ def _say_ready(
     return ready
 
 
-def _await(place: Place, directory: CheckpointDir, prefix: str, seat: Seat, clock: Callable[[], float]) -> tuple[Root, int]:
+def _await(
+    place: Place, directory: CheckpointDir, prefix: str, seat: Seat, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> tuple[Root, int]:
     """Until it is committed, by whomever. The root, and the number of its record."""
     ends = clock() + seat.timeout_s
     pause, looked, missing = _POLL_S, -_LOOK_AGAIN_S, list[int]()
@@ -137,7 +141,7 @@ def _await(place: Place, directory: CheckpointDir, prefix: str, seat: Seat, cloc
         except StoreUnavailable:
             if now >= ends:
                 raise
-        time.sleep(min(pause, max(_POLL_S, ends - now)))
+        sleep(min(pause, max(_POLL_S, ends - now)))
         pause = min(pause * 1.2, _POLL_MAX_S)
 
 

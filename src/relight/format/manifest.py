@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -87,9 +88,9 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     box: Box | None = None
 
     @property
-    def stored_name(self) -> str:
-        """Its name in the pack's own header."""
-        return stored_name(self.name, self.box)
+    def full_name(self) -> str:
+        """Unique in its part: with the box, if it is a piece."""
+        return self.name if self.box is None else piece_name(self.name, self.box)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -97,10 +98,22 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.shape if self.box is None else self.box.size
 
 
-def stored_name(name: str, box: Box | None) -> str:
-    """What a pack's header calls a tensor: its name, with the box as Python would slice it if it is a piece."""
-    if box is None:
-        return name
+def header_names(pieces: Iterable[tuple[str, Box | None]]) -> list[str]:
+    """What a pack's header calls the tensors in it, in the order of the file: their names; further pieces of one tensor have their box
+    behind it, as Python would slice it."""
+    seen: set[str] = set()
+    found = []
+    for name, box in pieces:
+        if box is not None and name in seen:
+            found.append(piece_name(name, box))
+        else:
+            seen.add(name)
+            found.append(name)
+    return found
+
+
+def piece_name(name: str, box: Box) -> str:
+    """A piece of a tensor, as Python would slice it."""
     return f"{name}[{','.join(f'{at}:{at + size}' for at, size in zip(*box, strict=True))}]"
 
 
@@ -219,7 +232,7 @@ def check_part(part: Part, where: str) -> None:
                 raise UnsafeContent(f"{tensor.name[:80]!r} lies in no pack of this part", where=where)
             spans[tensor.pack].append((tensor.offset, tensor.length, DTYPES[tensor.dtype].itemsize))
     if len({tensor.name for tensor in part.tensors}) != len(part.tensors):
-        held = Counter(tensor.stored_name for tensor in part.tensors if tensor.length or tensor.box is None)
+        held = Counter(tensor.full_name for tensor in part.tensors if tensor.length or tensor.box is None)
         twice = next((name for name, times in held.items() if times > 1), None)
         if twice is not None:
             raise UnsafeContent(f"two tensors named {twice[:80]!r}", where=where)

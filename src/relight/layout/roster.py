@@ -119,6 +119,17 @@ class Roster:
             found.append(Work(index, share.box, number))
         return sorted(found)
 
+    def shared(self, rank: int) -> list[tuple[int, Piece, tuple[int, ...]]]:
+        """What other ranks hold as well: the number of the entry, the piece, and all who hold it. In an order that all of those know."""
+        table = self.tables[self.table_of[rank]]
+        found = []
+        for index in sorted(range(len(table.entries)), key=lambda index: table.entries[index].name):
+            entry = table.entries[index]
+            ranks = self._holders(entry, table, rank)
+            if len(ranks) > 1:
+                found += [(index, piece, ranks) for piece in pieces_of(entry, table.meshes, rank)]
+        return found
+
     def _holders(self, entry: Entry, table: Table, rank: int) -> tuple[int, ...]:
         """The ranks that hold what ``rank`` holds of ``entry``, ascending."""
         numbers = tuple(number for number, _ in self._homes[entry.name])

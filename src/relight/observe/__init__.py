@@ -1,5 +1,5 @@
 """What happened, told once: events to Python logging and to whoever subscribed; counters of them. May import: ``errors``."""
 
-from relight.observe.events import EVENTS, Event, counters, emit, subscribe
+from relight.observe.events import EVENTS, Event, be_modest, counters, emit, subscribe
 
-__all__ = ["EVENTS", "Event", "counters", "emit", "subscribe"]
+__all__ = ["EVENTS", "Event", "be_modest", "counters", "emit", "subscribe"]

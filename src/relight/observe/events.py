@@ -23,6 +23,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "agent.memory": (logging.WARNING, "there is not the memory for snapshots that was asked for"),
     "agent.lost": (logging.WARNING, "there is no agent: saves are made by the trainer, which waits for them"),
     "ranks.differ": (logging.WARNING, "ranks hold different values of what should be the same for all; one of them is saved"),
+    "replicas.differ": (logging.ERROR, "ranks that should hold the same tensor do not: the checkpoint is suspect"),
     "ranks.late": (logging.WARNING, "some ranks did not come to where all agree on saves: this process makes no more of them"),
     "save.durable": (logging.INFO, "a save became a checkpoint"),
     "save.failed": (logging.WARNING, "a save did not become a checkpoint"),
@@ -60,6 +61,15 @@ _subscribers: list[Callable[[Event], None]] = []
 _lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
 
 
+_modest = False
+
+
+def be_modest() -> None:
+    """Log what is no warning at debug level from now on: another rank of the same job says the same."""
+    global _modest
+    _modest = True
+
+
 def emit(name: str, say: str = "", **fields: Any) -> Event:
     """Tell that ``name`` happened: to the log, to the counters, to subscribers. ``say`` is the sentence for people."""
     level, meaning = EVENTS[name]
@@ -68,6 +78,8 @@ def emit(name: str, say: str = "", **fields: Any) -> Event:
         counters[name] += 1
         listeners = list(_subscribers)
     shown = " ".join(f"{key}={value}" for key, value in fields.items())
+    if _modest and level == logging.INFO:
+        level = logging.DEBUG
     logger.log(level, "relight: %s", say or f"{meaning} ({shown})", extra={"relight": event})
     for listener in listeners:
         listener(event)

@@ -1,0 +1,161 @@
+"""Are replicas equal? What several ranks hold is written once; a rank whose copy differs trains another model, and nobody would see it.
+
+Each save compares sums over some of what is replicated, in turns, so that it costs little and all of it comes up again and again; the first
+save with a layout compares all of it. Sums of 64-bit words: any single change alters them, whatever the dtype.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from relight.capture.regions import part
+from relight.capture.sharded import Spread
+from relight.capture.tensors import TensorSource
+from relight.format import Digest
+from relight.layout import Box, Item
+from relight.layout.roster import Roster
+
+CHECKED_BYTES = 32 << 20
+"""How much of what is replicated each save compares, besides the first."""
+_MASK = (1 << 64) - 1
+
+
+class Copy(NamedTuple):
+    """A piece that other ranks hold as well: of which item, where in the rank's own tensor."""
+
+    item: int
+    at: Box
+    length: int
+
+
+class Stretch(NamedTuple):
+    """Bytes ``start`` to ``end`` of a copy."""
+
+    copy: Copy
+    start: int
+    end: int
+
+
+class Difference(NamedTuple):
+    """A tensor that is not the same on all ranks that should hold the same. ``odd``: those that differ from most; all, if there is no
+    most.
+    """
+
+    name: str
+    odd: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        odd, rest = ", ".join(map(str, self.odd)), [rank for rank in self.ranks if rank not in self.odd]
+        if not rest:
+            return f"{self.name} is not the same on ranks {odd}"
+        return f"{self.name} on rank {odd} is not what it is on {', '.join(map(str, rest[:8]))}"
+
+
+class Replicas:
+    """What one rank shares with others, set by set of ranks. Sets go by a key of 8 bytes that all of their ranks come to."""
+
+    def __init__(self, roster: Roster, rank: int) -> None:
+        self._lines: dict[bytes, list[Copy]] = defaultdict(list)
+        self._ranks: dict[bytes, tuple[int, ...]] = {}
+        entries = roster.tables[roster.table_of[rank]].entries
+        keys: dict[tuple[int, ...], bytes] = {}
+        for index, piece, holders in roster.shared(rank):
+            if holders not in keys:
+                keys[holders] = Digest(repr(holders).encode()).digest()[:8]
+                self._ranks[keys[holders]] = holders
+            self._lines[keys[holders]].append(Copy(index, Box(piece.at, piece.box.size), piece.box.elements * entries[index].weight))
+        self._next: dict[bytes, int] = dict.fromkeys(self._lines, 0)
+        self._whole = True
+
+    def choose(self) -> dict[bytes, list[Stretch]]:
+        """What to compare at this save: everything at first, then a stretch of each line, on from the last one's end."""
+        chosen = {}
+        for key, line in self._lines.items():
+            total = sum(copy.length for copy in line)
+            budget = total if self._whole else max(1, CHECKED_BYTES // len(self._lines))
+            begin = 0 if self._whole else self._next[key] % max(1, total)
+            end = min(total, begin + budget)
+            self._next[key] = end % max(1, total)
+            chosen[key] = _between(line, begin, end)
+        self._whole = False
+        return chosen
+
+    def ranks_of(self, key: bytes) -> tuple[int, ...]:
+        """The ranks of a set this rank is in."""
+        return self._ranks[key]
+
+
+def _between(line: Sequence[Copy], begin: int, end: int) -> list[Stretch]:
+    found, at = [], 0
+    for copy in line:
+        first, last = max(begin - at, 0) // 8 * 8, min(end - at, copy.length)
+        if first < last:
+            found.append(Stretch(copy, first, last))
+        at += copy.length
+    return found
+
+
+def sums(stretches: Sequence[Stretch], items: Sequence[Item], spreads: Mapping[int, Spread]) -> list[int]:
+    """The sum of each stretch."""
+    return [_sum(_bytes(one.copy, items, spreads)[one.start : one.end]) for one in stretches]
+
+
+def _bytes(copy: Copy, items: Sequence[Item], spreads: Mapping[int, Spread]) -> torch.Tensor:
+    item, spread = items[copy.item], spreads.get(copy.item)
+    if spread is not None:
+        tensor = part(spread.local.detach(), copy.at)
+    elif isinstance(item.source, TensorSource):
+        tensor = item.source.tensor.detach()
+    else:
+        view = item.source.view()
+        assert view is not None
+        return torch.frombuffer(view, dtype=torch.uint8) if not view.readonly else torch.tensor(bytearray(view), dtype=torch.uint8)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _sum(data: torch.Tensor) -> int:
+    """Little-endian 64-bit words, added up; the last one filled up with zeros. In the memory's own device."""
+    whole = data.numel() // 8 * 8
+    total = int(data[:whole].view(torch.int64).sum()) if whole and data.storage_offset() % 8 == 0 else _by_hand(data[:whole])
+    rest = bytes(data[whole:].cpu().tolist())
+    return (total + int.from_bytes(rest, "little")) & _MASK
+
+
+def _by_hand(data: torch.Tensor) -> int:
+    return int(data.clone().view(torch.int64).sum()) if data.numel() else 0
+
+
+def combined(found: Sequence[int]) -> bytes:
+    """One word for many sums."""
+    return Digest(b"".join(one.to_bytes(8, "little") for one in found)).digest()[:8]
+
+
+def differing(words: Sequence[Mapping[bytes, bytes]]) -> list[bytes]:
+    """Keys of sets of which not all ranks have the same word, given every rank's words by key."""
+    seen: dict[bytes, bytes] = {}
+    odd = []
+    for one in words:
+        for key, word in one.items():
+            if seen.setdefault(key, word) != word and key not in odd:
+                odd.append(key)
+    return sorted(odd)
+
+
+def differences(told: Mapping[int, Sequence[tuple[str, int]]]) -> list[Difference]:
+    """Which tensors differ and where, given by rank the names and sums of one set's stretches, in the same order."""
+    found = []
+    ranks = tuple(sorted(told))
+    for place in zip(*(told[rank] for rank in ranks), strict=True):
+        counts = Counter(value for _, value in place)
+        if len(counts) == 1:
+            continue
+        (most, times), *others = counts.most_common()
+        clear = not others or others[0][1] < times
+        odd = tuple(rank for rank, (_, value) in zip(ranks, place, strict=True) if value != most) if clear else ranks
+        found.append(Difference(place[0][0], odd, ranks))
+    return found

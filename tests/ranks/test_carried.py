@@ -1,0 +1,58 @@
+"""Another number of ranks: what each had of its own is carried over where that has a meaning, and where not it is said."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from relight.checkpointer.carried import carry
+
+
+def parts() -> tuple[dict[str, object], dict[str, object]]:
+    components = {
+        "model": torch.nn.Linear(2, 2), "loader": DataLoader(list(range(8))), "mine": torch.Generator(), "also": random.Random(0),
+        "third": np.random.default_rng(0),
+    }  # fmt: skip
+    return {name: {} for name in (*components, "rng")}, components
+
+
+def test_as_many_ranks_take_all_of_it() -> None:
+    """Nothing is left out, nothing is said."""
+    root, components = parts()
+    found = carry(root, components, rank=3, world=4, saved=4, key="k")
+    assert found.root is root and found.components is components and found.notes == [] and found.seed is None
+
+
+def test_fewer_ranks_keep_their_generators() -> None:
+    """Loaders begin anew: a position is one in an order that was cut in another way."""
+    root, components = parts()
+    found = carry(root, components, rank=1, world=2, saved=4, key="k")
+    assert set(found.root) == set(root) - {"loader"} and set(found.components) == set(components) - {"loader"}
+    assert found.notes == ["4 ranks saved it and 2 ranks go on", "loader begins its epoch anew"] and found.seed is None
+
+
+def drawn(components: dict[str, object]) -> list[float]:
+    mine, also, third = components["mine"], components["also"], components["third"]
+    return [float(torch.rand((), generator=mine)), also.random(), float(third.random()), float(torch.rand(())), random.random()]  # type: ignore[attr-defined]
+
+
+def test_ranks_that_were_not_there_draw_other_numbers() -> None:
+    """The same each time for the same checkpoint and rank, and different ones for each."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for key, rank in (("a", 2), ("a", 3), ("b", 2), ("a", 2)):
+        root, components = parts()
+        carried = carry(root, components, rank=rank, world=4, saved=2, key=key)
+        assert {"rng", "mine", "also", "third", "loader"}.isdisjoint(carried.root)
+        assert any("generators of ranks from 2 on" in one for one in carried.notes)
+        carried.finish()
+        numbers = drawn(components)
+        assert found.setdefault((key, rank), numbers) == numbers
+    assert len({tuple(one) for one in found.values()}) == 3
+
+
+def test_what_is_no_dict_is_left_to_those_who_refuse_it() -> None:
+    """A hostile tree."""
+    assert carry([1], {}, rank=0, world=2, saved=1, key="k").root == [1]  # type: ignore[arg-type]

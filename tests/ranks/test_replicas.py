@@ -1,0 +1,138 @@
+"""Ranks that should hold the same: what differs is named, whoever it is, and what was saved then is suspect."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.replicas import Difference, differences
+from relight.checkpointer.replicas import _sum as sum_of
+from relight.commit import Attempt, SaveRequest
+from relight.commit.save import SUSPECT, Place
+from relight.format import encode_tree
+from relight.log import Log
+from relight.observe import counters
+from relight.store import LocalStore
+from relight.world import Together
+
+
+def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The same on every rank, but for one bit in a tensor of some."""
+    generator = torch.Generator().manual_seed(0)  # the ranks are threads, the usual one is theirs together
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)).to(dtype)
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+    if rank in odd:
+        tensor = model.state_dict()[odd[rank]]
+        tensor.view(-1).view(torch.uint8)[-1] ^= 1
+    return model
+
+
+def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False, dtype: torch.dtype = torch.float32) -> list[str]:
+    """What is said of each of so many captures; ``late``: the bit flips behind the first."""
+
+    def rank(one: Together) -> list[str]:
+        ranks = Ranks(one, (), 20.0)
+        model = model_of(one.rank, {} if late else odd, dtype)
+        said = []
+        for save in range(saves):
+            ranks.capture({"model": model}, micro_step=None, recall=None)
+            said.append(ranks.suspect)
+            if late and save == 0:
+                model.load_state_dict(model_of(one.rank, odd, dtype).state_dict())
+        return said
+
+    found = Together.run(world, rank)
+    assert all(one == found[0] for one in found), "every rank comes to the same"
+    return found[0]
+
+
+def test_equal_replicas_are_not_suspect() -> None:
+    """No false alarm, at the first save and later."""
+    assert suspects(3, {}, saves=4) == [""] * 4
+
+
+@pytest.mark.parametrize("name", ["0.weight", "1.bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_bit_is_enough(name: str, dtype: torch.dtype) -> None:
+    """The tensor and the rank are named, by a majority of the others."""
+    before = counters["replicas.differ"]
+    (said,) = suspects(3, {1: name}, dtype=dtype)
+    assert said == f"model/{name} on rank 1 is not what it is on 0, 2"
+    assert counters["replicas.differ"] > before
+
+
+def test_two_ranks_have_no_majority() -> None:
+    """Both are named."""
+    assert suspects(2, {1: "0.bias"}) == ["model/0.bias is not the same on ranks 0, 1"]
+
+
+def test_what_changes_later_is_found_in_turns() -> None:
+    """Small states are compared whole each time."""
+    assert suspects(3, {2: "0.weight"}, saves=3, late=True) == ["", *["model/0.weight on rank 2 is not what it is on 0, 1"] * 2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_see_any_single_change(seed: int) -> None:
+    """Random bytes of any length, one of them changed."""
+    rng = random.Random(seed)
+    for _ in range(300):
+        data = torch.tensor(list(rng.randbytes(rng.randint(1, 70))), dtype=torch.uint8)
+        cut = rng.randrange(len(data))
+        before = sum_of(data), sum_of(data[cut:])
+        place = rng.randrange(cut, len(data))
+        data[place] ^= 1 << rng.randrange(8)
+        assert sum_of(data) != before[0] and sum_of(data[cut:]) != before[1]
+
+
+def test_the_odd_ones_are_those_in_the_minority() -> None:
+    """By tensor."""
+    told = {0: [("a", 1), ("b", 5)], 1: [("a", 1), ("b", 6)], 4: [("a", 2), ("b", 5)]}
+    assert differences(told) == [Difference("a", (4,), (0, 1, 4)), Difference("b", (1,), (0, 1, 4))]
+
+
+def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
+    """In ls, show and log; ``latest`` takes the one before it, and says so; by its id it is restored."""
+    url = str(tmp_path / "store")
+    attempt = Attempt.begin(LocalStore(url), "run")
+
+    def rank(one: Together) -> str:
+        ranks = Ranks(one, (), 20.0)
+        made = ""
+        for step in range(2):
+            model = model_of(one.rank, {1: "0.bias"} if step else {})
+            state = ranks.capture({"model": model}, micro_step=None, recall=None)
+            place = attempt.place
+            mine = Attempt(Place(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch))
+            made = mine.save(
+                SaveRequest(
+                    step=step, tree=encode_tree(state.tree), items=state.items, id=ranks.id_of(place), seat=ranks.seat, components=state.kinds,
+                    user={SUSPECT: ranks.suspect} if ranks.suspect else {},
+                )
+            ).id  # fmt: skip
+        return made
+
+    newest = Together.run(3, rank)[0]
+    assert [one.body.suspect for one in relight.open(f"{url}/run").checkpoints()] == [False, True]
+    before = counters["restore.skipped"]
+    model = model_of(0, {})
+    ckpt = relight.Checkpointer(f"{url}/run", model=model, signals=False, background=False)
+    assert ckpt.restore() == 1, "the one before the suspect one"
+    assert counters["restore.skipped"] == before + 1
+    assert ckpt.restore(newest) == 2
+    ckpt.close(save=False)
+    assert "model/0.bias on rank 1 is not what it is on 0, 2" in told("show", f"{url}/run@{newest}")
+    assert [one["suspect"] for one in json.loads(told("ls", f"{url}/run", "--json"))] == [False, True]
+
+
+def told(*arguments: str) -> str:
+    """What a command prints."""
+    return subprocess.run([sys.executable, "-m", "relight", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
