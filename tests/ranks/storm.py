@@ -143,6 +143,10 @@ def rank_main(url: str, rank: int, world: int, meeting: str, board: Board, odd: 
             named = odd is not None and f"rank {odd[0]}" in str(save.error)
             board.put(rank, 3 if named else 4, board.get(rank, 3 if named else 4) + 1)
         board.put(rank, 0, step)
+    if odd is None:
+        fill(model, optimizer, start + STEPS)
+        save = ckpt.save(start + STEPS)
+        board.put(rank, 2, start + STEPS if save.done else -1)
     before = time.monotonic()
     ckpt.close(save=False)
     board.put(rank, 1, max(board.get(rank, 1), int((time.monotonic() - before) * 1000)))
@@ -260,6 +264,8 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
             kind, wrong = trial(number, base)
             kinds[kind] += 1
             violations += [{"seed": number, "kind": kind, "wrong": one} for one in wrong]
+            for one in wrong:
+                print(f"\nseed {number}, {kind}: {one}", file=sys.stderr, flush=True)
             if progress:
                 done = number - seed + 1
                 print(f"\r{done}/{count} trials, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)

@@ -70,15 +70,17 @@ class Roster:
 
     def __init__(self, tables: Sequence[Table], table_of: Sequence[int]) -> None:
         self.tables, self.table_of = tuple(tables), tuple(table_of)
-        self._ranks: dict[int, tuple[int, ...]] = {}
+        ranks: dict[int, list[int]] = {}
         for rank, number in enumerate(table_of):
-            self._ranks[number] = (*self._ranks.get(number, ()), rank)
+            ranks.setdefault(number, []).append(rank)
+        self._ranks = {number: tuple(held) for number, held in ranks.items()}
         self._homes: dict[str, list[tuple[int, int]]] = {}
         for number, table in enumerate(tables):
             for index, entry in enumerate(table.entries):
                 self._homes.setdefault(entry.name, []).append((number, index))
         self._together: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._replicas: dict[tuple[Mesh, tuple[bool, ...], int], tuple[int, ...]] = {}
+        self._replicas: dict[tuple[int, int, tuple[tuple[int, int], ...], bool, int], tuple[int, ...]] = {}
+        self._sound: dict[tuple[tuple[int, int], ...], str] = {}
         wrong = [text for name, homes in self._homes.items() for text in self._disagreements(name, homes)]
         if wrong:
             raise IncompatibleState(
@@ -93,12 +95,13 @@ class Roster:
 
     def pieces(self, rank: int) -> list[list[Piece]]:
         """What ``rank`` holds of each of its entries. ``at`` of a flat one is the element of the rank's own run where the box begins."""
-        table = self.tables[self.table_of[rank]]
-        return [pieces_of(entry, table.meshes, rank) for entry in table.entries]
+        held = _Held(self.tables[self.table_of[rank]], rank)
+        return [held.pieces(entry) for entry in held.table.entries]
 
     def work(self, rank: int) -> list[Work]:
         """What ``rank`` writes. Costs some microseconds for each of its entries, whatever the number of ranks."""
-        table = self.tables[self.table_of[rank]]
+        view = _Held(self.tables[self.table_of[rank]], rank)
+        table = view.table
         order = sorted(range(len(table.entries)), key=lambda index: table.entries[index].name)
         held: list[Held] = []
         homes: list[tuple[int, int]] = []
@@ -110,8 +113,8 @@ class Roster:
                 if leads:
                     found.append(Work(index, Box((), ()), 0))
                 continue
-            ranks = self._holders(entry, table, rank)
-            for number, piece in enumerate(pieces_of(entry, table.meshes, rank)):
+            ranks = self._holders(entry, rank)
+            for number, piece in enumerate(view.pieces(entry)):
                 held.append(Held(piece.box, entry.weight, ranks))
                 homes.append((index, number))
         for share in share_out(held, rank):
@@ -121,37 +124,41 @@ class Roster:
 
     def shared(self, rank: int) -> list[tuple[int, Piece, tuple[int, ...]]]:
         """What other ranks hold as well: the number of the entry, the piece, and all who hold it. In an order that all of those know."""
-        table = self.tables[self.table_of[rank]]
+        view = _Held(self.tables[self.table_of[rank]], rank)
+        entries = view.table.entries
         found = []
-        for index in sorted(range(len(table.entries)), key=lambda index: table.entries[index].name):
-            entry = table.entries[index]
-            ranks = self._holders(entry, table, rank)
+        for index in sorted(range(len(entries)), key=lambda index: entries[index].name):
+            ranks = self._holders(entries[index], rank)
             if len(ranks) > 1:
-                found += [(index, piece, ranks) for piece in pieces_of(entry, table.meshes, rank)]
+                found += [(index, piece, ranks) for piece in view.pieces(entries[index])]
         return found
 
-    def _holders(self, entry: Entry, table: Table, rank: int) -> tuple[int, ...]:
+    def _holders(self, entry: Entry, rank: int) -> tuple[int, ...]:
         """The ranks that hold what ``rank`` holds of ``entry``, ascending."""
-        numbers = tuple(number for number, _ in self._homes[entry.name])
+        homes = self._homes[entry.name]
+        own = self.table_of[rank]
         if entry.mesh < 0:
+            numbers = tuple(number for number, _ in homes)
             if numbers not in self._together:
                 self._together[numbers] = tuple(sorted(one for number in numbers for one in self._ranks[number]))
             return self._together[numbers]
-        found = set(self._alike(entry, table.meshes[entry.mesh], rank))
-        for number, index in self._homes[entry.name]:
-            other = self.tables[number]
-            mesh = other.meshes[other.entries[index].mesh]
-            if mesh != table.meshes[entry.mesh]:
-                place = table.meshes[entry.mesh].ranks.index(rank)
-                found.update(self._alike(entry, mesh, mesh.ranks[place]))
+        alike = self._alike(entry, own, entry.mesh, rank)
+        if len(homes) == 1:
+            return alike
+        found = set(alike)
+        mesh = self.tables[own].meshes[entry.mesh]
+        for number, index in homes:
+            other = self.tables[number].entries[index].mesh
+            if self.tables[number].meshes[other] != mesh:
+                found.update(self._alike(entry, number, other, self.tables[number].meshes[other].ranks[mesh.ranks.index(rank)]))
         return tuple(sorted(found))
 
-    def _alike(self, entry: Entry, mesh: Mesh, rank: int) -> tuple[int, ...]:
+    def _alike(self, entry: Entry, number: int, mesh_number: int, rank: int) -> tuple[int, ...]:
         """Ranks of a mesh that differ from ``rank`` only along dimensions over which the entry is replicated."""
-        free = tuple(_free(entry, len(mesh.shape)))
-        key = (mesh, free, rank)
+        key = (number, mesh_number, entry.placements, entry.flat is not None, rank)
         if key not in self._replicas:
-            own = coordinate(mesh, rank)
+            mesh = self.tables[number].meshes[mesh_number]
+            free, own = _free(entry, len(mesh.shape)), coordinate(mesh, rank)
             choices = [range(extent) if open_ else (at,) for extent, open_, at in zip(mesh.shape, free, own, strict=True)]
             self._replicas[key] = tuple(sorted(mesh.ranks[_number(mesh.shape, one)] for one in product(*choices)))
         return self._replicas[key]
@@ -168,18 +175,39 @@ class Roster:
                 )
                 return
         if first.mesh >= 0:
-            there = {rank for number, _ in homes for rank in self._ranks[number]}
-            for number, index in homes:
-                table = self.tables[number]
-                mesh = table.meshes[table.entries[index].mesh]
-                absent = sorted(set(mesh.ranks) - there)
-                if absent or prod(mesh.shape) != len(mesh.ranks):
-                    yield f"{name}: spread over ranks {list(mesh.ranks)[:16]}, of which {absent[:8]} do not have it"
-                    return
-                outside = sorted(set(self._ranks[number]) - set(mesh.ranks))
-                if outside:
-                    yield f"{name}: rank {outside[0]} has it, and is not among the ranks it is spread over"
-                    return
+            key = tuple((number, self.tables[number].entries[index].mesh) for number, index in homes)
+            if key not in self._sound:
+                self._sound[key] = self._unsound(key)
+            if self._sound[key]:
+                yield f"{name}: {self._sound[key]}"
+
+    def _unsound(self, homes: Sequence[tuple[int, int]]) -> str:
+        """Why no tensor can be spread so: over ranks that do not have it, or fewer than those that do. ``homes``: tables and meshes."""
+        there = {rank for number, _ in homes for rank in self._ranks[number]}
+        for number, mesh_number in homes:
+            mesh = self.tables[number].meshes[mesh_number]
+            absent = sorted(set(mesh.ranks) - there)
+            if absent or prod(mesh.shape) != len(mesh.ranks):
+                return f"spread over ranks {list(mesh.ranks)[:16]}, of which {absent[:8]} do not have it"
+            outside = sorted(set(self._ranks[number]) - set(mesh.ranks))
+            if outside:
+                return f"rank {outside[0]} has it, and is not among the ranks it is spread over"
+        return ""
+
+
+class _Held:
+    """What one rank holds. Tensors of one shape that are spread alike are cut alike: worked out once."""
+
+    def __init__(self, table: Table, rank: int) -> None:
+        self.table, self._rank = table, rank
+        self._known: dict[tuple[object, ...], list[Piece]] = {}
+
+    def pieces(self, entry: Entry) -> list[Piece]:
+        """Of one entry."""
+        key = (entry.shape, entry.mesh, entry.placements, entry.flat)
+        if key not in self._known:
+            self._known[key] = pieces_of(entry, self.table.meshes, self._rank)
+        return self._known[key]
 
 
 def pieces_of(entry: Entry, meshes: Sequence[Mesh], rank: int) -> list[Piece]:

@@ -20,7 +20,7 @@ def late(ranks: Sequence[int], doing: str, seconds: float) -> LateRanks:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     who = f"rank {shown} was" if len(ranks) == 1 else f"ranks {shown} were" if ranks else "some ranks were"
     error = LateRanks(
-        f"{who} not there within {seconds:.0f} s: {doing}",
+        f"{who} not there when the others were {doing} ({seconds:.1f} s)",
         hint="is it still training, or gone? every rank makes the same calls of the Checkpointer, in the same order",
     )
     error.ranks = tuple(ranks)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -91,7 +93,19 @@ class TorchWorld:
 
     def _watched(self, doing: str) -> contextlib.AbstractContextManager[None]:
         self._calls += 1
+        if self._group is None:
+            raise late([], doing, 0.0)
         return _Watched(self, doing, self._calls)
+
+    def leave(self) -> None:
+        """Give the group up: those who still wait in it are then told at once that somebody is gone."""
+        import torch.distributed as dist
+
+        group, self._group, self._proposal = self._group, None, None
+        if group is not None:
+            dist.destroy_process_group(group)
+            del group
+            gc.collect()  # the connections close with the last reference
 
     def missing(self, call: int) -> list[int]:
         """Those who have not given up waiting at the same call: whoever is stuck elsewhere, or gone. By the default group's store."""
@@ -119,6 +133,9 @@ class _Watched(contextlib.AbstractContextManager[None]):
         if not isinstance(error, RuntimeError):
             return
         missing: list[int] = []
-        with contextlib.suppress(Exception):  # the store may be gone with rank 0
+        seconds = time.monotonic() - self._started
+        traceback.clear_frames(trace)  # torch's own, which hold the group
+        with contextlib.suppress(RuntimeError):  # the store may be gone with rank 0
+            self._world.leave()
             missing = self._world.missing(self._call)
-        raise late(missing, self._doing, time.monotonic() - self._started) from error
+        raise late(missing, self._doing, seconds) from error
