@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,29 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
     assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()][-1] == 10
     for _, findings in relight.open(tmp_path / "store" / "run").verify():
         assert findings == []
+
+
+@pytest.mark.parametrize("again", [2, 1])
+def test_a_restarted_job_restores_from_this_nodes_memory(tmp_path: Path, again: int) -> None:
+    """All ranks killed at once, started again, also fewer of them: every part is read from the agent's memory."""
+    options = {"layout": "fsdp", "run": str(tmp_path / "store" / "run"), "pause_s": 0.1, "deadline_s": 10.0}
+    job = Job("training.py", 2, [json.dumps({**options, "steps": 10_000})], RELIGHT_BACKGROUND="1")
+    try:
+        ends = time.monotonic() + 100
+        while job.said(0).count(" saved as ") < 3 and time.monotonic() < ends:
+            time.sleep(0.05)
+        for rank in job.ranks:
+            rank.kill()
+        job.wait(10)
+        assert job.said(0).count(" saved as ") >= 3, job.said(0)
+    finally:
+        job.close()
+    second = Job("training.py", again, [json.dumps({**options, "steps": 0})], RELIGHT_BACKGROUND="1")
+    try:
+        assert second.wait(100) == [0] * again, second.said(0)
+        assert "from memory" in second.said(0)
+    finally:
+        second.close()
 
 
 def test_a_signal_to_one_rank_ends_all_of_them_behind_a_save(tmp_path: Path) -> None:

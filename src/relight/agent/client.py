@@ -33,9 +33,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A checkpoint whose packs are in this node's memory, each beginning at ``starts``. Close ``memory`` when done."""
+    """A rank's part of a checkpoint whose packs are in this node's memory, each beginning at ``starts``. Close ``memory`` when done."""
 
     id: str
+    rank: int
     memory: Memory
     starts: tuple[int, ...]
 
@@ -96,8 +97,8 @@ class Agent:
         """What this run has in memory, newest last. The run is that of ``place``."""
         self._send(Ask())
         answer, fds = self._answer(Have, timeout)
-        found = [(one, starts, adopt(fd, writable=True)) for (one, starts), fd in zip(answer.held, fds, strict=True)]
-        return [Held(one, memory, tuple(starts)) for one, starts, memory in found]
+        found = [(one, rank, starts, adopt(fd, writable=True)) for (one, rank, starts), fd in zip(answer.held, fds, strict=True)]
+        return [Held(one, rank, memory, tuple(starts)) for one, rank, starts, memory in found]
 
     def bye(self, wait_s: float = 0.0) -> None:
         """The run is over: the agent keeps nothing for it. Waits until its saves are written and old ones removed, ``wait_s`` at most."""

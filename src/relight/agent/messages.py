@@ -121,9 +121,9 @@ class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Have(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """These: ``(id, where its packs begin)``; the descriptors come with this message, in order."""
+    """These: ``(id, rank, where its packs begin)``; the descriptors come with this message, in order."""
 
-    held: list[tuple[str, list[int]]]
+    held: list[tuple[str, int, list[int]]]
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):

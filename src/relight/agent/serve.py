@@ -28,6 +28,10 @@ from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.errors import NoSpace, RelightError
 
 _TICK_S = 0.25
+ORPHAN_S = 30.0
+"""How long the save of a trainer that is gone waits for other ranks' parts."""
+PATIENT_S = 1.0
+"""How long one who asks what there is waits for a save that waits for others."""
 DRAIN_S = 120.0
 """How long one who asks what there is waits for what is being written."""
 
@@ -56,11 +60,12 @@ class Kept:
     id: str
     number: int
     slot: Slot
+    rank: int
     starts: tuple[int, ...]
     session: Session
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Job:
     """One slot to be written: sealed, or being filled."""
 
@@ -71,6 +76,8 @@ class Job:
     prepared: Prepared
     said: threading.Event = field(default_factory=threading.Event)
     """Set when the trainer has said that it is sealed: it then waits to hear what became of it."""
+    waits_since: float | None = None
+    """When there was nothing left to do but to wait for other ranks' parts."""
 
 
 class Server:
@@ -81,6 +88,7 @@ class Server:
         self._lock = threading.RLock()
         self._sessions: set[Session] = set()
         self._pending = 0
+        self._active: set[Job] = set()
         self._kept: list[Kept] = []
         self._idle_since = time.monotonic()
         self._seen = False
@@ -188,11 +196,18 @@ class Server:
     def _tell_kept(self, session: Session) -> None:
         """What the trainer before this one sealed is written first: it is the newest there is."""
         ends = time.monotonic() + DRAIN_S
-        while self._pending and time.monotonic() < ends:
+        while self._writes() and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
             there = [one for one in self._kept if _is_there(one)]
-        session.wire.send(Have([(one.id, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
+        session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
+
+    def _writes(self) -> bool:
+        """Whether something is being written that may be a checkpoint soon."""
+        now = time.monotonic()
+        with self._lock:
+            stuck = sum(job.waits_since is not None and now - job.waits_since > PATIENT_S for job in self._active)
+            return self._pending > stuck
 
     def _part(self, session: Session) -> None:
         """The trainer is gone. What it sealed and could not say any more is written all the same; what it did not seal is nothing.
@@ -241,6 +256,8 @@ class Server:
                 job = session.jobs.get(timeout=_TICK_S)
             except queue.Empty:
                 continue
+            with self._lock:
+                self._active.add(job)
             try:
                 self._write(job)
             except Abandoned:
@@ -249,6 +266,7 @@ class Server:
                 print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
                 with self._lock:
+                    self._active.discard(job)
                     job.session.pending -= 1
                     self._pending -= 1
                     self._idle_since = time.monotonic()
@@ -261,13 +279,19 @@ class Server:
                 if job.slot.state() == (SEALED, job.number):
                     self._enqueue(job.session, job.index, job.number, said=job.said.is_set())
 
+    def _waits(self, job: Job) -> bool:
+        now = time.monotonic()
+        if job.waits_since is None:
+            job.waits_since = now
+        return job.session.open or job.session.polite or now - job.waits_since < ORPHAN_S
+
     def _write(self, job: Job) -> None:
         writer = job.session.writer
         assert writer is not None
         follow = Follow(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            report = writer.save(job.slot, job.prepared, job.number, follow)
+            report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job))
         except Abandoned:
             raise
         except Exception as error:
@@ -275,7 +299,7 @@ class Server:
             report = Report(job.number, "", error=("save_failed", f"{type(error).__name__}: {said}", "agent", "", True))
         if report.error is None and not job.session.polite:
             with self._lock:  # before the trainer hears of it: it may die the moment it does
-                self._kept.append(Kept(report.id, job.number, job.slot, job.prepared.starts, job.session))
+                self._kept.append(Kept(report.id, job.number, job.slot, job.prepared.rank, job.prepared.starts, job.session))
         if job.session.open:
             job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
         self._tell(job.session, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -53,12 +54,13 @@ class Prepared:
 
     plan: SavePlan
     headers: tuple[bytes, ...]
+    rank: int
 
     @classmethod
     def of(cls, layout: Layout) -> Prepared:
         """Plan it."""
         plan = plan_layout(layout)
-        return cls(plan, tuple(bytes(pack.sources[0].view() or _NO_BYTES) for pack in plan.packs))
+        return cls(plan, tuple(bytes(pack.sources[0].view() or _NO_BYTES) for pack in plan.packs), layout.rank)
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -89,10 +91,10 @@ class Writer:
         self._last: str | None = None
         self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
 
-    def save(self, slot: Slot, prepared: Prepared, number: int, follow: Follow) -> Report:
+    def save(self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Callable[[], bool]) -> Report:
         """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
 
-        Never raises for the store's sake: the report says what went wrong.
+        Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``.
         """
         request = msgspec.msgpack.decode(slot.request(), type=Request)
         if request.number != number:
@@ -115,6 +117,7 @@ class Writer:
                     pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
                     packs_written=follow.sealed,
                     seat=request.seat,
+                    waits=waits,
                 )
             )
             if request.tag and (request.seat is None or request.seat.rank == 0):

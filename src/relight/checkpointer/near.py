@@ -21,23 +21,21 @@ class Near:
     """What the run's agent, if there is one, has in memory. Waits until it has written what the trainer before this one left."""
 
     def __init__(self, store: ByteStore, run: str) -> None:
-        self._held: dict[str, Held] = {}
+        self._held: dict[tuple[str, int], Held] = {}
         self._agent = reach(store.url, run)
         if self._agent is not None:
             try:
-                self._held = {one.id: one for one in self._agent.held(ASK_S)}
+                self._held = {(one.id, one.rank): one for one in self._agent.held(ASK_S)}
             except RelightError as error:
                 emit("agent.lost", f"nothing is restored from memory: {error}", kind=error.kind)
 
-    def view(self, opened: Opened) -> Opened | None:
-        """``opened`` with its packs read from memory; None if they are not there."""
-        held = self._held.get(opened.checkpoint.id)
-        if held is None or len(opened.parts) != 1:
+    def view(self, opened: Opened, number: int = 0) -> Opened | None:
+        """``opened`` with the packs of that part read from memory; None if they are not there."""
+        part = opened.parts[number]
+        held = self._held.get((opened.checkpoint.id, part.rank))
+        if held is None or len(part.packs) != len(held.starts):
             return None
-        packs = opened.parts[0].packs
-        if len(packs) != len(held.starts):
-            return None
-        places = {f"{opened.prefix}/{pack.file}": (start, pack.size) for pack, start in zip(packs, held.starts, strict=True)}
+        places = {f"{opened.prefix}/{pack.file}": (start, pack.size) for pack, start in zip(part.packs, held.starts, strict=True)}
         return replace(opened, store=_Nearer(opened.store, held, places))
 
     def close(self) -> None:

@@ -194,11 +194,13 @@ def _restore(
             nowhere=list if ranks is None else ranks.nowhere,
         )
     if joined is None:
-        result.bytes_read = _read(opened, nearer, only_needed(plan.sinks, part.tensors), result)
+        by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks, part.tensors)]
     else:
-        by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
-        result.bytes_read = sum(read_tensors(opened, one, sinks) for one, sinks in zip(opened.parts, by_part, strict=True) if sinks)
-        result.source = "store"
+        by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
+    result.bytes_read, result.source = 0, "memory"
+    for number, sinks in enumerate(by_part):
+        if sinks or joined is None:
+            result.bytes_read += _read(opened, near.view(opened, number), number, sinks, result)
     plan.finish()
     if only is None:
         carried.finish()
@@ -218,17 +220,15 @@ def _check_pack(opened: Opened, nearer: Opened | None, index: int) -> None:
     check_pack(opened, opened.parts[0], index)
 
 
-def _read(opened: Opened, nearer: Opened | None, sinks: Mapping[int, Sink], result: Resumed) -> int:
-    """From memory if it is there and what was committed, else from the store."""
+def _read(opened: Opened, nearer: Opened | None, number: int, sinks: Mapping[int, Sink], result: Resumed) -> int:
+    """A part: from memory if it is there and what was committed, else from the store."""
     if nearer is not None:
         try:
-            count = read_tensors(nearer, nearer.parts[0], sinks)
-            result.source = "memory"
-            return count
+            return read_tensors(nearer, nearer.parts[number], sinks)
         except CorruptCheckpoint as error:
             emit("restore.skipped", f"the copy in memory is not used: {error}", id=opened.checkpoint.id, kind=error.kind)
     result.source = "store"
-    return read_tensors(opened, opened.parts[0], sinks)
+    return read_tensors(opened, opened.parts[number], sinks)
 
 
 def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:

@@ -36,7 +36,8 @@ class SaveRequest:
 
     ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then. ``packs_written``
     is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
-    this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts.
+    this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
+    called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
     """
 
     step: int
@@ -54,6 +55,7 @@ class SaveRequest:
     pace: Pace | None = None
     packs_written: Callable[[], None] | None = None
     seat: Seat | None = None
+    waits: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def save_together(
         part, data = write_part(place, request, plan, directory, prefix, timings)
         ready = _say_ready(place, request, directory, prefix, part, data, plan.logical_bytes, plan.stored_bytes + len(data), plan.proven)
         mark = time.perf_counter()
-        root, seq = _await(place, directory, prefix, seat, clock, sleep)
+        root, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
         _give_up(place.store, prefix, seat, error)
         raise
@@ -120,22 +120,33 @@ def _say_ready(
 
 
 def _await(
-    place: Place, directory: CheckpointDir, prefix: str, seat: Seat, clock: Callable[[], float], sleep: Callable[[float], None]
+    place: Place,
+    directory: CheckpointDir,
+    prefix: str,
+    seat: Seat,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    waits: Callable[[], bool] | None,
 ) -> tuple[Root, int]:
     """Until it is committed, by whomever. The root, and the number of its record."""
-    ends = clock() + seat.timeout_s
+    began = clock()
+    ends = began + seat.timeout_s
     pause, looked, missing = _POLL_S, -_LOOK_AGAIN_S, list[int]()
     while True:
         now = clock()
+        if waits is not None and not waits():
+            ends = min(ends, now)
         try:
             if now - looked >= _LOOK_AGAIN_S or now >= ends:  # at first, and again now and then: who should have completed it may be gone
                 looked = now
                 missing = _complete(place, prefix, seat)
+                if missing:
+                    refuse_if_fenced(place.log.read(), place.epoch)
             root = _root(place, directory, prefix)
             if root is not None:
                 return root, _append(place, directory, root)
             if now >= ends:
-                error = late(missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", seat.timeout_s)
+                error = late(missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began)
                 if _void(place.store, prefix, error.what):
                     raise error
         except StoreUnavailable:

@@ -1,0 +1,259 @@
+"""A pickle, read as data: opcode by opcode, by a reader that calls nothing but what a list of ours allows.
+
+What a pickle asks to be imported is looked up in a table; what is not in it is ``UnsafeContent``, with its name. Objects of classes come
+out as ``Made``, which are inert. Opcodes: Python's ``pickletools``; protocols 2 to 5. Time and memory are linear in the input.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from relight.errors import UnsafeContent
+
+LONG_BYTES_MAX = 4096
+EQUAL_HASHES_MAX = 64
+
+
+class Class(NamedTuple):
+    """A class that may be named, and of which objects may be made: they are ``Made``."""
+
+    name: str
+
+
+class Call(NamedTuple):
+    """What may be called: a function of ours, which is given the arguments."""
+
+    function: Callable[..., Any]
+
+
+class Made:
+    """An object as it was pickled: its class's name, the arguments it was made with, the state it was given."""
+
+    __slots__ = ("args", "name", "state")
+
+    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
+        self.name, self.args, self.state = name, args, None
+
+    def __getitem__(self, key: str) -> Any:
+        """An attribute of its state; ``KeyError`` if it has none of that name."""
+        if not isinstance(self.state, dict):
+            raise KeyError(key)
+        return self.state[key]
+
+    state: Any
+
+
+_MARK = object()
+_HASHED = (int, float, complex, tuple, frozenset)
+_VALUES: dict[int, Any] = {ord("N"): None, 0x88: True, 0x89: False}
+_NUMBERS = {ord("J"): struct.Struct("<i"), ord("K"): struct.Struct("<B"), ord("M"): struct.Struct("<H"), ord("G"): struct.Struct(">d")}
+_U1, _U4, _U8 = struct.Struct("<B"), struct.Struct("<I"), struct.Struct("<Q")
+_TEXTS = {ord("X"): _U4, 0x8C: _U1, 0x8D: _U8}
+_BYTES = {ord("B"): _U4, ord("C"): _U1, 0x8E: _U8, ord("T"): _U4, ord("U"): _U1, 0x96: _U8}
+_EMPTY: dict[int, Callable[[], Any]] = {ord("]"): list, ord(")"): tuple, ord("}"): dict, 0x8F: set}
+_PUTS = {ord("q"): _U1, ord("r"): _U4}
+_GETS = {ord("h"): _U1, ord("j"): _U4}
+
+
+def read_pickle(data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None) -> Any:
+    """The value in ``data``. ``table``: by ``module.name`` a ``Class``, a ``Call``, or a value. ``persistent`` makes what lies
+    elsewhere.
+    """
+    try:
+        return _Machine(data, table, where, persistent).run()
+    except UnsafeContent:
+        raise
+    except (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise UnsafeContent(f"not a pickle that can be read: {type(error).__name__}: {str(error)[:100]}", where=where) from None
+
+
+class _Machine:
+    def __init__(self, data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None) -> None:
+        self._data, self._table, self._where, self._persistent = data, table, where, persistent
+        self._at = 0
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._hashes: dict[int, tuple[Any, Counter[int]]] = {}
+
+    def run(self) -> Any:
+        stack, memo = self._stack, self._memo
+        while True:
+            code = self._data[self._at]
+            self._at += 1
+            if code == ord("."):
+                if len(stack) != 1:
+                    raise self._unsafe("it ends with more than one value")
+                return stack[0]
+            if code in _TEXTS:
+                stack.append(str(self._take(self._number(_TEXTS[code])), "utf-8", "surrogatepass"))
+            elif code in _GETS:
+                stack.append(memo[self._number(_GETS[code])])
+            elif code in _PUTS:
+                memo[self._number(_PUTS[code])] = stack[-1]
+            elif code == 0x94:
+                memo[len(memo)] = stack[-1]
+            elif code in _NUMBERS:
+                stack.append(self._number(_NUMBERS[code]))
+            elif code in _VALUES:
+                stack.append(_VALUES[code])
+            elif code in _EMPTY:
+                stack.append(_EMPTY[code]())
+            elif code == ord("("):
+                stack.append(_MARK)
+            elif code in _BYTES:
+                stack.append(bytes(self._take(self._number(_BYTES[code]))))
+            elif code in (0x85, 0x86, 0x87):
+                count = code - 0x84
+                stack[-count:] = [tuple(self._plain(stack[-count:]))]
+            elif code == ord("t"):
+                stack.append(tuple(self._marked()))
+            elif code in (0x8A, 0x8B):
+                length = self._number(_U1 if code == 0x8A else _U4)
+                if length > LONG_BYTES_MAX:
+                    raise self._unsafe(f"an integer of {length} bytes")
+                stack.append(int.from_bytes(self._take(length), "little", signed=True))
+            elif code == ord("c"):
+                stack.append(self._find(self._line(), self._line()))
+            elif code == 0x93:
+                name, module = stack.pop(), stack.pop()
+                stack.append(self._find(module, name))
+            elif code == 0x80:
+                self._take(1)
+            elif code == 0x95:
+                self._take(8)
+            else:
+                self._change(code)
+
+    def _change(self, code: int) -> None:
+        """Opcodes that make or change what is on the stack."""
+        stack = self._stack
+        if code == ord("a"):
+            item = stack.pop()
+            self._of(list).append(item)
+        elif code == ord("e"):
+            items = self._marked()
+            self._of(list).extend(items)
+        elif code == ord("s"):
+            value, key = stack.pop(), stack.pop()
+            self._set(self._of(dict), [key, value])
+        elif code == ord("u"):
+            pairs = self._marked()
+            self._set(self._of(dict), pairs)
+        elif code == 0x90:
+            items = self._marked()
+            target = self._of(set)
+            self._look(target, items)
+            target.update(items)
+        elif code == 0x91:
+            members = self._marked()
+            self._look(None, members)
+            stack.append(frozenset(members))
+        elif code == ord("l"):
+            stack.append(self._marked())
+        elif code == ord("d"):
+            pairs = self._marked()
+            made: dict[Any, Any] = {}
+            self._set(made, pairs)
+            stack.append(made)
+        elif code == ord("0"):
+            stack.pop()
+        elif code == ord("1"):
+            self._marked()
+        elif code == ord("2"):
+            stack.append(stack[-1])
+        elif code == ord("R"):
+            args, function = stack.pop(), stack.pop()
+            stack.append(self._call(function, args))
+        elif code == 0x81:
+            args, kind = stack.pop(), stack.pop()
+            if not isinstance(kind, Class) or not isinstance(args, tuple):
+                raise self._unsafe("an object of something that is no class")
+            stack.append(Made(kind.name, args))
+        elif code == ord("b"):
+            state, target = stack.pop(), stack[-1]
+            if isinstance(target, Made):
+                target.state = state
+            elif not isinstance(target, dict):  # attributes of an OrderedDict, such as a module's versions, are left out
+                raise self._unsafe(f"a state for a {type(target).__name__}")
+        elif code == ord("Q") and self._persistent is not None:
+            stack.append(self._persistent(stack.pop()))
+        else:
+            raise self._unsafe(f"opcode {code:#x}, which is not allowed")
+
+    def _call(self, function: Any, args: Any) -> Any:
+        if not isinstance(args, tuple):
+            raise self._unsafe("arguments that are no tuple")
+        if isinstance(function, Class):
+            return Made(function.name, args)
+        if not isinstance(function, Call):
+            raise self._unsafe(f"a call of a {type(function).__name__}")
+        return function.function(*args)
+
+    def _find(self, module: Any, name: Any) -> Any:
+        key = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "?"
+        if key not in self._table:
+            raise UnsafeContent(f"it asks for {key[:120]}, which is not on the list of what is harmless", where=self._where)
+        return self._table[key]
+
+    def _set(self, target: dict[Any, Any], pairs: list[Any]) -> None:
+        if len(pairs) % 2:
+            raise self._unsafe("a key without a value")
+        self._look(target, pairs[::2])
+        target.update(zip(pairs[::2], pairs[1::2], strict=True))
+
+    def _look(self, target: Any, keys: list[Any]) -> None:
+        """Refuse many keys of one hash: they cost their square. Text has a secret in its hash."""
+        guessable = [key for key in keys if type(key) in _HASHED]
+        if not guessable:
+            return
+        counts = self._hashes.setdefault(id(target), (target, Counter()))[1] if target is not None else Counter()
+        for key in guessable:
+            value = hash(key)
+            counts[value] += 1
+            if counts[value] > EQUAL_HASHES_MAX:
+                raise self._unsafe("keys made to collide")
+
+    def _of(self, kind: type) -> Any:
+        found = self._stack[-1]
+        if type(found) is not kind:
+            raise self._unsafe(f"a {kind.__name__} is changed that is a {type(found).__name__}")
+        return found
+
+    def _marked(self) -> list[Any]:
+        stack = self._stack
+        at = len(stack) - 1
+        while stack[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise self._unsafe("a mark is missing")
+        items = stack[at + 1 :]
+        del stack[at:]
+        return items
+
+    def _plain(self, items: list[Any]) -> list[Any]:
+        if any(item is _MARK for item in items):
+            raise self._unsafe("a mark as a value")
+        return items
+
+    def _number(self, kind: struct.Struct) -> Any:
+        return kind.unpack(self._take(kind.size))[0]
+
+    def _take(self, length: int) -> bytes:
+        end = self._at + length
+        if end > len(self._data):
+            raise self._unsafe("it ends too soon")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def _line(self) -> str:
+        end = self._data.index(b"\n", self._at)
+        line = self._data[self._at : end]
+        self._at = end + 1
+        return line.decode("utf-8")
+
+    def _unsafe(self, what: str) -> UnsafeContent:
+        return UnsafeContent(f"a pickle: {what}", where=self._where)
