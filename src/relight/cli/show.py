@@ -132,6 +132,9 @@ def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
         for tensor in part.tensors:
             if _matches(tensor.name, only):
                 rows.setdefault(tensor.name, Row()).pieces.append((part.rank, tensor))
+    for row in rows.values():  # a piece without bytes says only that another part has them; of a single number, one is enough
+        held = [(rank, piece) for rank, piece in row.pieces if piece.length]
+        row.pieces = (held or row.pieces)[: None if row.tensor.shape else 1]
     return list(rows.values())
 
 
