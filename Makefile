@@ -9,7 +9,7 @@ BENCH := build/bench
 BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 
-.PHONY: help demo test check docs unit crash kills layouts ranks storm soak teeth grid damage bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -53,6 +53,9 @@ soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent
 
 layouts: $(STAMP) ## 15 layouts on one to four ranks, each restored under every other
 	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
+
+simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and deletion on a store that fails: two to three hours
+	$(BIN)/python -m relight.testing.schedules --count 1000000 --seed 0 --jobs 2
 
 ranks: $(STAMP) ## 500 times one rank of several is killed, stopped or without room, at each point of a save
 	$(BIN)/python tests/ranks/storm.py --count 500

@@ -125,9 +125,9 @@ def rank_main(url: str, rank: int, world: int, meeting: str, board: Board, odd: 
     if start:
         value = float(model.weight.detach().min())
         assert value == float(model.weight.detach().max()) == start - 1, (value, start)
-    if odd is not None and odd[0] == rank:
-        ambush(*odd[1:])
     for step in range(start, start + STEPS):
+        if odd is not None and odd[0] == rank and step == start + 1:  # what goes wrong at the start is for the one who starts it
+            ambush(*odd[1:])
         optimizer.step()
         fill(model, optimizer, step)
         before = time.monotonic()

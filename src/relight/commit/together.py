@@ -34,6 +34,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, 
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
 from relight.format.names import (
     DRAFT_FILE,
+    LOG_DIR,
     ROOT_FILE,
     CheckpointDir,
     Ready,
@@ -46,6 +47,7 @@ from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json
 from relight.log import View, fold
 from relight.store import ByteStore, put
+from relight.store.base import Uncertain
 from relight.world import LateRanks, late
 
 VOID = b"void\n"
@@ -132,6 +134,7 @@ def _await(
     began = clock()
     ends = began + seat.timeout_s
     pause, looked, missing = _POLL_S, -_LOOK_AGAIN_S, list[int]()
+    doubt: Uncertain | None = None  # once a commit is in doubt, no later error says that there is none
     while True:
         now = clock()
         if waits is not None and not waits():
@@ -143,15 +146,17 @@ def _await(
                 if missing:
                     refuse_if_fenced(place.log.read(), place.epoch)
             root = _root(place, directory, prefix)
-            if root is not None:
+            if root is not None:  # whoever made it may have been killed between its name and that being durable
+                place.store.settle(prefix)
                 return root, _append(place, directory, root)
             if now >= ends:
                 error = late(missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began)
                 if _void(place.store, prefix, error.what):
                     raise error
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            doubt = error if isinstance(error, Uncertain) else doubt
             if now >= ends:
-                raise
+                raise doubt or error from None
         sleep(min(pause, max(_POLL_S, ends - now)))
         pause = min(pause * 1.2, _POLL_MAX_S)
 
@@ -225,7 +230,10 @@ def _append(place: Place, directory: CheckpointDir, root: Root) -> int:
         return body, place.epoch
 
     record = place.log.append(decide)
-    return record.seq if record is not None else there[-1]
+    if record is not None:
+        return record.seq
+    place.store.settle(f"{place.log.run}/{LOG_DIR}")  # whoever appended it may not have come to that
+    return there[-1]
 
 
 def _void(store: ByteStore, prefix: str, why: str) -> bool:

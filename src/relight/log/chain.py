@@ -23,6 +23,8 @@ from relight.store.base import Uncertain
 RECORDS_MAX = 2_000_000
 GAP_MAX = 1000
 APPEND_TRIES = 1000
+TORN_MAX = 64
+"""How far below the highest number one that a listing lacks is asked for by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Log:
         self._store, self._run, self._now = store, check_run_name(run), now
         self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._slots: dict[int, _Slot] = {}
+        self._unread: set[int] = set()
         self._store_id = ""
         self._run_id = ""
         self._settled = False
@@ -124,9 +127,10 @@ class Log:
         raise StoreUnavailable(f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}")
 
     def _append(self, view: View, body: Body, epoch: int, run_id: str) -> Record | None:
-        head = self._slots.get(view.head)
-        if head is not None and head.unreadable:
-            raise StoreUnavailable(f"the log's last record cannot be read: {head.reason}", where=self._key(view.head))
+        unread = next((seq for seq in self._unread if seq <= view.head), None)
+        if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended
+            reason = self._slots[unread].reason
+            raise StoreUnavailable(f"a record of the log cannot be read just now: {reason}", where=self._key(unread))
         self._settle(view)
         record = Record(
             seq=view.head + 1,
@@ -146,7 +150,10 @@ class Log:
         if not self._store.put_once(key, data):
             if not self._is_ours(key, data):
                 return None
-            self._store.settle(f"{self._run}/{LOG_DIR}")
+            try:
+                self._store.settle(f"{self._run}/{LOG_DIR}")
+            except StoreUnavailable as error:
+                raise Uncertain(f"created, but its name may not be durable: {error.what}", where=key) from error
         self._own_head = record.seq
         written = decode_record(data, record.seq, key)
         self._slots[record.seq] = _Slot(written.file_hash, self._shared(written))
@@ -186,10 +193,21 @@ class Log:
         head = max(numbers, default=-1)
         if head > RECORDS_MAX:
             raise UnsafeContent(f"a record numbered {head}", where=f"{self._run}/{LOG_DIR}", hint="not written by Relight: remove it")
-        known = {seq for seq, slot in self._slots.items() if not slot.unreadable}
+        known = self._slots.keys() - self._unread
         for seq in sorted(numbers - known):
-            self._slots[seq] = self._load(seq)
+            self._put(seq, self._load(seq))
+        for seq in range(max(0, head - TORN_MAX), head):
+            if seq not in numbers and seq not in known:  # a listing that was going on while records came may miss one and show the next
+                slot = self._load(seq)
+                if slot.file_hash is not None or slot.unreadable:
+                    self._put(seq, slot)
         return self._judge(head)
+
+    def _put(self, seq: int, slot: _Slot) -> None:
+        self._slots[seq] = slot
+        self._unread.discard(seq)
+        if slot.unreadable:
+            self._unread.add(seq)
 
     def _load(self, seq: int) -> _Slot:
         key = self._key(seq)

@@ -90,7 +90,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("whose store a record is of", CHAIN, "        if slot.record.store != self._store_id:\n", "        if False:\n", "rules"),
     Mutation("whose run a record is of", CHAIN, "        if slot.record.run != self._run_id:\n", "        if False:\n", "rules"),
     Mutation("which number a record has", RECORDS, "    if frame.seq != seq:\n", "    if False:\n", "rules"),
-    Mutation("nothing is chained behind what cannot be read", CHAIN, "        if head is not None and head.unreadable:\n", "        if False:\n", "rules"),
+    Mutation("nothing is chained behind what cannot be read", CHAIN, "        if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended\n", "        if False:\n", "rules"),
     Mutation("asking again when the number is taken", CHAIN, "            if not self._is_ours(key, data):\n                return None\n", "            pass\n", "takeovers"),
     Mutation("the fence, in every reader", HISTORY, "            if record.epoch < history.epoch:\n", "            if False:\n", "rules"),
     Mutation("a directory belongs to its epoch", HISTORY, "        if parsed is None or parsed.epoch != record.epoch:\n", "        if False:\n", "rules"),

@@ -1,0 +1,297 @@
+"""Simulated processes that run one at a time: threads which hand a baton on, and a seed that says to whom.
+
+Real code runs in them, as it is. It gives the baton up where it calls the store, the clock or ``sleep``; nothing waits in real time, and
+nothing depends on the machine. A process that dies is refused everything from then on, so that its ``except`` and ``finally`` do nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relight.format.names import LOG_DIR
+from relight.testing.simulated_store import FAULTS, Died
+
+STEPS_MAX = 20_000
+"""More than any schedule needs: whoever is still at it then waits for ever."""
+MOMENT_S = 0.001
+
+
+class Action(NamedTuple):
+    """One line of a trace."""
+
+    at: float
+    who: str
+    operation: str
+    key: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.at:9.3f}  {self.who:10} {self.operation:12} {self.key}{'  -- ' + self.note if self.note else ''}"
+
+
+class Weather(NamedTuple):
+    """What a schedule is like: who goes on, how often, and what goes wrong, all drawn from its seed."""
+
+    sticky: float
+    """How likely the same process goes on."""
+    slow: float
+    """How likely a call takes long, and a sleep too."""
+    pause: float
+    death: float
+    rates: dict[tuple[str, str], float]
+    """How likely each ``(operation, fault)`` is."""
+    budget: int
+    """Faults, at most."""
+    deaths: int
+    unread: bool
+    """Whether records of the log may be impossible to read for a moment."""
+    ranked: bool
+    """Whether the process that is first in a random order goes on as long as it can; the order changes now and then."""
+
+    @classmethod
+    def of(cls, rng: random.Random, kinds: frozenset[str]) -> Weather:
+        """Drawn; of faults only ``kinds``."""
+        calm = rng.random() < 0.2
+        every = [(operation, kind) for operation, found in FAULTS.items() for kind in found if kind in kinds]
+        if calm or not every:
+            rates = {}
+        elif rng.random() < 0.4:  # a storm: a few things, which fail often
+            often = [*every, *(one for one in every if one[0] == "put_once")]
+            rates = {rng.choice(often): rng.choice((0.1, 0.3, 0.6)) for _ in range(rng.randrange(1, 5))}
+        else:
+            likely = {kind: rng.choice((0.004, 0.02, 0.1)) for kind in sorted(kinds) if rng.random() < 0.5}
+            rates = {one: likely[one[1]] for one in every if one[1] in likely}
+        return cls(
+            sticky=rng.choice((0.0, 0.5, 0.8, 0.95)),
+            slow=rng.choice((0.0, 0.02, 0.1)),
+            pause=rng.choice((0.0, 0.002, 0.01)) if "pause" in kinds else 0.0,
+            death=0.0 if calm or "death" not in kinds else rng.choice((0.0, 0.002, 0.01)),
+            rates=rates,
+            budget=rng.choice((1, 2, 4, 8, 16)),
+            deaths=rng.choice((1, 1, 2, 4)),
+            unread="unread" in kinds,
+            ranked=rng.random() < 0.3,
+        )
+
+
+class Actor:
+    """One process: a name, a program, a clock of its own."""
+
+    def __init__(self, stage: Stage, name: str, program: Callable[[Actor], None], at: float) -> None:
+        rng = stage.rng
+        self.stage, self.name, self.program = stage, name, program
+        self.wake = at
+        self.dead = False
+        self.done = False
+        self.epoch: int | None = None
+        self.struck = 0
+        """Faults it has met."""
+        self.doubts = 0
+        """Records of which it was told that they may be there or not."""
+        self.rank_of_all = rng.random()
+        self._rate, self._offset = rng.choice((0.5, 0.9, 1.0, 1.0, 1.1, 2.0)), rng.uniform(-1e6, 1e6)
+        self.worker = stage.crew.hire(self)
+
+    def clock(self) -> float:
+        """Its own time, which runs at its own pace."""
+        return self.stage.now * self._rate + self._offset
+
+    def sleep(self, seconds: float) -> None:
+        """As long or longer, without real waiting."""
+        stage = self.stage
+        more = stage.rng.choice((0.0, 0.05, 0.3, 0.7)) + (stage.rng.uniform(0, 5) if stage.rng.random() < stage.weather.slow else 0)
+        self.wake = stage.now + seconds / self._rate + more
+        stage.step(self, "sleep", "")
+
+    def step(self, operation: str, key: str) -> None:
+        """Let others go on."""
+        self.stage.step(self, operation, key)
+
+    def fault(self, operation: str, key: str) -> str:
+        """What goes wrong with an operation, if anything."""
+        if operation == "get" and f"/{LOG_DIR}/" in key and not self.stage.weather.unread:
+            return ""
+        kind = self.stage.fault(self, operation)
+        if kind in ("unsure", "unsure_done", "late") and f"/{LOG_DIR}/" in key:
+            self.doubts += 1
+        return kind
+
+
+class Stage:
+    """The processes, and whose turn it is."""
+
+    def __init__(self, rng: random.Random, weather: Weather, crew: Crew) -> None:
+        self.rng, self.weather, self.crew = rng, weather, crew
+        self.now = 0.0
+        self.actors: list[Actor] = []
+        self.trace: list[Action] = []
+        self.faults: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.steps = 0
+        self.after_step: Callable[[], None] | None = None
+        self.ends_at: int | None = None
+        """The step at which all die."""
+        self.over = False
+        self._main = threading.Lock()
+        self._main.acquire()
+        self._tables: dict[str, list[tuple[float, str]]] = {}
+        for operation, kinds in FAULTS.items():
+            total, table = 0.0, []
+            for kind in kinds:
+                if (operation, kind) in weather.rates:
+                    total += weather.rates[operation, kind]
+                    table.append((total, kind))
+            self._tables[operation] = table
+
+    def add(self, name: str, program: Callable[[Actor], None], at: float = 0.0) -> Actor:
+        """One more process, from that time on."""
+        actor = Actor(self, name, program, self.now + at)
+        self.actors.append(actor)
+        return actor
+
+    def run(self) -> None:
+        """Until all are done or dead."""
+        first = self._next(None)
+        if first is not None:
+            first.worker.lock.release()
+            self._main.acquire()
+
+    def step(self, actor: Actor, operation: str, key: str) -> None:
+        """``actor`` is about to do something: choose who goes on."""
+        if actor.dead or self.over:
+            actor.dead = True
+            raise Died
+        self.steps += 1
+        rng, weather = self.rng, self.weather
+        self.now += MOMENT_S
+        if operation != "sleep" and weather.slow and rng.random() < weather.slow:
+            actor.wake = self.now + rng.choice((0.01, 0.3, 2.0)) * rng.random()
+        if weather.pause and rng.random() < weather.pause:
+            actor.wake = self.now + rng.uniform(0.5, 15.0)
+            self.note(actor, "paused", "", f"until {actor.wake:.3f}")
+        if self.after_step is not None:
+            self.after_step()
+        if self.ends_at is not None and self.steps >= self.ends_at:
+            self.over = True
+        if self.steps > STEPS_MAX:
+            self.over = True
+            self.problems.append(f"(8) {actor.name} is still at it after {self.steps} steps and {self.now:.0f} s")
+        if not self.over and not (actor.wake <= self.now and rng.random() < weather.sticky):
+            chosen = self._next(actor)
+            if chosen is not actor and chosen is not None:
+                chosen.worker.lock.release()
+                actor.worker.lock.acquire()
+        if self.over:
+            actor.dead = True
+            raise Died
+        if weather.death and weather.deaths > self.faults["death"] and rng.random() < weather.death:
+            self.faults["death"] += 1
+            actor.dead = True
+            self.note(actor, operation, key, "dies instead")
+            raise Died
+        self.trace.append(Action(self.now, actor.name, operation, key))
+
+    def fault(self, actor: Actor, operation: str) -> str:
+        """Draw a fault."""
+        table = self._tables[operation]
+        if table and self.weather.budget > 0:
+            drawn = self.rng.random()
+            if drawn < table[-1][0]:
+                kind = next(kind for limit, kind in table if drawn < limit)
+                self.weather = self.weather._replace(budget=self.weather.budget - 1)
+                self.faults[f"{operation} {kind}"] += 1
+                actor.struck += 1
+                last = self.trace[-1]
+                self.trace[-1] = last._replace(note=kind)
+                return kind
+        return ""
+
+    def note(self, actor: Actor | None, operation: str, key: str, note: str = "") -> None:
+        """A line of the trace that is no operation."""
+        self.trace.append(Action(self.now, actor.name if actor else "", operation, key, note))
+
+    def ended(self, actor: Actor) -> None:
+        """``actor`` is done, or dead: hand the baton on."""
+        actor.done = True
+        chosen = self._next(None)
+        if chosen is None:
+            self._main.release()
+        else:
+            chosen.worker.lock.release()
+
+    def _next(self, actor: Actor | None) -> Actor | None:
+        waiting = [one for one in self.actors if not one.done]
+        if not waiting:
+            return None
+        if self.over:
+            return waiting[0] if actor is None or actor.done else actor
+        able = [one for one in waiting if one.wake <= self.now]
+        if not able:
+            self.now = min(one.wake for one in waiting)
+            able = [one for one in waiting if one.wake <= self.now]
+        if len(able) == 1:
+            return able[0]
+        if self.weather.ranked:
+            if self.rng.random() < 0.03:
+                self.rng.choice(able).rank_of_all = self.rng.random()
+            return min(able, key=lambda one: one.rank_of_all)
+        return able[int(self.rng.random() * len(able))]
+
+
+class Crew:
+    """Threads that play one process after the other: to start one costs more than to go on with it."""
+
+    def __init__(self) -> None:
+        self._free: list[_Worker] = []
+
+    def hire(self, actor: Actor) -> _Worker:
+        """A thread for ``actor``, which waits for the baton."""
+        worker = self._free.pop() if self._free else _Worker(self)
+        worker.actor = actor
+        return worker
+
+    def free(self, worker: _Worker) -> None:
+        """It has nothing to do."""
+        self._free.append(worker)
+
+    def dismiss(self) -> None:
+        """End the threads."""
+        for worker in self._free:
+            worker.actor = None
+            worker.lock.release()
+            worker.thread.join()
+        self._free.clear()
+
+
+class _Worker:
+    def __init__(self, crew: Crew) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.actor: Actor | None = None
+        self._crew = crew
+        self.thread = threading.Thread(target=self._loop, name="relight-simulated", daemon=True)
+        self.thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            self.lock.acquire()
+            actor = self.actor
+            if actor is None:
+                return
+            stage = actor.stage
+            try:
+                if stage.over or actor.dead:
+                    raise Died
+                actor.program(actor)
+            except Died:
+                pass
+            except BaseException as error:
+                stage.problems.append(f"(0) {actor.name} fails: {type(error).__name__}: {error}")
+            del actor.program
+            self._crew.free(self)
+            stage.ended(actor)
+            actor = None

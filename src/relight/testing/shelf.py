@@ -1,0 +1,140 @@
+"""What a simulated store holds: files and names, which of them a power cut would take, and what was there before.
+
+Whoever watches is told of each change at once. Nothing here waits or fails; that is ``simulated_store``'s.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from relight.errors import CheckpointNotFound
+
+
+class Watch(Protocol):
+    """Told of each change, at once."""
+
+    def created(self, key: str, data: bytes, who: str, over: bool) -> None:
+        """A file that is whole from its beginning on: what ``put_once`` makes."""
+
+    def deleted(self, key: str, who: str) -> None:
+        """A file is gone."""
+
+    def settled(self, keys: list[str]) -> None:
+        """These names are durable from now on."""
+
+
+class File:
+    """Bytes, and whether they were made durable."""
+
+    __slots__ = ("data", "finished")
+
+    def __init__(self, size: int = 0, data: bytes = b"", finished: bool = False) -> None:
+        self.data = bytearray(data) if data else bytearray(size)
+        self.finished = finished
+
+
+class Shelf:
+    """Files and directories, which of their names are not durable, and what has changed in each directory."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.dirs: dict[str, dict[str, bool]] = {"": {}}
+        self.loose: set[str] = set()
+        self.changes: dict[str, list[tuple[str, str, bool, bool]]] = {}
+        self.watch: Watch | None = None
+        self.under_way: list[tuple[str, bytes, str]] = []
+        """Creations whose callers were told ``Uncertain``, and which take effect later."""
+
+    def put(self, key: str, file: File, who: str) -> None:
+        """Enter a file's name. ``CheckpointNotFound`` if its directory has gone."""
+        self._enter(key, False, who)
+        self.files[key] = file
+
+    def make_dir(self, key: str, who: str) -> None:
+        """Make a directory, unless it is there."""
+        if key not in self.dirs:
+            self._enter(key, True, who)
+            self.dirs[key] = {}
+
+    def remove(self, key: str, who: str) -> None:
+        """Remove a file's name, if it is there. Open files live on."""
+        if self.files.pop(key, None) is not None:
+            self._leave(key, False, who)
+            if self.watch is not None:
+                self.watch.deleted(key, who)
+
+    def remove_dir(self, key: str, who: str) -> bool:
+        """Remove an empty directory; whether it is gone."""
+        if self.dirs.get(key):
+            return False
+        if self.dirs.pop(key, None) is not None:
+            self._leave(key, True, who)
+        return True
+
+    def settle(self, prefix: str) -> None:
+        """The names directly below are durable."""
+        start = f"{prefix}/" if prefix else ""
+        found = [key for key in self.loose if key.startswith(start) and "/" not in key[len(start) :]]
+        self.loose.difference_update(found)
+        if found and self.watch is not None:
+            self.watch.settled(sorted(found))
+
+    def past(self, prefix: str, who: str, rng: random.Random) -> dict[str, bool]:
+        """The names below ``prefix`` some changes ago, but not before the last change that ``who`` made there."""
+        names = dict(self.dirs.get(prefix, {}))
+        changes = self.changes.get(prefix, [])
+        for by, name, is_dir, added in reversed(changes[-rng.randrange(1, 6) :]):
+            if by == who:
+                break
+            if added:
+                names.pop(name, None)
+            else:
+                names[name] = is_dir
+        return names
+
+    def cut(self, rng: random.Random) -> list[str]:
+        """The power fails: of the names that are not durable any may be gone, and what was being written is not whole. What is gone."""
+        share = rng.choice((0.3, 0.7, 1.0))
+        gone = [key for key in sorted(self.loose) if rng.random() < share]
+        for key in gone:
+            for file in [one for one in self.files if one == key or one.startswith(f"{key}/")]:
+                del self.files[file]
+                self._forget(file)
+            for folder in [one for one in self.dirs if one == key or one.startswith(f"{key}/")]:
+                del self.dirs[folder]
+                self._forget(folder)
+        for file in self.files.values():
+            if not file.finished:
+                del file.data[len(file.data) // 2 :]
+        self.loose.clear()
+        self.under_way.clear()
+        return gone
+
+    def _enter(self, key: str, is_dir: bool, who: str) -> None:
+        parent, _, name = key.rpartition("/")
+        if parent not in self.dirs:
+            raise CheckpointNotFound("creating a name failed: its directory is gone", where=key)
+        self.dirs[parent][name] = is_dir
+        self.loose.add(key)
+        self.changes.setdefault(parent, []).append((who, name, is_dir, True))
+
+    def _leave(self, key: str, is_dir: bool, who: str) -> None:
+        self._forget(key)
+        self.loose.discard(key)
+        self.changes.setdefault(key.rpartition("/")[0], []).append((who, key.rpartition("/")[2], is_dir, False))
+
+    def _forget(self, key: str) -> None:
+        parent, _, name = key.rpartition("/")
+        self.dirs.get(parent, {}).pop(name, None)
+
+
+def create(shelf: Shelf, key: str, data: bytes, who: str) -> bool:
+    """The moment at which a name exists: one caller gets True."""
+    over = key in shelf.files
+    if over:
+        return False
+    shelf.put(key, File(data=data, finished=True), who)
+    if shelf.watch is not None:
+        shelf.watch.created(key, data, who, over)
+    return True

@@ -1,0 +1,288 @@
+"""One schedule: a run's life among many processes, drawn from a seed, and whether everything that was promised held.
+
+The processes are ranks of attempts that come one after the other, of which older ones may wake up late; tools that prune and sweep;
+readers; somebody who tags. They run the product's own code on a ``SimulatedStore``, one at a time. What must hold:
+
+1. Whatever the log calls live opens and verifies to the last byte, from its COMMIT until its RETIRE; a durable COMMIT names durable files.
+2. A save that was acknowledged is live, or was retired by somebody who may.
+3. Nothing counts that a superseded attempt does, and none is told that it saved.
+4. At most one COMMIT of an id counts, and all ranks that were told of success were told the same.
+5. A checkpoint holds the bytes of one save: of its attempt, step and ranks.
+6. A save that was told to have failed is none. ``late_ranks`` and ``others_failed`` say so for good, on whatever rank (but for
+   one that comes so late that the checkpoint has been retired and swept: it finds nothing). Of other errors this:
+   if *all* ranks were told of one, and none died, was told ``Uncertain`` or ``Fenced``, there is no checkpoint. (Some rank may have completed
+   it otherwise, and this one's store did not answer any more.)
+7. Nothing is deleted that a live checkpoint needs; a tagged or the newest one is not retired; and once a last attempt has fenced and swept,
+   nothing is left but what live checkpoints need.
+8. Nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from typing import NamedTuple
+
+from relight.catalog import candidates, verify_checkpoint
+from relight.catalog.run import Run
+from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
+from relight.commit.save import Place, Seat
+from relight.commit.together import save_together
+from relight.errors import RelightError
+from relight.format import Leaf, encode_tree
+from relight.layout import Box, Bytes, Item
+from relight.log import Log, fold
+from relight.policy import Keep, keep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.testing.baton import Action, Actor, Crew, Stage, Weather
+from relight.testing.promises import ROW, Promises, Saved
+from relight.testing.scenario import Names
+from relight.testing.shelf import Shelf, create
+from relight.testing.simulated_store import SimulatedStore
+from relight.testing.truth import LOG, RUN
+
+KINDS = frozenset(
+    {"refused", "full", "left", "done", "unsure", "unsure_done", "answered_twice", "late", "stale", "pause", "death", "cut"}
+    | {"torn", "torn_log", "undurable", "temporary", "unsaid", "unread"}
+)
+"""All that may go wrong: the store's faults by their names, pauses, deaths, power cuts, and
+
+- *torn*: listings take time (*torn_log*: those of the log)
+- *unread*: a record of the log cannot be read for a moment
+- *undurable*: names are seen by others before they are durable
+- *temporary*: what a death left of a ``put_once`` in a live checkpoint's directory is told of
+- *unsaid*: a save of which a rank's store could not say whether it was committed has to end as ``Uncertain``, whatever happens then
+"""
+
+
+class Outcome(NamedTuple):
+    """What came of a schedule."""
+
+    seed: int
+    actions: int
+    actors: int
+    faults: Counter[str]
+    commits: int
+    acknowledged: int
+    given_up: int
+    retired: int
+    violations: list[str]
+    trace: list[Action]
+
+
+def simulate(seed: int, crew: Crew, names: Names, kinds: frozenset[str] = KINDS) -> Outcome:
+    """Play the schedule of ``seed``. Within ``staged()`` only."""
+    return _Play(seed, crew, names, kinds).outcome()
+
+
+class _Play:
+    def __init__(self, seed: int, crew: Crew, names: Names, kinds: frozenset[str]) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(f"schedule {seed}")
+        names.seed(f"schedule {seed}")
+        self.shelf = Shelf()
+        self.promises = Promises(self.shelf, kinds, seed)
+        self.truth = self.promises.truth
+        self.stage = Stage(rng, Weather.of(rng, kinds), crew)
+        self.stage.after_step = self._late if "late" in kinds else None
+        self.fine = rng.random() < 0.6
+        self.kinds = kinds
+
+    def outcome(self) -> Outcome:
+        rng, stage = self.rng, self.stage
+        self._cast(rng)
+        if "cut" in self.kinds and rng.random() < 0.15:
+            stage.ends_at = rng.randrange(20, 400)
+        stage.run()
+        if stage.over and not stage.problems:
+            self._cut()
+            second = Stage(rng, stage.weather._replace(budget=2, death=0.0), stage.crew)
+            second.trace, second.faults, second.now = stage.trace, stage.faults, stage.now
+            second.actors, actors = [], len(stage.actors)
+            self.stage = second
+            self._job(9, at=0.0)
+            second.run()
+            second.problems += stage.problems
+            second.steps += stage.steps
+        else:
+            actors = len(stage.actors)
+        self.shelf.under_way.clear()
+        stage = self.stage
+        self.promises.judge()
+        if not stage.problems:
+            self.promises.finale()
+        saves = self.promises.saves.values()
+        return Outcome(
+            self.seed,
+            stage.steps,
+            actors,
+            stage.faults,
+            len(self.truth.counted),
+            sum(kind == "" for one in saves for kind, _ in one.told.values()),
+            sum(all(kind for kind, _ in one.told.values()) for one in saves),
+            len(self.truth.retired),
+            list(dict.fromkeys([*stage.problems, *self.truth.wrong])),
+            stage.trace,
+        )
+
+    def _cast(self, rng: random.Random) -> None:
+        """Who is there."""
+        at = 0.0
+        for number in range(rng.choice((1, 2, 2, 3))):
+            self._job(number, at)
+            at += rng.choice((0.0, 0.05, 0.3, 1.0, 4.0))
+        for number in range(rng.choice((0, 0, 1, 2))):
+            self.stage.add(f"tool{number}", self._tool, rng.uniform(0, 1 + at))
+        if rng.random() < 0.4:
+            self.stage.add("reader", self._reader, rng.uniform(0, 1 + at))
+        if rng.random() < 0.3:
+            self.stage.add("tagger", self._tagger, rng.uniform(0, 1 + at))
+
+    # -- programs
+
+    def _store(self, actor: Actor) -> SimulatedStore:
+        return SimulatedStore(self.shelf, actor, self.rng, fine=self.fine, torn=self._torn, undurable="undurable" in self.kinds)
+
+    def _torn(self, prefix: str) -> bool:
+        return ("torn_log" if prefix == LOG else "torn") in self.kinds
+
+    def _job(self, number: int, at: float) -> None:
+        """An attempt: rank 0 begins it and tells the others, as the checkpointer does."""
+        rng = self.rng
+        world = rng.choice((1, 2, 2, 2, 3, 4))
+        count = rng.choice((1, 1, 2, 3)) if world < 3 else 1
+        alone = world == 1 and rng.random() < 0.7
+        timeout_s = rng.choice((0.5, 1.5, 3.0, 8.0))
+        plan_differs = world > 1 and rng.random() < 0.04
+        rules = rng.choice((None, keep(last=1), keep(last=2), keep(best=1)))
+        notes = rng.random() < 0.2
+        sweeps = rng.random() < 0.7
+
+        def first(actor: Actor) -> None:
+            store = self._store(actor)
+            for _ in range(3):
+                with contextlib.suppress(RelightError):
+                    attempt = Attempt.begin(store, RUN)
+                    break
+                actor.sleep(0.1)
+            else:
+                return
+            place = attempt.place
+            if notes:
+                with contextlib.suppress(RelightError):
+                    attempt.note("simulated", {})
+            for rank in range(1, world):
+                self.stage.add(f"job{number}.{rank}", lambda other, rank=rank: work(other, rank, place))
+            if sweeps:
+                with contextlib.suppress(RelightError):
+                    execute_sweep(plan_sweep(store, RUN), store)
+            work(actor, 0, place)
+
+        def work(actor: Actor, rank: int, place: Place) -> None:
+            self.truth.epochs_of[actor.name] = place.epoch
+            store = self._store(actor)
+            own = place if rank == 0 else Place(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            for turn in range(count):
+                step = number * 10 + turn
+                saved = self.promises.saved(place.epoch, step, turn, world, not plan_differs)
+                error = self._save(actor, own, saved, rank, alone, timeout_s, turn > 0)
+                if error is not None and error.kind == "fenced":
+                    return
+                if rank == 0 and rules is not None:
+                    self._prune(store, rules, own.log, place.epoch)
+
+        self.stage.add(f"job{number}.0", first, at)
+
+    def _save(
+        self, actor: Actor, place: Place, saved: Saved, rank: int, alone: bool, timeout_s: float, again: bool
+    ) -> RelightError | None:
+        seen = Box((rank, 0), (1, ROW))
+        other = not saved.agreed and rank == saved.world - 1
+        box = None if alone else Box((0, 0), (1, ROW)) if other else seen
+        shape = (1 if alone else saved.world, ROW)
+        item = Item("t", "uint8", shape, "param", Bytes(saved.row(rank)), box, True)
+        tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
+        plan = plan_save([item], id=saved.id, rank=rank)
+        if again:  # as a layout that was saved before
+            plan.proven.add("read")
+        seat = None if alone else Seat(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
+        request = SaveRequest(
+            step=saved.step, tree=tree, items=[item], id=saved.id, plan=plan, seat=seat, metrics={"loss": 1.0 / (saved.step + 1)}
+        )
+        saved.told[rank] = ("died", -1)
+        doubts = actor.doubts
+        try:
+            if alone:
+                report: SaveReport = Attempt(place).save(request)
+            else:
+                report = save_together(place, request, actor.clock, actor.sleep)
+        except RelightError as error:
+            saved.told[rank] = (error.kind, -1)
+            saved.doubted |= actor.doubts > doubts
+            self.stage.note(actor, "told", saved.id, f"{error.kind}: {error.what}")
+            return error
+        saved.told[rank] = ("", report.seq)
+        self.stage.note(actor, "told", saved.id, f"saved, record {report.seq}")
+        self.promises.acknowledged(actor.name, saved, report.seq)
+        return None
+
+    def _prune(self, store: SimulatedStore, rules: Keep, log: Log | None, epoch: int | None) -> None:
+        with contextlib.suppress(RelightError):
+            execute(plan_prune(store, RUN, rules, verified={}, log=log), store, epoch=epoch, log=log)
+
+    def _tool(self, actor: Actor) -> None:
+        rng, store = self.rng, self._store(actor)
+        self.truth.epochs_of[actor.name] = None
+        for _ in range(rng.randrange(1, 4)):
+            if rng.random() < 0.5:
+                self._prune(store, rng.choice((keep(last=1), keep(last=2), keep(best=1))), None, None)
+            else:
+                with contextlib.suppress(RelightError):
+                    execute_sweep(plan_sweep(store, RUN), store)
+            actor.sleep(rng.choice((0.01, 0.5, 2.0)))
+
+    def _reader(self, actor: Actor) -> None:
+        rng, store = self.rng, self._store(actor)
+        for _ in range(rng.randrange(1, 4)):
+            with contextlib.suppress(RelightError):
+                log = Log(store, RUN)
+                view = log.read()
+                for one in candidates(fold(view)):
+                    struck = actor.struck
+                    found = verify_checkpoint(store, view, one)
+                    if not found:
+                        self.truth.wrong += self.promises.content(store, view, one)
+                        break
+                    if actor.struck == struck and one.id in self.truth.live:
+                        self.truth.wrong.append(f"(1) {actor.name} finds {one.id} live, and {found[0]}")
+            actor.sleep(rng.choice((0.01, 0.5, 2.0)))
+
+    def _tagger(self, actor: Actor) -> None:
+        store = self._store(actor)
+        for number in range(12):
+            with contextlib.suppress(RelightError):
+                free = [one for one in fold(Log(store, RUN).read()).live if one.id not in self.promises.tags.values()]
+                if free and len(self.promises.tags) < 4:
+                    chosen = free[0].id
+                    Run(store, RUN).tag(f"tag{number}", chosen)
+                    self.promises.tags[f"tag{number}"] = chosen
+            actor.sleep(self.rng.choice((0.0, 0.1, 0.5)))
+
+    # -- the world around them
+
+    def _late(self) -> None:
+        """Requests that are under way take effect at some time."""
+        waiting = self.shelf.under_way
+        if waiting and self.rng.random() < 0.05:
+            key, data, who = waiting.pop(0)
+            with contextlib.suppress(RelightError):
+                if create(self.shelf, key, data, who):
+                    self.stage.note(None, "arrives", key, f"of {who}")
+                    self.shelf.settle(key.rpartition("/")[0])
+
+    def _cut(self) -> None:
+        gone = self.shelf.cut(self.rng)
+        self.stage.faults["cut"] += 1
+        self.stage.note(None, "power cut", "", ", ".join(gone))
+        self.promises.after_cut()

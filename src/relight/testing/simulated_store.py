@@ -1,0 +1,250 @@
+"""A store in memory that many simulated processes share, where each call is a moment at which others may go on and at which it may fail.
+
+``SimulatedStore`` is one process's way to what is stored, which is a ``Shelf``. What is modelled, after the local store:
+
+- ``put_once`` is a temporary file, a link, and an fsync: others see the name before it is durable, a death leaves the temporary.
+- ``write`` makes a name that needs ``settle``; directories on the way to it are made, and made durable, one by one.
+- A listing takes time: names that come or go meanwhile are in it or not, each for itself.
+- *Refused*: without effect. *Done*: it had its effect, and the answer was lost; a creation says so by ``Uncertain`` (*unsure*, done or
+  not), or was tried again by the layer below and says that the name is there (*answered twice*). *Late*: the request was under way still,
+  and takes effect after the caller was told ``Uncertain``. *Stale*: a listing from some changes ago, never from before one's own.
+- A power cut takes any of the names that were not settled.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, StoreUnavailable, UnsafeContent
+from relight.format.names import LOG_DIR
+from relight.store.base import Entry, Properties, Reader, Uncertain, Writer
+from relight.store.durable import TMP_PREFIX
+from relight.testing.shelf import File, Shelf, create
+
+FAULTS: dict[str, tuple[str, ...]] = {
+    "put_once": ("refused", "full", "unsure", "unsure_done", "answered_twice", "late"),
+    "create": ("refused", "full", "left"),
+    "write": ("refused", "full"),
+    "finish": ("refused",),
+    "abort": ("left",),
+    "settle": ("refused", "done"),
+    "get": ("refused",),
+    "open": ("refused",),
+    "list": ("refused", "stale"),
+    "delete": ("refused", "done"),
+    "delete_dir": ("refused", "done"),
+}
+"""What may happen to which operation."""
+
+
+class Died(BaseException):
+    """The process is no more: it is refused everything from then on, so that nothing it would still do has an effect."""
+
+
+class Who(Protocol):
+    """A process, as the store sees it."""
+
+    name: str
+
+    def step(self, operation: str, key: str) -> None:
+        """Let others go on. ``Died`` if this one does not."""
+
+    def fault(self, operation: str, key: str) -> str:
+        """What goes wrong with this operation: one of its ``FAULTS``, or nothing."""
+
+
+class SimulatedStore:
+    """One process's store. ``fine``: others get to see what lies between the steps of one call; ``torn``: whether listings of a prefix take time;
+    ``undurable``: names are seen before they are durable.
+    """
+
+    def __init__(
+        self, shelf: Shelf, who: Who, rng: random.Random, *, fine: bool = True, torn: Callable[[str], bool] | None = None,
+        undurable: bool = True,
+    ) -> None:
+        self.url = "simulated://"
+        self.shelf, self._who, self._rng = shelf, who, rng
+        self._fine, self._torn, self._undurable = fine, torn if fine else None, fine and undurable
+
+    def properties(self) -> Properties:
+        """All that a store can honour."""
+        return Properties(exclusive_create=True, durable=True)
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        fault = self._enter("put_once", key)
+        if fault == "unsure":
+            raise Uncertain("no answer (and nothing was done)", where=key)
+        if fault == "late":
+            self.shelf.under_way.append((key, data, self._who.name))
+            raise Uncertain("no answer (and it is under way)", where=key)
+        self._make_parents(key)
+        parent, _, name = key.rpartition("/")
+        temporary = f"{parent}/{TMP_PREFIX}{name}-{self._rng.getrandbits(64):016x}".lstrip("/")
+        if self._fine:
+            self.shelf.put(temporary, File(data=data, finished=True), self._who.name)
+            self._who.step("link", key)
+            if temporary not in self.shelf.files:  # swept
+                if key in self.shelf.files:
+                    return False
+                raise Uncertain("the temporary was swept", where=key)
+        created = create(self.shelf, key, data, self._who.name)
+        if created and (fault != "unsure_done" or not self._undurable):
+            self._between("sync", key)
+            self.shelf.settle(parent)
+        if self._fine:
+            self._who.step("unlink", temporary)
+            self.shelf.remove(temporary, self._who.name)
+        if fault == "unsure_done":
+            raise Uncertain("no answer (and it was done)", where=key)
+        return created and fault != "answered_twice"
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        fault = self._enter("create", key)
+        self._make_parents(key)
+        if key in self.shelf.files:
+            raise StoreUnavailable("that name exists", where=key)
+        file = File(size)
+        self.shelf.put(key, file, self._who.name)
+        if fault == "left":
+            raise StoreUnavailable("no answer (and an empty file is left)", where=key)
+        return _Writer(self, key, file)
+
+    def settle(self, prefix: str) -> None:
+        """See ``ByteStore``."""
+        fault = self._enter("settle", prefix)
+        self.shelf.settle(prefix)
+        if fault:
+            raise StoreUnavailable("no answer (and it was done)", where=prefix)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        self._enter("get", key)
+        data = self._file(key).data
+        if len(data) > limit:
+            raise UnsafeContent(f"{len(data)} bytes where at most {limit} are allowed", where=key)
+        return bytes(data)
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``."""
+        self._enter("open", key)
+        return _Reader(self._file(key).data, key)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        fault = self._enter("list", prefix)
+        shelf = self.shelf
+        names = shelf.past(prefix, self._who.name, self._rng) if fault == "stale" else dict(shelf.dirs.get(prefix, {}))
+        if self._torn is not None and fault != "stale" and self._torn(prefix):
+            before = dict(names)
+            for _ in range(self._rng.choice((1, 1, 2, 6, 40) if prefix.endswith(LOG_DIR) else (1, 1, 2))):  # the log's may be long
+                self._who.step("listed", prefix)
+            after = shelf.dirs.get(prefix, {})
+            for name in sorted(before.keys() ^ after.keys()):
+                if self._rng.random() < 0.5:
+                    names.pop(name, None) if name in names else names.setdefault(name, after.get(name, False))
+        order = sorted(names, reverse=self._rng.random() < 0.5)
+        return iter([Entry(name, names[name]) for name in order])
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        fault = self._enter("delete", key)
+        self.shelf.remove(key, self._who.name)
+        if fault:
+            raise StoreUnavailable("no answer (and it was done)", where=key)
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``."""
+        fault = self._enter("delete_dir", prefix)
+        gone = self.shelf.remove_dir(prefix, self._who.name)
+        if fault:
+            raise StoreUnavailable("no answer (and it was tried)", where=prefix)
+        return gone
+
+    def free_bytes(self) -> int | None:
+        """Unknown."""
+        return None
+
+    def _enter(self, operation: str, key: str) -> str:
+        self._who.step(operation, key)
+        fault = self._who.fault(operation, key)
+        if fault == "refused":
+            raise StoreUnavailable("no answer (and nothing was done)", where=key)
+        if fault == "full":
+            raise NoSpace("the disk is full", where=key)
+        return fault
+
+    def _between(self, operation: str, key: str) -> None:
+        if self._undurable:
+            self._who.step(operation, key)
+
+    def _make_parents(self, key: str) -> None:
+        parent = key.rpartition("/")[0]
+        missing = []
+        while parent not in self.shelf.dirs:
+            missing.append(parent)
+            parent = parent.rpartition("/")[0]
+        for new in reversed(missing):
+            if self._fine:
+                self._who.step("mkdir", new)
+            self.shelf.make_dir(new, self._who.name)
+            self._between("sync", new)
+            self.shelf.settle(new.rpartition("/")[0])
+
+    def _file(self, key: str) -> File:
+        try:
+            return self.shelf.files[key]
+        except KeyError:
+            raise CheckpointNotFound("no such file", where=key) from None
+
+
+class _Writer:
+    align = 1
+
+    def __init__(self, store: SimulatedStore, key: str, file: File) -> None:
+        self._store, self._key, self._file = store, key, file
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self._store._enter("write", self._key)
+        self._file.data[offset : offset + len(data)] = data
+
+    def finish(self) -> None:
+        self._store._enter("finish", self._key)
+        self._file.finished = True
+
+    def abort(self) -> None:
+        self._store._who.step("abort", self._key)
+        if not self._store._who.fault("abort", self._key) and self._store.shelf.files.get(self._key) is self._file:
+            self._store.shelf.remove(self._key, self._store._who.name)
+
+
+class _Reader:
+    def __init__(self, data: bytearray, key: str) -> None:
+        self._data, self._key, self.size = data, key, len(data)
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        return None
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if offset + len(into) > len(self._data):
+            raise CorruptCheckpoint(f"the file ends at byte {len(self._data)}, sooner than it should", where=self._key)
+        into[:] = memoryview(bytes(self._data))[offset : offset + len(into)]
+
+    def close(self) -> None:
+        pass
+
+
+class Nobody:
+    """Whoever looks from outside: nothing waits for it, and nothing fails."""
+
+    name = "outside"
+
+    def step(self, operation: str, key: str) -> None:
+        """At once."""
+
+    def fault(self, operation: str, key: str) -> str:
+        """Never."""
+        return ""

@@ -1,0 +1,183 @@
+"""What is so, as somebody sees it who looks at every change at once: the history by the words of ``format.md``, and what it needs.
+
+Nothing of ``relight.log`` decides here: the rules are written down a second time, so that a rule that is broken there is seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from relight.format import hexdigest
+from relight.format.names import LOG_DIR, STORE_FILE, parse_dir, parse_record_file
+from relight.testing.shelf import Shelf
+
+RUN = "run"
+LOG = f"{RUN}/{LOG_DIR}"
+
+
+class Counted(NamedTuple):
+    """A COMMIT that counts."""
+
+    id: str
+    seq: int
+    epoch: int
+    dir: str
+    needs: dict[str, bytes]
+    """Its files by their keys, as they were at its COMMIT."""
+
+
+class Truth:
+    """The records as they were made, and what is wrong with that."""
+
+    def __init__(self, shelf: Shelf, look: Callable[[str], list[str]]) -> None:
+        self._shelf, self._look = shelf, look
+        shelf.watch = self
+        self.wrong: list[str] = []
+        self.counted: dict[str, Counted] = {}
+        """By id, retired ones too."""
+        self.epochs_of: dict[str, int | None] = {}
+        """The attempt that a process belongs to, by the process's name; None of a tool."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self._hash = "0" * 64
+        self.live: dict[str, Counted] = {}
+        self.retired: set[str] = set()
+        self.tags: dict[str, str] = {}
+        self.epoch = 0
+        self.void = 0
+        self._needs: dict[str, str] = {}
+
+    def created(self, key: str, data: bytes, who: str, over: bool) -> None:
+        """See ``Watch``."""
+        if over:
+            self._say(f"(4) {key} is overwritten by {who}")
+        folder, _, name = key.rpartition("/")
+        if folder == LOG and parse_record_file(name) is not None:
+            self._record(key, data, who)
+
+    def deleted(self, key: str, who: str) -> None:
+        """See ``Watch``."""
+        if key in self._needs:
+            self._say(f"(7) {who} deletes {key}, which live checkpoint {self._needs[key]} needs")
+        folder, _, name = key.rpartition("/")
+        if (folder == LOG and parse_record_file(name) is not None) or key == STORE_FILE:
+            self._say(f"(7) {who} deletes {key}")
+
+    def settled(self, keys: list[str]) -> None:
+        """See ``Watch``."""
+        for key in keys:
+            folder, _, name = key.rpartition("/")
+            seq = parse_record_file(name) if folder == LOG else None
+            if seq is None or seq >= len(self.records):
+                continue
+            body = self.records[seq]["body"]
+            found = self.live.get(body.get("id", "")) if self.records[seq]["kind"] == "COMMIT" else None
+            if found is not None and found.seq == seq:
+                loose = self.loose(found)
+                if loose:
+                    self._say(f"(1) the COMMIT of {found.id} is durable, and {loose[0]} is not")
+
+    def loose(self, found: Counted) -> list[str]:
+        """Names that a checkpoint needs and a power cut would take."""
+        wanted = [*sorted(found.needs), f"{RUN}/{found.dir}", RUN]
+        return [key for key in wanted if key in self._shelf.loose]
+
+    def changed(self, found: Counted) -> list[str]:
+        """Its files that are not what they were at its COMMIT."""
+        return [key for key, data in found.needs.items() if self._bytes(key) != data]
+
+    def is_durable(self, seq: int) -> bool:
+        """Whether a record would survive a power cut, and all before it."""
+        return not any(f"{LOG}/{number:012d}.json" in self._shelf.loose for number in range(seq + 1))
+
+    def after_cut(self) -> None:
+        """Read the log again from its beginning: some of its end may be gone. What counted and was lost is not forgotten by ``counted``."""
+        before = self.live.keys() | self.retired
+        self._reset()
+        look, self._look = self._look, lambda checkpoint_id: []
+        number = 0
+        while (file := self._shelf.files.get(f"{LOG}/{number:012d}.json")) is not None:
+            self._record(f"{LOG}/{number:012d}.json", bytes(file.data), "the cut")
+            number += 1
+        self._look = look
+        for lost in before - self.live.keys() - self.retired:
+            self.counted.pop(lost, None)
+
+    def _record(self, key: str, data: bytes, who: str) -> None:
+        frame = json.loads(data)["body"]
+        seq = frame["seq"]
+        if seq != len(self.records):
+            self._say(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
+        if frame["prev"] != self._hash:
+            self._say(f"(4) record {seq} of {who} is chained to something else than the record before it")
+        self._hash = hexdigest(data)
+        self.records.append(frame)
+        kind, body, epoch = frame["kind"], frame["body"], frame["epoch"]
+        if kind == "FENCE":
+            if epoch > self.epoch:
+                self.epoch = epoch
+            else:
+                self._say(f"(3) the FENCE of {who} counts for nothing: epoch {epoch} is there already")
+        elif kind in ("COMMIT", "RETIRE", "TAG"):
+            if epoch < self.epoch:
+                self.void += 1
+                return
+            self.epoch = epoch
+            mine = self.epochs_of.get(who)
+            if mine is not None and mine < self.epoch:
+                self._say(f"(3) {who} of attempt {mine}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+            if kind == "COMMIT":
+                self._commit(seq, epoch, body)
+            elif kind == "RETIRE":
+                self._retire(body["ids"], who)
+            elif body["id"] is None:
+                self.tags.pop(body["name"], None)
+            elif body["id"] in self.live:
+                self.tags[body["name"]] = body["id"]
+
+    def _commit(self, seq: int, epoch: int, body: dict[str, Any]) -> None:
+        parsed = parse_dir(body["dir"])
+        if parsed is None or parsed.epoch != epoch or body["id"] in self.live or body["id"] in self.retired:
+            self.void += 1
+            return
+        prefix = f"{RUN}/{body['dir']}"
+        root = self._shelf.files.get(f"{prefix}/root.json")
+        names = ["root.json"]
+        if root is not None:
+            try:
+                for part in json.loads(bytes(root.data))["parts"]:
+                    mark = part["file"][len("part-") : len("part-00000")]
+                    names += [part["file"], *(name for name in self._shelf.dirs.get(prefix, {}) if name.startswith(f"pack-{mark}-"))]
+            except ValueError:
+                pass
+        found = Counted(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in (f"{prefix}/{name}" for name in names)})
+        self.live[found.id] = self.counted[found.id] = found
+        self._needs.update(dict.fromkeys(found.needs, found.id))
+        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(found.id)]
+
+    def _retire(self, ids: list[str], who: str) -> None:
+        newest = next(reversed(self.live), "")
+        for one in ids:
+            if one == newest:
+                self._say(f"(7) {who} retires {one}, the newest there is")
+            held = sorted(name for name, target in self.tags.items() if target == one)
+            if held and one in self.live:
+                self._say(f"(7) {who} retires {one}, which tag {held[0]} holds")
+            found = self.live.pop(one, None)
+            if found is not None:
+                self.retired.add(one)
+                for key in found.needs:
+                    self._needs.pop(key, None)
+                for name in held:
+                    del self.tags[name]
+
+    def _bytes(self, key: str) -> bytes:
+        file = self._shelf.files.get(key)
+        return b"" if file is None else bytes(file.data)
+
+    def _say(self, text: str) -> None:
+        self.wrong.append(text)

@@ -1,0 +1,96 @@
+"""What a log does not show just now may still be there: nothing is appended on the strength of its absence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from relight.commit import Attempt, SaveRequest
+from relight.errors import Fenced, StoreUnavailable
+from relight.format import Leaf, encode_tree
+from relight.layout import Bytes, Item
+from relight.log import fold
+from relight.store import MemoryStore
+from relight.store.base import Entry, Uncertain
+
+
+class Doubtful(MemoryStore):
+    """Sees what another store holds, but for what it is told not to."""
+
+    unread = hidden = ""
+    settles = True
+
+    def __init__(self, other: MemoryStore) -> None:
+        super().__init__()
+        self._files = other._files
+
+    def get(self, key: str, limit: int) -> bytes:
+        """Fails for one record."""
+        if self.unread and key.endswith(self.unread):
+            raise StoreUnavailable("EIO", where=key)
+        return super().get(key, limit)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Misses one."""
+        return iter([entry for entry in super().list(prefix) if not self.hidden or entry.name != self.hidden])
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """Answers the second of two tries."""
+        made = super().put_once(key, data)
+        return made and self.settles
+
+    def settle(self, prefix: str) -> None:
+        """Fails if it is told to."""
+        if not self.settles:
+            raise StoreUnavailable("EIO", where=prefix)
+        super().settle(prefix)
+
+
+def request() -> SaveRequest:
+    item = Item("t", "uint8", (4,), "param", Bytes(b"1234"), None, True)
+    return SaveRequest(step=0, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])
+
+
+@pytest.fixture
+def superseded() -> tuple[Attempt, Attempt, Doubtful]:
+    """An attempt, the one that has fenced it by record 2 and put record 3 behind that, and the store as the first one sees it."""
+    store = MemoryStore()
+    seen = Doubtful(store)
+    old = Attempt.begin(seen, "run")
+    new = Attempt.begin(store, "run")
+    new.note("hello", {})
+    return old, new, seen
+
+
+def test_a_record_that_cannot_be_read_now_stops_a_commit(superseded: tuple[Attempt, Attempt, Doubtful]) -> None:
+    """It is the FENCE: the save was told to be a checkpoint, and was void. Found by the simulator (seed 2000415)."""
+    old, new, seen = superseded
+    seen.unread = "000000000002.json"
+    with pytest.raises(StoreUnavailable):
+        old.save(request())
+    seen.unread = ""
+    with pytest.raises(Fenced):
+        old.save(request())
+    assert fold(new.view()).live == [] and fold(new.view()).void == []
+
+
+def test_a_record_that_a_listing_missed_is_asked_for_by_name(superseded: tuple[Attempt, Attempt, Doubtful]) -> None:
+    """A listing that was going on while two records came shows the second and not the first."""
+    old, new, seen = superseded
+    seen.hidden = "000000000002.json"
+    with pytest.raises(Fenced):
+        old.save(request())
+    assert fold(new.view()).live == []
+
+
+def test_a_record_of_ours_whose_name_may_not_last_is_in_doubt() -> None:
+    """The creation was answered at the second try, and its directory cannot be fsynced: nothing that it names is deleted."""
+    store = MemoryStore()
+    seen = Doubtful(store)
+    attempt = Attempt.begin(seen, "run")
+    attempt.save(request())
+    seen.settles = False
+    with pytest.raises(Uncertain):
+        attempt.note("hello", {})
+    assert fold(Attempt.begin(store, "run").view()).notes[-1].body.topic == "hello"

@@ -1,0 +1,86 @@
+"""Log, fencing, the commit of several ranks and deletion, among many processes that are slow, late, dead or in doubt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from relight.testing import schedules
+from relight.testing.planted import PLANTED, planted
+from relight.testing.schedules import find, main, play, trace
+from relight.testing.simulate import KINDS
+from relight.testing.simulated_store import FAULTS
+
+SEEDS = 200
+SURELY = 5000
+"""Seeds within which each planted bug is found."""
+RARE = frozenset(
+    {"a save that may have been committed is removed", "one's own record is taken for another's", "retention retires what a tag holds"}
+)
+"""These take some seconds."""
+
+
+def test_a_few_hundred_schedules_hold() -> None:
+    """No invariant is broken, and enough happens: commits, saves given up, retirements, and every kind of fault but rare ones."""
+    report = play(0, SEEDS)
+    assert report.violations == []
+    assert report.schedules == SEEDS
+    assert min(report.counts[name] for name in ("commits", "acknowledged", "given_up", "retired")) > 20
+    assert report.faults["death"] > 20 and report.faults["cut"] > 3
+    met = {kind for operation in FAULTS for kind in FAULTS[operation] if any(one.endswith(f" {kind}") for one in report.faults)}
+    assert met >= {"refused", "full", "left", "done", "unsure", "unsure_done", "late", "stale"}
+
+
+def test_a_seed_repeats_a_schedule() -> None:
+    """The same actions of the same processes at the same simulated times, also in another process."""
+    for seed in range(20):
+        assert trace(seed) == trace(seed)
+    told = subprocess.run(
+        [sys.executable, "-m", "relight.testing.schedules", "--count", "1", "--seed", "7", "--json"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(told.stdout)["trace"] == [str(one) for one in trace(7).trace]
+
+
+@pytest.mark.parametrize("bug", [name for name in PLANTED if name not in RARE])
+def test_a_planted_bug_is_found(bug: str) -> None:
+    """Break the protocol in one place, and a schedule shows it."""
+    assert find(bug, 0, SURELY).violated, bug
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(RARE))
+def test_a_rare_planted_bug_is_found(bug: str) -> None:
+    """As above, for those that need more schedules."""
+    assert find(bug, 0, SURELY).violated, bug
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_bug_is_planted_and_taken_out_again(bug: str) -> None:
+    """Each edit finds its line; afterwards the product is as it was."""
+    from relight.testing.planted import _function
+
+    functions = [_function(edit.function) for edit in PLANTED[bug].edits]
+    before = [one.__code__ for one in functions]
+    with planted(bug):
+        assert all(one.__code__ is not code for one, code in zip(functions, before))
+    assert all(one.__code__ is code for one, code in zip(functions, before))
+
+
+def test_the_command_says_no(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 1, the seed, and what happened before."""
+    assert main(["--count", "10", "--mutation", "a save does not ask whether it is fenced"]) == 1
+    said = capsys.readouterr().out
+    assert "WRONG" in said and "no COMMIT of it counts" in said and "put_once" in said
+    assert main(["--count", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schedules"] == 5
+
+
+def test_faults_that_are_left_out_are_known() -> None:
+    """What the product does not stand yet is a part of what may happen."""
+    assert schedules.OPEN <= KINDS
