@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from torch import nn
 
 import relight
 from relight.agent import Agent, AgentDied, Done, reach
+from relight.arena import Memory, allocate
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
 
@@ -299,3 +301,24 @@ def test_a_save_tells_how_far_it_is(run: str) -> None:
     written = [one.written for one in seen]
     assert written == sorted(written)
     assert any(0.2 < one.written < 0.9 and one.eta_s is not None and 0 < one.eta_s < 5 for one in seen), seen[:: len(seen) // 10 + 1]
+
+
+def test_memory_that_is_forgotten_is_given_back() -> None:
+    """An agent that makes other slots for another layout keeps none of the old ones' memory."""
+
+    def memfds() -> int:
+        gc.collect()
+        links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+        return sum("memfd:" in os.readlink(link) for link in links if link.is_symlink())
+
+    before = memfds()
+    for _ in range(5):
+        Memory(allocate(1 << 20), 1 << 20, writable=True)
+    assert memfds() == before
+    kept = Memory(allocate(1 << 20), 1 << 20, writable=True)
+    view = kept.view[:4]
+    kept.close()
+    kept.close()
+    view[:] = b"abcd"  # what was mapped stays as long as somebody looks at it
+    del view, kept
+    assert memfds() == before

@@ -183,16 +183,15 @@ def job(url: str, world: int, odd: tuple[int, str, str, int] | None, background:
 
 
 def settle(url: str) -> None:
-    """Wait until the run's agent has written what it has, and gone."""
+    """Wait until the run's agent has written what it has."""
     store, _, run = url.rpartition("/")
-    ends = time.monotonic() + 20
-    while (agent := reach(store, run)) is not None and time.monotonic() < ends:
+    agent = reach(store, run)
+    if agent is not None:
         with contextlib.suppress(relight.RelightError):
-            for one in agent.held(10):
+            for one in agent.held(20):
                 one.memory.close()
         agent.bye()
         agent.close()
-        time.sleep(0.05)
 
 
 def check(url: str, told: int) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
+import weakref
 from typing import NamedTuple
 
 from relight.errors import NoSpace, UnsafeContent
@@ -23,10 +24,11 @@ _NO_LIMIT = 1 << 60
 
 
 class Memory:
-    """A mapped memfd. The descriptor is its own; ``close`` lets go of both."""
+    """A mapped memfd. The descriptor is its own; ``close`` lets go of both, as does whoever forgets it."""
 
     def __init__(self, fd: int, size: int, *, writable: bool) -> None:
         self.fd, self.size = fd, size
+        self._let_go = weakref.finalize(self, os.close, fd)
         self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
         with contextlib.suppress(OSError, ValueError):
             self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -50,9 +52,8 @@ class Memory:
             self.view.release()
         with contextlib.suppress(BufferError):
             self._map.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.fd = -1
+        self._let_go()
 
 
 def allocate(size: int, name: str = "relight") -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from relight.agent import Done, Request
 from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
+from relight.checkpointer.agree import begin_together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
@@ -19,7 +20,7 @@ from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.observer import observers
 from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background
 from relight.checkpointer.preflight import check_room, probe
-from relight.checkpointer.ranks import Ranks, begin_together
+from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import Resumed, resume, say_restored
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import Signals

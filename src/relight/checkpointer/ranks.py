@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from relight.capture import Captured, Recall, capture, kind_of
 from relight.capture.kinds import LOADER, RNG
-from relight.capture.sharded import Spread, table_of
-from relight.capture.tensors import TensorSource
+from relight.capture.sharded import table_of
+from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.signals import Signals
-from relight.commit import Attempt
 from relight.commit.save import Place, Seat
-from relight.errors import ConfigError, RelightError, SaveFailed, error_of
+from relight.errors import ConfigError, RelightError, SaveFailed
 from relight.format import Digest, encode_tree
-from relight.layout import Box, Bytes, Item, whole
+from relight.layout import Item
 from relight.layout.roster import Roster, Table, Work
-from relight.layout.shards import Piece, relative, run_of
-from relight.layout.sources import Source
-from relight.log import Log
+from relight.layout.shards import Piece
 from relight.observe import emit
 from relight.policy import Facts, Trigger
-from relight.store import ByteStore
 from relight.world import LateRanks, World
 
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8
 _ASKED = ("", "", "SIGUSR1", "SIGINT", "SIGTERM")
 """What ranks may ask for, the weightier the later: nothing, what a trigger says, what signals say."""
-_EMPTY = Bytes(b"")
-_PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
-"""Kinds of errors with which a restore goes on to the next checkpoint."""
 
 
 class _Shared(NamedTuple):
@@ -101,10 +92,10 @@ class Ranks:
             raise
         written = self._write(common, plan)
         own = capture(mine, behind=written.items)
-        owned = (_owned(item, self.world.rank) for item in own.items[len(written.items) :])
+        theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
         tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
         state = Captured(
-            tree, [*written.items, *owned], {**common.kinds, **own.kinds}, [*common.notes, *own.notes], [*common.found, *own.found],
+            tree, [*written.items, *theirs], {**common.kinds, **own.kinds}, [*common.notes, *own.notes], [*common.found, *own.found],
             [*common.missed, *own.missed], written,
         )  # fmt: skip
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
@@ -224,7 +215,7 @@ class Ranks:
     def _write(self, common: Captured, plan: _Shared) -> Written:
         whole_is_fixed = common.fixed is not None and len(common.fixed.items) == len(common.items)
         if not whole_is_fixed or self._written is None or self._written.fixed is not common.fixed:
-            items = _items(common.items, common.spreads, plan.pieces, plan.works, plan.leads)
+            items = part_items(common.items, common.spreads, plan.pieces, plan.works, plan.leads)
             self._written = Written(tuple(items), common.fixed if whole_is_fixed else None)
         return self._written
 
@@ -265,95 +256,3 @@ class Ranks:
                             component=name,
                             ranks=[leader, rank],
                         )
-
-
-@contextmanager
-def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
-    """What every rank does, or none: an error on one of them is an error on all, after all have tried.
-
-    Errors that a caller may pass over give way to those that it may not.
-    """
-    error: RelightError | None = None
-    try:
-        yield
-    except RelightError as found:
-        if ranks is None:
-            raise
-        error = found
-    if ranks is None:
-        return
-    told = b"" if error is None else msgspec.json.encode([error.kind, str(error).splitlines()[0]])
-    outcomes = [msgspec.json.decode(one) if one else None for one in ranks.world.gather(told, doing)]
-    serious = next((rank for rank, one in enumerate(outcomes) if one is not None and one[0] not in _PASSED_OVER), None)
-    rank = serious if serious is not None else next((rank for rank, one in enumerate(outcomes) if one is not None), None)
-    if rank is None:
-        return
-    kind, said = outcomes[rank] or ("", "")
-    if error is not None and (error.kind not in _PASSED_OVER or serious is None):
-        raise error
-    raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
-
-
-def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str) -> Attempt:
-    """One attempt for all ranks: rank 0 takes charge of the run."""
-    mine: list[Attempt] = []
-
-    def begin() -> bytes:
-        mine.append(Attempt.begin(store, run, reason=reason))
-        place = mine[0].place
-        return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
-
-    store_id, run_id, epoch = msgspec.json.decode(ranks.first(begin, "beginning an attempt"))
-    return mine[0] if mine else Attempt(Place(store, Log(store, run), store_id, run_id, epoch))
-
-
-def _owned(item: Item, rank: int) -> Item:
-    return replace(item, name=f"{item.name}@rank{rank}")
-
-
-def _items(
-    items: Sequence[Item],
-    spreads: Mapping[int, Spread],
-    pieces: Sequence[Sequence[Piece]],
-    works: Sequence[Work],
-    leads: bool,
-) -> list[Item]:
-    """The part's items. Of one that leads: an item for each of the state's, in their order, as its tree points at them; then more
-    pieces.
-    """
-    by_entry: dict[int, list[Item]] = {}
-    for work in works:
-        item, spread = items[work.entry], spreads.get(work.entry)
-        source = _source(item, spread, pieces[work.entry], work)
-        box = None if work.box == whole(item.shape) else work.box
-        by_entry.setdefault(work.entry, []).append(Item(item.name, item.dtype, item.shape, item.role, source, box, item.trainable))
-    if not leads:
-        return [one for index in sorted(by_entry) for one in by_entry[index]]
-    first = [by_entry[index][0] if index in by_entry else _placeholder(item) for index, item in enumerate(items)]
-    return [*first, *(one for index in sorted(by_entry) for one in by_entry[index][1:])]
-
-
-def _source(item: Item, spread: Spread | None, pieces: Sequence[Piece], work: Work) -> Source:
-    if not item.shape:
-        return item.source
-    piece = pieces[work.piece]
-    inner = relative(work.box, piece.box)
-    local = spread.local if spread is not None else _tensor_of(item)
-    if local is None:  # an array's bytes
-        view = item.source.view()
-        assert view is not None
-        first, last = run_of(inner, item.shape)
-        weight = item.source.length // whole(item.shape).elements
-        return Bytes(view[first * weight : last * weight])
-    begin = tuple(a + b for a, b in zip(piece.at, inner.start, strict=True))
-    if inner.size == tuple(local.shape):
-        return item.source
-    return TensorSource(local.detach()[tuple(slice(at, at + size) for at, size in zip(begin, inner.size, strict=True))])
-
-
-def _tensor_of(item: Item) -> Any:
-    return item.source.tensor if isinstance(item.source, TensorSource) else None
-
-
-def _placeholder(item: Item) -> Item:
-    return Item(item.name, item.dtype, item.shape, item.role, _EMPTY, Box((0,) * len(item.shape), (0,) * len(item.shape)), False)

@@ -15,9 +15,10 @@ from relight.capture import differences, only_needed, plan_restore, sinks_by_par
 from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
 from relight.catalog.whole import check_pieces, whole_of
+from relight.checkpointer.agree import together
 from relight.checkpointer.carried import carry
 from relight.checkpointer.near import Near
-from relight.checkpointer.ranks import Ranks, together
+from relight.checkpointer.ranks import Ranks
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
 from relight.format.collector import collector_paused

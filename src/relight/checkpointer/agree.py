@@ -1,0 +1,58 @@
+"""What every rank does, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from relight.checkpointer.ranks import Ranks
+from relight.commit import Attempt
+from relight.commit.save import Place
+from relight.errors import RelightError, error_of
+from relight.log import Log
+from relight.store import ByteStore
+
+_PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
+"""Kinds of errors with which a restore goes on to the next checkpoint."""
+
+
+@contextmanager
+def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
+    """What every rank does, or none: an error on one of them is an error on all, after all have tried.
+
+    Errors that a caller may pass over give way to those that it may not.
+    """
+    error: RelightError | None = None
+    try:
+        yield
+    except RelightError as found:
+        if ranks is None:
+            raise
+        error = found
+    if ranks is None:
+        return
+    told = b"" if error is None else msgspec.json.encode([error.kind, str(error).splitlines()[0]])
+    outcomes = [msgspec.json.decode(one) if one else None for one in ranks.world.gather(told, doing)]
+    serious = next((rank for rank, one in enumerate(outcomes) if one is not None and one[0] not in _PASSED_OVER), None)
+    rank = serious if serious is not None else next((rank for rank, one in enumerate(outcomes) if one is not None), None)
+    if rank is None:
+        return
+    kind, said = outcomes[rank] or ("", "")
+    if error is not None and (error.kind not in _PASSED_OVER or serious is None):
+        raise error
+    raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
+
+
+def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str) -> Attempt:
+    """One attempt for all ranks: rank 0 takes charge of the run."""
+    mine: list[Attempt] = []
+
+    def begin() -> bytes:
+        mine.append(Attempt.begin(store, run, reason=reason))
+        place = mine[0].place
+        return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
+
+    store_id, run_id, epoch = msgspec.json.decode(ranks.first(begin, "beginning an attempt"))
+    return mine[0] if mine else Attempt(Place(store, Log(store, run), store_id, run_id, epoch))
