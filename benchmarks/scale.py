@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from relight.commit.together import save_together
 from relight.format import Part, PartRef, Root, encode_part, encode_root, encode_tree
 from relight.format.manifest import Pack
 from relight.layout import Box, Bytes, Item
-from relight.layout.roster import REPLICATED, Entry, Mesh, Roster, Table, stored_bytes
+from relight.layout.roster import REPLICATED, Entry, Mesh, Roster, Table
 from relight.log import Log
 from relight.store import MemoryStore
 
@@ -48,7 +49,6 @@ MODELS = [
     Model("1 T", 128, 25600, 76800, 128256, 16, 4096),
 ]
 LAYOUTS = ("fsdp", "hsdp", "tp8+fsdp")
-WEIGHTS = {"bfloat16": 2, "float32": 4}
 
 
 class Sized:
@@ -109,7 +109,7 @@ def planned(model: Model, layout: str) -> dict[str, Any]:
     table = table_of(model, layout)
     row: dict[str, Any] = {
         "model": model.name, "layout": layout, "ranks": model.ranks, "tensors": len(table.entries),
-        "state_bytes": sum(_elements(entry.shape) * entry.weight for entry in table.entries),
+        "state_bytes": sum(math.prod(entry.shape) * entry.weight for entry in table.entries),
         "told_once_bytes": len(msgspec.msgpack.encode(table)), "told_each_save_bytes": 16 + 2 * 12,
         "plan_s": 0.0, "rank_bytes": [], "pieces": 0, "part_bytes": 0, "part_bytes_rank0": 0,
     }  # fmt: skip
@@ -145,16 +145,9 @@ def planned(model: Model, layout: str) -> dict[str, Any]:
             row["part_bytes_rank0" if rank == 0 else "part_bytes"], len(encode_part(part))
         )
         row["pieces"] = max(row["pieces"], len(works))
-        row["rank_bytes"].append(stored_bytes(works, table.entries))
+        row["rank_bytes"].append(plan.stored_bytes - sum(pack.chunks[0] for pack in plan.packs))
     row["root_bytes"] = len(encode_root(_root(model.ranks)))
     return row
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def _item(entry: Entry, box: Box) -> Item:

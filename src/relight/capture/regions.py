@@ -12,7 +12,7 @@ from relight.capture.tensors import TORCH_DTYPES, FanOut, TensorSink, as_integer
 from relight.errors import IncompatibleState
 from relight.format import Tensor
 from relight.layout import Box, Sink, whole
-from relight.layout.shards import boxes_of_run, intersection, relative, run_of
+from relight.layout.shards import boxes_of_run, intersection, placed, relative, run_of
 from relight.layout.sources import Place
 
 
@@ -58,7 +58,7 @@ class _Piece:
         first = (self.skip + start) // size
         at = 0
         for run in boxes_of_run(self._box.size, first, first + len(data) // size):
-            box = Box(tuple(a + b for a, b in zip(run.start, self._box.start, strict=True)), run.size)
+            box = placed(run, self._box)
             length = box.elements * size
             self._deal(box, data[at : at + length])
             at += length
@@ -126,7 +126,7 @@ def sinks_by_part(
     return found
 
 
-def only_needed(sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> Mapping[int, Sink]:
+def only_needed(sinks: Mapping[int, Sink]) -> Mapping[int, Sink]:
     """Of one part that holds everything whole: the same, but of tensors that are spread over ranks here only what this one needs."""
     if not any(type(sink) is Regions for sink in sinks.values()):
         return sinks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,10 +81,8 @@ def check_pieces(opened: Opened, joined: Whole, index: int) -> None:
 
 
 def _global(tensor: Tensor, number: int) -> Tensor:
-    count = 1
-    for extent in tensor.shape:
-        count *= extent
-    return Tensor(tensor.name, tensor.dtype, tensor.shape, tensor.role, number, 0, count * DTYPES[tensor.dtype].itemsize)
+    length = math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+    return Tensor(tensor.name, tensor.dtype, tensor.shape, tensor.role, number, 0, length)
 
 
 def _moved(node: Any, mapping: list[int]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Ranks:
         self._shared: _Shared | None = None
         self._written: Written | None = None
         self._tables: dict[bytes, Table] = {}
-        self._table: tuple[tuple[Any, ...], bytes, Table] | None = None
+        self._table: tuple[object, bytes, Table] | None = None
         self._count = 0
         self._told: set[str] = set()
         self.suspect = ""
@@ -213,14 +213,14 @@ class Ranks:
         return ""
 
     def _write(self, common: Captured, plan: _Shared) -> Written:
-        whole_is_fixed = common.fixed is not None and len(common.fixed.items) == len(common.items)
-        if not whole_is_fixed or self._written is None or self._written.fixed is not common.fixed:
+        fixed = _all_fixed(common)
+        if fixed is None or self._written is None or self._written.fixed is not fixed:
             items = part_items(common.items, common.spreads, plan.pieces, plan.works, plan.leads)
-            self._written = Written(tuple(items), common.fixed if whole_is_fixed else None)
+            self._written = Written(tuple(items), fixed)
         return self._written
 
     def _own_table(self, common: Captured) -> tuple[bytes, Table]:
-        key = tuple(
+        key: object = _all_fixed(common) or tuple(
             (item.name, item.dtype, item.shape, item.role, None if (one := common.spreads.get(index)) is None else one[:2])
             for index, item in enumerate(common.items)
         )
@@ -256,3 +256,8 @@ class Ranks:
                             component=name,
                             ranks=[leader, rank],
                         )
+
+
+def _all_fixed(common: Captured) -> object | None:
+    """What all of the state's items come from, the same object as long as they are the same; None if some are made anew each time."""
+    return common.fixed if common.fixed is not None and len(common.fixed.items) == len(common.items) else None

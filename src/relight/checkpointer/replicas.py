@@ -61,13 +61,11 @@ class Replicas:
 
     def __init__(self, roster: Roster, rank: int) -> None:
         self._lines: dict[bytes, list[Copy]] = defaultdict(list)
-        self._ranks: dict[bytes, tuple[int, ...]] = {}
         entries = roster.tables[roster.table_of[rank]].entries
         keys: dict[tuple[int, ...], bytes] = {}
         for index, piece, holders in roster.shared(rank):
             if holders not in keys:
                 keys[holders] = Digest(repr(holders).encode()).digest()[:8]
-                self._ranks[keys[holders]] = holders
             self._lines[keys[holders]].append(Copy(index, Box(piece.at, piece.box.size), piece.box.elements * entries[index].weight))
         self._next: dict[bytes, int] = dict.fromkeys(self._lines, 0)
         self._whole = True
@@ -84,10 +82,6 @@ class Replicas:
             chosen[key] = _between(line, begin, end)
         self._whole = False
         return chosen
-
-    def ranks_of(self, key: bytes) -> tuple[int, ...]:
-        """The ranks of a set this rank is in."""
-        return self._ranks[key]
 
 
 def _between(line: Sequence[Copy], begin: int, end: int) -> list[Stretch]:

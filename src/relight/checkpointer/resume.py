@@ -195,7 +195,7 @@ def _restore(
             nowhere=list if ranks is None else ranks.nowhere,
         )
     if joined is None:
-        by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks, part.tensors)]
+        by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks)]
     else:
         by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
     result.bytes_read, result.source = 0, "memory"

@@ -81,6 +81,7 @@ class Roster:
         self._together: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._replicas: dict[tuple[int, int, tuple[tuple[int, int], ...], bool, int], tuple[int, ...]] = {}
         self._sound: dict[tuple[tuple[int, int], ...], str] = {}
+        self._views: dict[int, _Held] = {}
         wrong = [text for name, homes in self._homes.items() for text in self._disagreements(name, homes)]
         if wrong:
             raise IncompatibleState(
@@ -95,20 +96,18 @@ class Roster:
 
     def pieces(self, rank: int) -> list[list[Piece]]:
         """What ``rank`` holds of each of its entries. ``at`` of a flat one is the element of the rank's own run where the box begins."""
-        held = _Held(self.tables[self.table_of[rank]], rank)
+        held = self._view(rank)
         return [held.pieces(entry) for entry in held.table.entries]
 
     def work(self, rank: int) -> list[Work]:
         """What ``rank`` writes. Costs some microseconds for each of its entries, whatever the number of ranks."""
-        view = _Held(self.tables[self.table_of[rank]], rank)
-        table = view.table
-        order = sorted(range(len(table.entries)), key=lambda index: table.entries[index].name)
+        view = self._view(rank)
         held: list[Held] = []
         homes: list[tuple[int, int]] = []
         leads = self.leads(rank)
         found: list[Work] = []
-        for index in order:
-            entry = table.entries[index]
+        for index in view.order:
+            entry = view.table.entries[index]
             if not entry.shape:
                 if leads:
                     found.append(Work(index, Box((), ()), 0))
@@ -124,14 +123,19 @@ class Roster:
 
     def shared(self, rank: int) -> list[tuple[int, Piece, tuple[int, ...]]]:
         """What other ranks hold as well: the number of the entry, the piece, and all who hold it. In an order that all of those know."""
-        view = _Held(self.tables[self.table_of[rank]], rank)
+        view = self._view(rank)
         entries = view.table.entries
         found = []
-        for index in sorted(range(len(entries)), key=lambda index: entries[index].name):
+        for index in view.order:
             ranks = self._holders(entries[index], rank)
             if len(ranks) > 1:
                 found += [(index, piece, ranks) for piece in view.pieces(entries[index])]
         return found
+
+    def _view(self, rank: int) -> _Held:
+        if rank not in self._views:
+            self._views[rank] = _Held(self.tables[self.table_of[rank]], rank)
+        return self._views[rank]
 
     def _holders(self, entry: Entry, rank: int) -> tuple[int, ...]:
         """The ranks that hold what ``rank`` holds of ``entry``, ascending."""
@@ -200,6 +204,8 @@ class _Held:
 
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self._rank = table, rank
+        self.order = sorted(range(len(table.entries)), key=lambda index: table.entries[index].name)
+        """Numbers of the entries, by name: an order that all who hold them know."""
         self._known: dict[tuple[object, ...], list[Piece]] = {}
 
     def pieces(self, entry: Entry) -> list[Piece]:
@@ -268,8 +274,3 @@ def _said(table: Table, entry: Entry) -> str:
         return said
     how = "flattened" if entry.flat is not None else ", ".join("same" if dim < 0 else f"dim {dim}" for dim, _ in entry.placements)
     return f"{said} over {list(table.meshes[entry.mesh].shape)} ranks by {how}"
-
-
-def stored_bytes(works: Sequence[Work], entries: Sequence[Entry]) -> int:
-    """Bytes of what is to be written."""
-    return sum(one.box.elements * entries[one.entry].weight for one in works)

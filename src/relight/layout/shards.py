@@ -134,6 +134,11 @@ def relative(box: Box, to: Box) -> Box:
     return Box(tuple(a - b for a, b in zip(box.start, to.start, strict=True)), box.size)
 
 
+def placed(box: Box, within: Box) -> Box:
+    """Where ``box``, as it lies within another, lies with that one: what ``relative`` undoes."""
+    return Box(tuple(a + b for a, b in zip(box.start, within.start, strict=True)), box.size)
+
+
 def run_of(box: Box, within: Sequence[int]) -> tuple[int, int]:
     """The first and one past the last element of ``box`` in a row-major array of shape ``within``: all its elements lie between."""
     strides = _strides(within)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from relight.layout.boxes import Box
-from relight.layout.shards import boxes_of_run
+from relight.layout.shards import boxes_of_run, placed
 
 ROW_BYTES_MAX = 1 << 20
 """Rows longer than this are cut where the share ends."""
@@ -63,7 +63,7 @@ def _of_line(pieces: Sequence[Held], line: Iterable[int], turn: int, count: int)
         if first == 0 and last == piece.box.elements:
             shares.append(Share(number, piece.box))
         else:
-            shares += [Share(number, _placed(box, piece.box)) for box in boxes_of_run(piece.box.size, first, last)]
+            shares += [Share(number, placed(box, piece.box)) for box in boxes_of_run(piece.box.size, first, last)]
     return shares
 
 
@@ -77,7 +77,3 @@ def _cut(piece: Held, byte: int) -> int:
     if row * piece.weight > ROW_BYTES_MAX:
         row = 1
     return min(elements, (byte // piece.weight + row // 2) // row * row)
-
-
-def _placed(box: Box, within: Box) -> Box:
-    return Box(tuple(a + b for a, b in zip(box.start, within.start, strict=True)), box.size)
