@@ -45,6 +45,21 @@ class World(Protocol):
     def agreed(self) -> list[int] | None:
         """What came of the last ``propose``, the same everywhere; None if there was none. Waits for those who have not proposed yet."""
 
+    def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
+        """``data``, writable memory and not empty, to those ranks, who ``receive`` as much. Returns when it may be written to again."""
+
+    def receive(self, into: memoryview, source: int, doing: str) -> None:
+        """Fill ``into`` with what rank ``source`` sends. Between two ranks, in the order in which it was sent."""
+
+    def put_up(self, name: str, data: bytes) -> None:
+        """Leave word, in any thread, for whoever looks for that name. Waits for nobody."""
+
+    def look_up(self, name: str) -> bytes | None:
+        """What was put up under that name; None if nothing was yet. In any thread."""
+
+    def take_down(self, name: str) -> None:
+        """Nobody looks for it any more."""
+
     def close(self) -> None:
         """Say nothing more."""
 
@@ -56,6 +71,7 @@ class Alone:
 
     def __init__(self) -> None:
         self._words: list[int] | None = None
+        self._board: dict[str, bytes] = {}
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
         """Its own."""
@@ -74,6 +90,26 @@ class Alone:
         """Its own words."""
         words, self._words = self._words, None
         return words
+
+    def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
+        """There is nobody."""
+        assert not to
+
+    def receive(self, into: memoryview, source: int, doing: str) -> None:
+        """There is nobody."""
+        raise AssertionError("a world of one has nobody to hear from")
+
+    def put_up(self, name: str, data: bytes) -> None:
+        """Kept."""
+        self._board[name] = data
+
+    def look_up(self, name: str) -> bytes | None:
+        """What was kept."""
+        return self._board.get(name)
+
+    def take_down(self, name: str) -> None:
+        """Kept no more."""
+        self._board.pop(name, None)
 
     def close(self) -> None:
         """Nothing to do."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from relight.world.base import late
+
+LETTERS = 4
+"""How many may be under way from one rank to another."""
 
 
 class _Round:
@@ -23,6 +27,9 @@ class _Room:
         self.size, self.timeout_s = size, timeout_s
         self.changed = threading.Condition()
         self.rounds: dict[tuple[str, int], _Round] = {}
+        self.letters: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)
+        """By sender and receiver."""
+        self.board: dict[str, bytes] = {}
 
     def give(self, key: tuple[str, int], rank: int, data: Any) -> _Round:
         with self.changed:
@@ -81,6 +88,39 @@ class Together:
             return None
         self._room.wait(found, "agreeing on when to save")
         return [max(words) for words in zip(*found.given.values(), strict=True)]
+
+    def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
+        """See ``World``. Waits until the last letter was read, as a connection with little room would."""
+        for rank in to:
+            box = self._room.letters[self.rank, rank]
+            with self._room.changed:
+                if not self._room.changed.wait_for(lambda box=box: len(box) < LETTERS, self._room.timeout_s):  # type: ignore[misc]
+                    raise late([rank], doing, self._room.timeout_s)
+                box.append(bytes(data))
+                self._room.changed.notify_all()
+
+    def receive(self, into: memoryview, source: int, doing: str) -> None:
+        """See ``World``."""
+        box = self._room.letters[source, self.rank]
+        with self._room.changed:
+            if not self._room.changed.wait_for(lambda: len(box) > 0, self._room.timeout_s):
+                raise late([source], doing, self._room.timeout_s)
+            letter = box.popleft()
+            self._room.changed.notify_all()
+        assert len(letter) == len(into), (len(letter), len(into), doing)
+        into[:] = letter
+
+    def put_up(self, name: str, data: bytes) -> None:
+        """See ``World``."""
+        self._room.board[name] = data
+
+    def look_up(self, name: str) -> bytes | None:
+        """See ``World``."""
+        return self._room.board.get(name)
+
+    def take_down(self, name: str) -> None:
+        """See ``World``."""
+        self._room.board.pop(name, None)
 
     def close(self) -> None:
         """Nothing to do."""

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +36,7 @@ class TorchWorld:
 
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = timeout_s
+        self._store = dist.distributed_c10d._get_default_store()
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="relight")
         self._proposal: tuple[Any, Any] | None = None
         self._calls = 0
@@ -87,15 +88,57 @@ class TorchWorld:
             work.wait()
         return [int(word) for word in held]
 
+    def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
+        """See ``World``: to all of them at once."""
+        import torch
+        import torch.distributed as dist
+
+        with self._watched(doing, among_all=False):
+            held = torch.frombuffer(data, dtype=torch.uint8)
+            for work in [dist.isend(held, rank, group=self._group) for rank in to]:
+                if work is not None:
+                    work.wait()
+
+    def receive(self, into: memoryview, source: int, doing: str) -> None:
+        """See ``World``."""
+        import torch
+        import torch.distributed as dist
+
+        with self._watched(doing, among_all=False):
+            dist.recv(torch.frombuffer(into, dtype=torch.uint8), source, group=self._group)
+
+    def put_up(self, name: str, data: bytes) -> None:
+        """See ``World``: in the default group's store, as the group itself may be gone. ``LateRanks`` if the store is, too."""
+        with self._board():
+            self._store.set(f"relight/{name}", data)  # type: ignore[arg-type]
+
+    def look_up(self, name: str) -> bytes | None:
+        """See ``World``."""
+        with self._board():
+            return bytes(self._store.get(f"relight/{name}")) if self._store.check([f"relight/{name}"]) else None
+
+    def take_down(self, name: str) -> None:
+        """See ``World``. Stores that cannot forget keep it."""
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            self._store.delete_key(f"relight/{name}")
+
+    @contextlib.contextmanager
+    def _board(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise late([0], "telling what came of a save", 0.0) from error
+
     def close(self) -> None:
         """The group goes with the process, or with ``destroy_process_group``: to destroy it here would be a collective."""
         self._proposal = None
 
-    def _watched(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        self._calls += 1
+    def _watched(self, doing: str, among_all: bool = True) -> contextlib.AbstractContextManager[None]:
+        """``among_all``: every rank makes this call. What is sent from one to another comes between two of those."""
+        self._calls += among_all
         if self._group is None:
             raise late([], doing, 0.0)
-        return _Watched(self, doing, self._calls)
+        return _Watched(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
 
     def leave(self) -> None:
         """Give the group up: those who still wait in it are then told at once that somebody is gone."""
@@ -107,11 +150,9 @@ class TorchWorld:
             del group
             gc.collect()  # the connections close with the last reference
 
-    def missing(self, call: int) -> list[int]:
+    def missing(self, call: str) -> list[int]:
         """Those who have not given up waiting at the same call: whoever is stuck elsewhere, or gone. By the default group's store."""
-        import torch.distributed as dist
-
-        store = dist.distributed_c10d._get_default_store()
+        store = self._store
         names = [f"relight/late/{call}/{rank}" for rank in range(self.size)]
         store.set(names[self.rank], "here")
         ends = time.monotonic() + ROLL_CALL_S
@@ -125,7 +166,7 @@ class TorchWorld:
 class _Watched(contextlib.AbstractContextManager[None]):
     """Turns what a broken collective raises into the names of those who did not come."""
 
-    def __init__(self, world: TorchWorld, doing: str, call: int) -> None:
+    def __init__(self, world: TorchWorld, doing: str, call: str) -> None:
         self._world, self._doing, self._call = world, doing, call
         self._started = time.monotonic()
 
