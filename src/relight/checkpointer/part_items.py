@@ -34,7 +34,7 @@ def part_items(
     by_entry: dict[int, list[Item]] = {}
     for work in works:
         item, spread = items[work.entry], spreads.get(work.entry)
-        source = _source(item, spread, pieces[work.entry], work)
+        source = source_of(item, spread, pieces[work.entry], work)
         box = None if work.box == whole(item.shape) else work.box
         by_entry.setdefault(work.entry, []).append(Item(item.name, item.dtype, item.shape, item.role, source, box, item.trainable))
     if not leads:
@@ -43,7 +43,8 @@ def part_items(
     return [*first, *(one for index in sorted(by_entry) for one in by_entry[index][1:])]
 
 
-def _source(item: Item, spread: Spread | None, pieces: Sequence[Piece], work: Work) -> Source:
+def source_of(item: Item, spread: Spread | None, pieces: Sequence[Piece], work: Work) -> Source:
+    """The bytes of ``work.box``, of what this rank holds of an item in ``pieces``."""
     if not item.shape:
         return item.source
     piece = pieces[work.piece]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from relight.capture.sharded import table_of
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.signals import Signals
-from relight.commit.save import Place, Seat
+from relight.commit.save import SUSPECT, Place, Seat
 from relight.errors import ConfigError, RelightError, SaveFailed
 from relight.format import Digest, encode_tree
 from relight.layout import Item
@@ -30,10 +30,11 @@ _ASKED = ("", "", "SIGUSR1", "SIGINT", "SIGTERM")
 """What ranks may ask for, the weightier the later: nothing, what a trigger says, what signals say."""
 
 
-class _Shared(NamedTuple):
-    """The work on tables as they were: for this rank."""
+class Shared(NamedTuple):
+    """What follows from tables as they were, for this rank."""
 
     digests: tuple[bytes, ...]
+    roster: Roster
     pieces: list[list[Piece]]
     works: list[Work]
     leads: bool
@@ -52,7 +53,7 @@ class Ranks:
 
     def __init__(self, world: World, per_rank: Sequence[str], timeout_s: float) -> None:
         self.world, self._per_rank, self._timeout_s = world, tuple(per_rank), timeout_s
-        self._shared: _Shared | None = None
+        self._shared: Shared | None = None
         self._written: Written | None = None
         self._tables: dict[bytes, Table] = {}
         self._table: tuple[object, bytes, Table] | None = None
@@ -90,17 +91,12 @@ class Ranks:
         except LateRanks:  # what is exchanged from now on would not be answered, or answered by what was meant for this
             self._lost = True
             raise
-        written = self._write(common, plan)
-        own = capture(mine, behind=written.items)
-        theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
-        tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
-        state = Captured(
-            tree, [*written.items, *theirs], {**common.kinds, **own.kinds}, [*common.notes, *own.notes], [*common.found, *own.found],
-            [*common.missed, *own.missed], written,
-        )  # fmt: skip
-        digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
-        self.seat = Seat(self.world.rank, self.world.size, digest, self._timeout_s)
-        return state
+        return self._part(common, plan, mine)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What the root's ``user`` says of the last capture."""
+        return {SUSPECT: self.suspect} if self.suspect else {}
 
     def id_of(self, place: Place) -> str:
         """The id of what was captured last, as a checkpoint of that attempt: the same on every rank, and never again."""
@@ -177,7 +173,21 @@ class Ranks:
 
     # -- inside
 
-    def _agree(self, common: Captured, values: Mapping[str, bytes]) -> _Shared:
+    def _part(self, common: Captured, plan: Shared, mine: Mapping[str, object]) -> Captured:
+        """What this rank writes: its share of what is common, and its own."""
+        written = self._write(common, plan)
+        own = capture(mine, behind=written.items)
+        theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
+        tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
+        state = Captured(
+            tree, [*written.items, *theirs], {**common.kinds, **own.kinds}, [*common.notes, *own.notes], [*common.found, *own.found],
+            [*common.missed, *own.missed], written,
+        )  # fmt: skip
+        digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
+        self.seat = Seat(self.world.rank, self.world.size, digest, self._timeout_s)
+        return state
+
+    def _agree(self, common: Captured, values: Mapping[str, bytes]) -> Shared:
         digest, table = self._own_table(common)
         word = msgspec.msgpack.encode([digest, list(values.items())])
         words = [msgspec.msgpack.decode(one) for one in self.world.gather(word, "comparing what the ranks hold")]
@@ -188,7 +198,7 @@ class Ranks:
             known = {one: number for number, one in enumerate(dict.fromkeys(digests))}
             roster = Roster([self._tables[one] for one in known], [known[one] for one in digests])
             rank = self.world.rank
-            self._shared = _Shared(digests, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank))
+            self._shared = Shared(digests, roster, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank))
             self._written = None
         self.suspect = self._compare_replicas(self._shared.replicas, common)
         return self._shared
@@ -212,7 +222,7 @@ class Ranks:
             return shown
         return ""
 
-    def _write(self, common: Captured, plan: _Shared) -> Written:
+    def _write(self, common: Captured, plan: Shared) -> Written:
         fixed = _all_fixed(common)
         if fixed is None or self._written is None or self._written.fixed is not fixed:
             items = part_items(common.items, common.spreads, plan.pieces, plan.works, plan.leads)

@@ -1,0 +1,42 @@
+"""Who gives what, where one rank gathers all there is: each box once, from the lowest rank that holds it. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from relight.layout.boxes import Box, whole
+from relight.layout.roster import Entry, Roster
+
+
+class Route(NamedTuple):
+    """``box`` of a tensor comes from ``rank``, which has it in piece ``piece`` of its entry ``entry``."""
+
+    rank: int
+    entry: int
+    piece: int
+    box: Box
+
+
+class Gathering(NamedTuple):
+    """One tensor, as some rank's table has it, and all of its boxes."""
+
+    entry: Entry
+    routes: tuple[Route, ...]
+
+
+def gatherings(roster: Roster) -> list[Gathering]:
+    """All tensors of all ranks: first those of rank 0, in its table's order, then what others have besides, in theirs.
+
+    Costs some microseconds for each entry of each rank.
+    """
+    found: dict[str, tuple[Entry, dict[Box, Route]]] = {}
+    for rank, number in enumerate(roster.table_of):
+        for index, (entry, pieces) in enumerate(zip(roster.tables[number].entries, roster.pieces(rank), strict=True)):
+            _, routes = found.setdefault(entry.name, (entry, {}))
+            if entry.shape:
+                for place, piece in enumerate(pieces):
+                    if piece.box.elements:
+                        routes.setdefault(piece.box, Route(rank, index, place, piece.box))
+            elif not routes:
+                routes[whole(())] = Route(rank, index, 0, whole(()))
+    return [Gathering(entry, tuple(routes.values())) for entry, routes in found.values()]
