@@ -9,10 +9,11 @@ from typing import Any
 
 from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
 from relight.catalog import verify_checkpoint as _verify
+from relight.catalog.one_writer import tree_of
 from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
-from relight.format import encode_tree
+from relight.format import decode_tree, encode_tree
 from relight.format.collector import collector_paused
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
@@ -67,7 +68,9 @@ def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequ
                 opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
                 part = opened.parts[0]
                 if len(opened.parts) == 1:
-                    plan = build_tree(part.tensors, part.tree, only=only, where=opened.prefix, check=partial(check_pack, opened, part))
+                    check = partial(check_pack, opened, part)
+                    tree = tree_of(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), 0, opened.prefix)
+                    plan = build_tree(part.tensors, tree, only=only, where=opened.prefix, check=check)
                     by_part = [plan.sinks]
                 else:
                     joined = whole_of(opened)

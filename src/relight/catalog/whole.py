@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from relight.catalog.one_writer import OWN, apart
 from relight.catalog.opened import Opened
 from relight.catalog.read import check_pack
 from relight.errors import UnsafeContent
 from relight.format import DTYPES, Leaf, Tensor, decode_tree
 from relight.layout import Box, whole
-
-OWN = "rank"
-"""The component of a part's tree that is its rank's own."""
 
 
 class Stored(NamedTuple):
@@ -63,15 +61,16 @@ def whole_of(opened: Opened) -> Whole:
                 pieces[home].append(Stored(number, index, box))
             mapping.append(home)
         where = f"{opened.prefix}/{opened.root.parts[number].file}"
-        decoded = _moved(decode_tree(part.tree, len(part.tensors), where), mapping)
+        decoded = moved(decode_tree(part.tree, len(part.tensors), where), mapping)
         if not isinstance(decoded, dict):
             raise UnsafeContent("the stored state is not a dict of components", where=where)
         mine = decoded.pop(OWN, {}) if len(opened.parts) > 1 else {}
         if not isinstance(mine, dict):
             raise UnsafeContent("a rank's own state is not a dict of components", where=where)
         own.append(mine)
-        _merge(tree, decoded)
-    return Whole(tuple(tensors), tuple(map(tuple, pieces)), tree, tuple(own))
+        merge(tree, decoded)
+    tree, several = apart(opened.root, tree, opened.prefix)
+    return Whole(tuple(tensors), tuple(map(tuple, pieces)), tree, several or tuple(own))
 
 
 def check_pieces(opened: Opened, joined: Whole, index: int) -> None:
@@ -85,19 +84,19 @@ def _global(tensor: Tensor, number: int) -> Tensor:
     return Tensor(tensor.name, tensor.dtype, tensor.shape, tensor.role, number, 0, length)
 
 
-def _moved(node: Any, mapping: list[int]) -> Any:
+def moved(node: Any, mapping: list[int]) -> Any:
     """The tree with its leaves pointing at the merged tensors."""
     kind = type(node)
     if kind is Leaf:
         return Leaf(node.kind, tuple(mapping[index] for index in node.tensors), node.meta)
     if kind is dict:
-        return {key: _moved(value, mapping) for key, value in node.items()}
+        return {key: moved(value, mapping) for key, value in node.items()}
     if kind is list or kind is tuple:
-        return kind(_moved(value, mapping) for value in node)
+        return kind(moved(value, mapping) for value in node)
     return node
 
 
-def _merge(tree: dict[Any, Any], other: Mapping[Any, Any]) -> None:
+def merge(tree: dict[Any, Any], other: Mapping[Any, Any]) -> None:
     """Add what ``other`` has besides: stages of a pipeline hold other modules' entries. Where both have something, the lower rank's
     counts.
     """
@@ -107,7 +106,7 @@ def _merge(tree: dict[Any, Any], other: Mapping[Any, Any]) -> None:
         elif isinstance(tree[key], dict) and isinstance(value, dict):
             if _is_optimizers(tree[key]) and _is_optimizers(value):
                 _merge_groups(tree[key]["groups"], value["groups"])
-            _merge(tree[key], value)
+            merge(tree[key], value)
 
 
 def _is_optimizers(node: Mapping[Any, Any]) -> bool:

@@ -207,8 +207,16 @@ class Background:
         self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
         copies = shape.copies_of(state, self._overlaps)
         devices = [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for one in copies for device in one.devices]
-        for one in copies:
-            one.copy_now(slot.view, base)
+        try:
+            for one in copies:
+                one.copy_now(slot.view, base)
+        except RelightError as error:  # what is elsewhere did not come
+            for device in devices:
+                device.finish()
+            slot.clear()
+            self._free(number)
+            self._on_done(Done(_report(number, checkpoint_id), error))
+            return number
         later = [one.later for one in copies if one.later.slices]
         watched = later[0] if len(later) == 1 else Watched(in_order(placed for one in later for placed in one.placed))
         started = time.perf_counter()

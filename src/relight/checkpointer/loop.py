@@ -12,29 +12,29 @@ from typing import Any, NamedTuple
 
 from relight.agent import Done, Request
 from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
-from relight.checkpointer.agree import begin_together
+from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.observer import observers
+from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background
 from relight.checkpointer.preflight import check_room, probe
-from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.resume import Resumed, resume, say_restored
+from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
+from relight.checkpointer.resume import Resumed, say_restored
+from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import Signals
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.upkeep import put_tag, retire, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.commit.save import SUSPECT
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
 from relight.observe import be_modest, emit
 from relight.policy import Facts, Keep, Limits, Trigger
 from relight.policy.when import check_trigger
-from relight.store import ByteStore, LocalStore, open_bytes
 from relight.store.urls import split_run
 from relight.world import LateRanks, find_world
 
@@ -60,7 +60,8 @@ class Checkpointer:
     (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``), ``signals``
     (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
     waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
-    rank has its own of; loaders and generators are always).
+    rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
+    it opens the store).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -83,13 +84,13 @@ class Checkpointer:
         background: bool | None = None,
         limits: Limits | None = None,
         per_rank: Sequence[str] = (),
+        writer: str = "every rank",
         **components: object,
     ) -> None:
         url, name = (os.fspath(path), run) if run is not None else split_run(path)
         for observer in observers:
             url, name = observer.place(url, name)
         self._run = check_run_name(name)
-        self._store: ByteStore = open_bytes(url)
         self._trigger = check_trigger(save) if save is not None else None
         if keep is not None and not isinstance(keep, Keep):
             raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
@@ -97,16 +98,16 @@ class Checkpointer:
         self._policy = check_failures(on_failure)
         self._metadata = plain_json(metadata or {})
         self._limits = check_limits(limits)
-        self._wants_background = wants_background(background) and isinstance(self._store, LocalStore)
-        self._background: Background | None = None
+        self._world = find_world(self._limits.deadline_s)
+        self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer)
+        self._store, self._wants_background = open_for(self._ranks, url, wants_background(background))
+        self._background: Background | BackgroundElsewhere | None = None
         self._begun: dict[int, _Begun] = {}
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
         self._warmed = False
         self._recall = Recall()
         self._components = check_components(state, components)
-        self._world = find_world(self._limits.deadline_s)
-        self._ranks = Ranks(self._world, per_rank, self._limits.deadline_s) if self._world.size > 1 else None
         if self._ranks is not None:
             self._ranks.split(self._components)
             if self._world.rank:
@@ -149,7 +150,7 @@ class Checkpointer:
         After an error the live state may be a mixture: do not train on it.
         """
         self._start_up()
-        found = resume(self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks)
+        found = resume_any(self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks)
         self._resumed = found
         for checkpoint_id in found.damaged:
             self._verified[checkpoint_id] = False
@@ -299,9 +300,10 @@ class Checkpointer:
         if self._environment is not None:
             return
         state = capture(self._components, recall=self._recall if self._ranks is None else None)
-        if self._world.rank == 0:
-            probe(self._store, self._run)
-            check_room(self._store, full_bytes(state), self._keep.last or 2)
+        with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
+            if self._world.rank == 0:
+                probe(self._store, self._run)
+                check_room(self._store, full_bytes(state), self._keep.last or 2)
         self._environment = environment()
         if self._signals is not None:
             self._signals.install()
@@ -309,10 +311,7 @@ class Checkpointer:
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
             reason = "restored" if self._parent else "fresh"
-            if self._ranks is None:
-                self._attempt = Attempt.begin(self._store, self._run, reason=reason)
-            else:
-                self._attempt = begin_together(self._ranks, self._store, self._run, reason)
+            self._attempt = begin(self._ranks, self._store, self._run, reason, self._best)
             history = self._attempt.history()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
             self._best.learn_from(history)
@@ -380,16 +379,16 @@ class Checkpointer:
             with contextlib.suppress(LateRanks):  # the first save will say so
                 background.warm_up(self._capture(None))
 
-    def _in_background(self) -> Background | None:
+    def _in_background(self) -> Background | BackgroundElsewhere | None:
         if self._wants_background and self._background is None and self._attempt is not None:
-            self._background = Background(
-                self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed, self._world.rank
+            self._background = background_of(
+                self._ranks, self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed
             )
         return self._background
 
     def _begin(
         self,
-        background: Background,
+        background: Background | BackgroundElsewhere,
         state: Captured,
         step: int,
         reason: str,
@@ -516,8 +515,8 @@ class Checkpointer:
             raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {save.step}") from save.error
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
-        suspect = {SUSPECT: self._ranks.suspect} if self._ranks is not None and self._ranks.suspect else {}
-        return {**self._metadata, **suspect, **({} if micro_step is None else {"relight.micro_step": micro_step})}
+        words = self._ranks.words if self._ranks is not None else {}
+        return {**self._metadata, **words, **({} if micro_step is None else {"relight.micro_step": micro_step})}
 
     def _commit(
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None

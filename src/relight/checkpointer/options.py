@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from relight.capture import Captured
 from relight.errors import ConfigError
+from relight.format import dtype_named
 from relight.policy import Limits
+
+EVERY, ONE = "every rank", "rank 0"
+"""Who may write."""
 
 
 def wants_background(option: bool | None) -> bool:
@@ -20,6 +25,13 @@ def wants_background(option: bool | None) -> bool:
     if text not in ("0", "1", "false", "true", "no", "yes"):
         raise ConfigError(f"RELIGHT_BACKGROUND is 1 or 0, not {text[:40]!r}")
     return text in ("1", "true", "yes")
+
+
+def check_writer(writer: str) -> str:
+    """Who writes."""
+    if writer not in (EVERY, ONE):
+        raise ConfigError(f"writer= is {EVERY!r} or {ONE!r}, not {writer!r}")
+    return writer
 
 
 def check_limits(limits: Limits | None) -> Limits:
@@ -53,10 +65,11 @@ def plain_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def full_bytes(state: Captured) -> int:
-    """The state's size once an optimizer that has no state yet has two moments a parameter."""
-    trainable = sum(item.source.length for item in state.items if item.trainable)
+    """The size of the state, of all ranks together, once an optimizer that has no state yet has two moments a parameter."""
+    sizes = [(math.prod(item.shape) * dtype_named(item.dtype).itemsize, item) for item in state.items]
+    trainable = sum(size for size, item in sizes if item.trainable)
     has_moments = any(item.role == "optim" for item in state.items)
-    return state.logical_bytes + (0 if has_moments else 2 * trainable)
+    return sum(size for size, _ in sizes) + (0 if has_moments else 2 * trainable)
 
 
 def as_number(name: str, value: Any) -> float:

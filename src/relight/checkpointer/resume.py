@@ -13,6 +13,7 @@ import msgspec
 
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
+from relight.catalog.one_writer import saved_by, tree_of
 from relight.catalog.opened import Opened
 from relight.catalog.whole import check_pieces, whole_of
 from relight.checkpointer.agree import together
@@ -105,7 +106,7 @@ def _walk(
     if which == "latest" and not history.live and ranks is None:
         return result
     failed: list[RelightError] = []
-    _say_suspect(history, which)
+    say_suspect(history, which)
     for checkpoint in candidates(history, which) if ranks is None else _agreed(ranks, history, which):
         try:
             with together(ranks, f"restoring checkpoint {checkpoint.id}"):
@@ -136,7 +137,7 @@ def _walk(
     )
 
 
-def _say_suspect(history: History, which: str | int) -> None:
+def say_suspect(history: History, which: str | int) -> None:
     """Tell of checkpoints that are newer than the one that is tried first, and are not, as they are suspect."""
     first = next(iter(candidates(history, which)), None) if which == "latest" else None
     for one in history.live:
@@ -181,8 +182,11 @@ def _restore(
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         part, nearer = opened.parts[0], near.view(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
-        root = decode_tree(part.tree, len(part.tensors), opened.prefix) if joined is None else joined.tree_of(rank)
-        carried = carry(root, components, rank=rank, world=world, saved=opened.root.world, key=checkpoint.id)
+        if joined is None:
+            root = tree_of(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), rank, opened.prefix)
+        else:
+            root = joined.tree_of(rank)
+        carried = carry(root, components, rank=rank, world=world, saved=saved_by(opened.root), key=checkpoint.id)
         plan = plan_restore(
             carried.components,
             part.tensors if joined is None else joined.tensors,
@@ -201,7 +205,7 @@ def _restore(
     result.bytes_read, result.source = 0, "memory"
     for number, sinks in enumerate(by_part):
         if sinks or joined is None:
-            result.bytes_read += _read(opened, near.view(opened, number), number, sinks, result)
+            result.bytes_read += read_part(opened, near.view(opened, number), number, sinks, result)
     plan.finish()
     if only is None:
         carried.finish()
@@ -221,7 +225,7 @@ def _check_pack(opened: Opened, nearer: Opened | None, index: int) -> None:
     check_pack(opened, opened.parts[0], index)
 
 
-def _read(opened: Opened, nearer: Opened | None, number: int, sinks: Mapping[int, Sink], result: Resumed) -> int:
+def read_part(opened: Opened, nearer: Opened | None, number: int, sinks: Mapping[int, Sink], result: Resumed) -> int:
     """A part: from memory if it is there and what was committed, else from the store."""
     if nearer is not None:
         try:

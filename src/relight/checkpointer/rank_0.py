@@ -1,0 +1,314 @@
+"""The way of a save where rank 0 writes for all: what each of them has in place of an attempt and of a way through the agent.
+
+Rank 0's are the usual ones, which also tell the others. The others' give what is asked for, and hear what came of it: at once of a save
+that rank 0 makes while it waits, later, from the board, of one that its agent makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from relight.agent import Done, Request
+from relight.agent.messages import Report
+from relight.capture import Captured
+from relight.checkpointer.agree import begin_together
+from relight.checkpointer.background import Background
+from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.one_writer import OneWriter
+from relight.checkpointer.options import ONE, check_writer
+from relight.checkpointer.ranks import Ranks
+from relight.commit import Attempt, Place, SaveReport, SaveRequest
+from relight.errors import ConfigError, RelightError, SaveFailed, error_of
+from relight.log import History
+from relight.policy import Keep, Limits
+from relight.store import ByteStore, LocalStore, open_bytes
+from relight.world import LateRanks, World
+
+BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
+"""How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
+POLL_S = 0.02
+KEPT = 64
+"""Outcomes that stay on the board."""
+GRACE_S = 5.0
+"""How long rank 0 waits, at its end, until the others have read the last outcome."""
+
+
+def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: str) -> Ranks | None:
+    """This process among the others; None where there are none. ``ConfigError`` if they were not given the same ``writer``."""
+    check_writer(writer)
+    if world.size == 1:
+        return None
+    told = [one.decode() for one in world.gather(writer.encode(), "comparing settings")]
+    if len(set(told)) > 1:
+        raise ConfigError(f"writer= is {told[0]!r} on rank 0 and another on others", hint="every rank is given the same")
+    return (OneWriter if writer == ONE else Ranks)(world, per_rank, timeout_s)
+
+
+def open_for(ranks: Ranks | None, url: str, wants_background: bool) -> tuple[ByteStore, bool]:
+    """The store, and whether its saves are made in the background: only a local store's can be."""
+    if not isinstance(ranks, OneWriter):
+        store = open_bytes(url)
+        return store, wants_background and isinstance(store, LocalStore)
+    opened: list[ByteStore] = []
+
+    def open_it() -> bytes:
+        opened.append(open_bytes(url))
+        return b"1" if wants_background and isinstance(opened[0], LocalStore) else b""
+
+    in_background = bool(ranks.first(open_it, "opening the store"))
+    return (opened[0] if opened else Elsewhere(url)), in_background
+
+
+def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar) -> Attempt:
+    """One attempt for all: this process, or rank 0, takes charge of the run."""
+    if ranks is None:
+        return Attempt.begin(store, run, reason=reason)
+    attempt = begin_together(ranks, store, run, reason)
+    if not isinstance(ranks, OneWriter):
+        return attempt
+
+    def learn() -> bytes:
+        best.learn_from(attempt.history())
+        return msgspec.json.encode(best.values)
+
+    best.values = msgspec.json.decode(ranks.first(learn, "beginning an attempt"))
+    return (AttemptForAll if ranks.leads else AttemptElsewhere)(ranks, attempt.place)
+
+
+def background_of(
+    ranks: Ranks | None,
+    attempt: Attempt,
+    components: Mapping[str, object],
+    keep: Keep,
+    limits: Limits,
+    on_done: Callable[[Done], None],
+    on_sealed: Callable[[int, float], None],
+) -> Background | BackgroundElsewhere:
+    """The way through the agent."""
+    if not isinstance(ranks, OneWriter):
+        return Background(attempt, components, keep, limits, on_done, on_sealed, ranks.world.rank if ranks is not None else 0)
+    if ranks.leads:
+        return BackgroundForAll(ranks, attempt, components, keep, limits, on_done, on_sealed)
+    return BackgroundElsewhere(ranks, attempt.place, on_done, on_sealed)
+
+
+class Elsewhere:
+    """The store, as ranks see it that do not write: not at all."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigError(f"only rank 0 opens this store ({name})", where=self.url, hint="a bug: please report it")
+
+
+class AttemptForAll(Attempt):
+    """Rank 0's: the others wait for what comes of a save."""
+
+    def __init__(self, ranks: OneWriter, place: Place) -> None:
+        super().__init__(place)
+        self._ranks = ranks
+
+    def save(self, request: SaveRequest) -> SaveReport:
+        """See ``Attempt``."""
+        try:
+            report = super().save(request)
+        except BaseException as error:
+            with contextlib.suppress(LateRanks):
+                self._ranks.end(FAILED + error_word(error))
+            raise
+        with contextlib.suppress(LateRanks):  # it is made, all the same
+            self._ranks.end(MADE + msgspec.msgpack.encode(report))
+        return report
+
+
+class AttemptElsewhere(Attempt):
+    """Another rank's."""
+
+    def __init__(self, ranks: OneWriter, place: Place) -> None:
+        super().__init__(place)
+        self._ranks = ranks
+
+    def history(self) -> History:
+        """Rank 0 knows it."""
+        return History()
+
+    def save(self, request: SaveRequest) -> SaveReport:
+        """Give what is asked for. The report, or the error, is rank 0's."""
+        word = self._ranks.serve()
+        if word[:1] == MADE:
+            return msgspec.msgpack.decode(word[1:], type=SaveReport)
+        raise told_error(word[1:])
+
+
+class BackgroundForAll(Background):
+    """Rank 0's: what comes of a save is put on the board."""
+
+    def __init__(
+        self,
+        ranks: OneWriter,
+        attempt: Attempt,
+        components: Mapping[str, object],
+        keep: Keep,
+        limits: Limits,
+        on_done: Callable[[Done], None],
+        on_sealed: Callable[[int, float], None],
+    ) -> None:
+        super().__init__(attempt, components, keep, limits, self._and_all, on_sealed)
+        self._ranks, self._here = ranks, on_done
+        self._told: deque[str] = deque()
+
+    def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
+        """See ``Background``. All is gathered when it returns."""
+        try:
+            number = super().save(state, request, checkpoint_id)
+        except BaseException as error:
+            with contextlib.suppress(LateRanks):
+                self._ranks.end(FAILED + error_word(error))
+            raise
+        if number is not None:
+            with contextlib.suppress(LateRanks):  # it is on its way, all the same
+                self._ranks.end(BACKGROUND)
+            return number
+        self._ranks.interrupt(FOREGROUND)
+        return None
+
+    def close(self, polite: bool = True) -> None:
+        """See ``Background``. Whoever ends takes the board along: the others are to have read it."""
+        super().close(polite)
+        ends = time.monotonic() + GRACE_S
+        names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
+        self._told.clear()
+        with contextlib.suppress(LateRanks):
+            while time.monotonic() < ends and any(self._ranks.world.look_up(name) is None for name in names):
+                time.sleep(POLL_S)
+
+    def _and_all(self, done: Done) -> None:
+        error = done.error
+        told = None if error is None else (error.kind, error.what, error.where, error.hint, error.retryable)
+        report = msgspec.structs.replace(done.report, error=told)
+        with contextlib.suppress(LateRanks):
+            self._ranks.world.put_up(report.id, msgspec.msgpack.encode(report))
+            self._told.append(report.id)
+            if len(self._told) > KEPT:
+                self._take_down(self._told.popleft())
+        self._here(done)
+
+    def _take_down(self, checkpoint_id: str) -> None:
+        for name in (checkpoint_id, *(f"{checkpoint_id}/{rank}" for rank in range(1, self._ranks.world.size))):
+            self._ranks.world.take_down(name)
+
+
+class BackgroundElsewhere:
+    """Another rank's: what is asked for is given inside ``save``, and the outcome looked for by a thread."""
+
+    has_room = warmed = True
+    pack_bytes = 0
+
+    def __init__(
+        self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]
+    ) -> None:
+        self.place = place
+        self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed
+        self._number = 0
+        self._waiting: deque[Report] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str) -> int | None:
+        """See ``Background``."""
+        self._number += 1
+        request(self._number, checkpoint_id, b"")
+        report = Report(self._number, checkpoint_id)
+        started = time.perf_counter()
+        try:
+            word = self._ranks.serve()
+        except LateRanks as error:
+            self._on_done(Done(report, error))
+            return self._number
+        if word[:1] == FOREGROUND:
+            return None
+        if word[:1] == FAILED:
+            raise told_error(word[1:])
+        self._on_sealed(self._number, time.perf_counter() - started)
+        with self._changed:
+            self._waiting.append(report)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
+            self._thread.start()
+        return self._number
+
+    def look_at(self, number: int) -> tuple[float, float]:
+        """What was asked for is given; of what is written nothing is known here."""
+        return 1.0, 0.0
+
+    def free_slot(self, wait_s: float = 0.0) -> bool:
+        """It needs none."""
+        return True
+
+    def barrier(self) -> None:
+        """What is given is copied at once."""
+
+    def interval(self, seconds: float) -> None:
+        """Nothing is chosen here."""
+
+    def began(self, blocked_s: float) -> None:
+        """Nothing is chosen here."""
+
+    def warm_up(self, state: Captured) -> None:
+        """There is nothing to make ready."""
+
+    def close(self, polite: bool = True) -> None:
+        """Look no longer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        """In a thread."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._waiting)
+                if self._closed:
+                    return
+                report = self._waiting[0]
+            try:
+                found = self._ranks.world.look_up(report.id)
+                if found is not None:
+                    self._ranks.world.put_up(f"{report.id}/{self._ranks.world.rank}", b"read")
+            except LateRanks as error:
+                self._waiting.popleft()
+                self._on_done(Done(report, error))
+                continue
+            if found is None:
+                time.sleep(POLL_S)
+                continue
+            self._waiting.popleft()
+            told = msgspec.structs.replace(msgspec.msgpack.decode(found, type=Report), number=report.number)
+            self._on_done(Done(told, None if told.error is None else _error(*told.error)))
+
+
+def error_word(error: BaseException) -> bytes:
+    """An error, for those who hear of it."""
+    known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
+    return msgspec.msgpack.encode((known.kind, known.what, known.where, known.hint, known.retryable))
+
+
+def told_error(word: bytes) -> RelightError:
+    """Rank 0's error, of the same kind."""
+    return _error(*msgspec.msgpack.decode(word))
+
+
+def _error(kind: str, what: str, where: str, hint: str, retryable: bool) -> RelightError:
+    return error_of(kind)(f"rank 0: {what}", where=where, hint=hint, retryable=retryable)

@@ -1,0 +1,374 @@
+"""Restoring where rank 0 alone opens the store: it tells the others what there is, hears what they need, and sends them that.
+
+Every rank plans for itself. Rank 0 reads, checks, and cuts what it read to the boxes that were asked for, a few MiB at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from relight.capture import RestorePlan, plan_restore
+from relight.capture.regions import part, regions_of, sink_of_piece
+from relight.capture.tensors import TORCH_DTYPES, memory_of
+from relight.catalog import candidates, check_pack, open_checkpoint
+from relight.catalog.one_writer import saved_by
+from relight.catalog.opened import Opened
+from relight.catalog.whole import Whole, whole_of
+from relight.checkpointer.agree import together
+from relight.checkpointer.carried import Carried, carry
+from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Desk
+from relight.checkpointer.near import Near
+from relight.checkpointer.one_writer import OneWriter
+from relight.checkpointer.rank_0 import error_word, told_error
+from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.resume import Resumed, read_part, resume, say_suspect
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.format import Tensor, decode_tree, encode_tree
+from relight.format.collector import collector_paused
+from relight.format.records import CommitBody
+from relight.layout import Box, Sink
+from relight.layout.shards import boxes_of_run, intersection, placed, relative
+from relight.layout.sources import copy_bytes
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.observe import emit
+from relight.store import ByteStore
+from relight.world import LateRanks
+
+Rename = Mapping[str, str] | Callable[[str], str] | None
+_DATA, _END, _FAILED = b":", b".", b"-"
+
+
+class _Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 tells of a checkpoint: all but the tensors' bytes. ``own`` are the trees of what each rank had besides."""
+
+    tensors: list[Tensor]
+    tree: bytes
+    own: list[bytes]
+    saved: int
+    prefix: str
+    environment: dict[str, Any]
+    exact: list[str]
+    user: dict[str, Any]
+
+    def tree_of(self, rank: int) -> dict[Any, Any]:
+        """The tree of a rank: what is common, and its own."""
+        count = len(self.tensors)
+        own = decode_tree(self.own[rank % len(self.own)], count, self.prefix)
+        return {**decode_tree(self.tree, count, self.prefix), **own}
+
+
+class _Asked(NamedTuple):
+    """What is to be restored, of what."""
+
+    components: Mapping[str, object]
+    only: Sequence[str] | None
+    strict: bool
+    rename: Rename
+
+
+def resume_any(
+    store: ByteStore,
+    run: str,
+    components: Mapping[str, object],
+    which: str | int,
+    *,
+    only: Sequence[str] | None,
+    strict: bool,
+    rename: Rename,
+    ranks: Ranks | None = None,
+) -> Resumed:
+    """Restore ``which`` into ``components``, each rank by itself or from rank 0. ``latest`` walks from newest to oldest until one
+    verifies; others are that one or an error.
+    """
+    if not isinstance(ranks, OneWriter):
+        return resume(store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks)
+    near = Near(store, run) if ranks.leads else None
+    try:
+        asked = _Asked(components, only, strict, rename)
+        return ranks.spoken(lambda: _walk(store, run, asked, which, near, ranks))
+    finally:
+        if near is not None:
+            near.close()
+
+
+def _walk(store: ByteStore, run: str, asked: _Asked, which: str | int, near: Near | None, ranks: OneWriter) -> Resumed:
+    started = perf_counter()
+    result = Resumed(looked=ranks.leads)
+    failed: list[RelightError] = []
+    view, found = _listed(store, run, which, result, ranks)
+    for checkpoint in found:
+        try:
+            _restore(store, view, checkpoint, asked, result, near, ranks)
+        except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
+            if which != "latest":
+                raise
+            failed.append(error)
+            if not isinstance(error, StoreUnavailable):
+                result.damaged.append(checkpoint.id)
+            say = f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}"
+            emit("restore.skipped", say, id=checkpoint.id, step=checkpoint.step, kind=error.kind)
+            continue
+        result.seconds = perf_counter() - started
+        return result
+    if not failed:
+        return result
+    raise CorruptCheckpoint(
+        f"none of the {len(failed)} checkpoints of run {run!r} can be restored",
+        where=store.url,
+        details=[str(error).splitlines()[0] for error in failed],
+        hint="the live state may hold a mixture: do not train on it; relight verify shows all damage",
+    )
+
+
+def _listed(store: ByteStore, run: str, which: str | int, result: Resumed, ranks: OneWriter) -> tuple[View | None, list[Checkpoint]]:
+    """What rank 0 would try, in its order: nothing for the latest of a fresh run."""
+    view: View | None = None
+    found: list[Checkpoint] = []
+    with together(ranks, "reading the log"):
+        if ranks.leads:
+            with suppress(*([CheckpointNotFound] if which == "latest" else [])):
+                view = Log(store, run).read()
+            history = _looked(view, which, result) if view is not None else History()
+            found = candidates(history, which)
+    word = msgspec.msgpack.encode([(one.seq, one.time, one.epoch, one.body) for one in found])
+    told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, "choosing a checkpoint"), type=_Listing)
+    return view, [Checkpoint(*one) for one in told]
+
+
+_Listing = list[tuple[int, str, int, CommitBody]]
+
+
+def _looked(view: View, which: str | int, result: Resumed) -> History:
+    for fault in view.faults:
+        emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
+    history = fold(view)
+    result.newest_seen = history.live[-1].id if history.live else None
+    say_suspect(history, which)
+    return history
+
+
+def _restore(
+    store: ByteStore, view: View | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: Near | None, ranks: OneWriter
+) -> None:
+    opened: Opened | None = None
+    joined: Whole | None = None
+    word = b""
+    doing = f"restoring checkpoint {checkpoint.id}"
+    with together(ranks, doing), collector_paused():
+        if view is not None:
+            opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            joined = whole_of(opened)
+            word = _manifest(opened, joined)
+            if asked.only is None:  # before memory is made for what is there
+                for one in opened.parts:
+                    for index in range(len(one.packs)):
+                        check_pack(opened, one, index)
+    told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, doing), type=_Manifest)
+    with together(ranks, doing), collector_paused():
+        plan, carried = _planned(asked, told, checkpoint, ranks)
+    needs = {index: _boxes(sink, told.tensors[index]) for index, sink in plan.sinks.items() if told.tensors[index].length}
+    result.bytes_read, result.source = 0, "memory"
+    if opened is None or joined is None or near is None:
+        ranks.desk.say(msgspec.msgpack.encode(list(needs.items())), [0])
+        error = _take(ranks.desk, plan.sinks, told.tensors)
+        result.source = "store"
+    else:
+        error = _give(opened, joined, plan.sinks, needs, near, ranks, result)
+    with together(ranks, doing):
+        if error is not None:
+            raise error
+    plan.finish()
+    if asked.only is None:
+        carried.finish()
+    result.checkpoint = checkpoint
+    result.values = plan.values
+    result.environment = told.environment
+    result.notes = [*told.exact, *carried.notes] if asked.only is None else []
+    micro = told.user.get("relight.micro_step")
+    result.micro_step = micro if isinstance(micro, int) else None
+
+
+def _manifest(opened: Opened, joined: Whole) -> bytes:
+    root, own = opened.root, [encode_tree(one) for one in joined.own]
+    told = _Manifest(
+        list(joined.tensors), encode_tree(joined.tree), own, saved_by(root), opened.prefix, root.environment, list(root.exact), root.user
+    )
+    return msgspec.msgpack.encode(told)
+
+
+def _planned(asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneWriter) -> tuple[RestorePlan, Carried]:
+    rank, world = ranks.world.rank, ranks.world.size
+    carried = carry(told.tree_of(rank), asked.components, rank=rank, world=world, saved=told.saved, key=checkpoint.id)
+    plan = plan_restore(
+        carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
+        nowhere=ranks.nowhere,
+    )  # fmt: skip
+    return plan, carried
+
+
+def _boxes(sink: Sink, tensor: Tensor) -> list[Box]:
+    """What of a tensor lives here."""
+    return list(dict.fromkeys(region.box for region in regions_of(sink, tensor.shape) if region.box.elements))
+
+
+# -- rank 0
+
+
+class _Dealer:
+    """Deals out what is read: to this rank at once, to others in letters of some MiB. Called by any thread."""
+
+    def __init__(self, desk: Desk, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
+        self._desk, self._sinks, self._tensors = desk, sinks, tensors
+        self._lock = threading.Lock()
+        self._letters: dict[tuple[int, ...], _Letter] = {}
+
+    def deal(self, index: int, ranks: tuple[int, ...], box: Box, data: torch.Tensor) -> None:
+        """``data`` is ``box`` of tensor ``index``, and ``ranks`` need it."""
+        held = data.contiguous()
+        memory = memory_of(held)
+        assert memory is not None
+        with self._lock:
+            if ranks == (0,):
+                _put(self._sinks[index], self._tensors[index], box, memory)
+                return
+            letter = self._letters.setdefault(ranks, _Letter())
+            if letter.data and len(letter.data) + len(memory) > PIECE_BYTES:
+                self._post(ranks)
+                letter = self._letters.setdefault(ranks, _Letter())
+            letter.heads.append((index, box))
+            letter.data += memory
+
+    def end(self, outcome: bytes) -> None:
+        """All was dealt, or no more will be."""
+        with self._lock:
+            if outcome == _END:
+                for ranks in list(self._letters):
+                    self._post(ranks)
+            self._letters = {}
+            self._desk.say(outcome, range(1, self._desk.world.size))
+
+    def _post(self, ranks: tuple[int, ...]) -> None:
+        letter = self._letters.pop(ranks)
+        self._desk.say(_DATA + msgspec.msgpack.encode([len(letter.data), letter.heads]), ranks)
+        self._desk.send(memoryview(letter.data), ranks)
+
+
+class _Letter:
+    def __init__(self) -> None:
+        self.heads: list[tuple[int, Box]] = []
+        self.data = bytearray()
+
+
+class _Dealt:
+    """A sink for ``box`` of tensor ``index``, which is stored in a piece of its own. ``wanted``: boxes, and the ranks that need each."""
+
+    def __init__(self, dealer: _Dealer, index: int, tensor: Tensor, box: Box, wanted: Sequence[tuple[tuple[int, ...], Box]]) -> None:
+        self._dealer, self._index, self._box, self._wanted = dealer, index, box, wanted
+        self._weight = TORCH_DTYPES[tensor.dtype].itemsize
+        self.length = box.elements * self._weight
+
+    def view(self) -> memoryview | None:
+        """It goes to several places."""
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Cut it up."""
+        held = torch.frombuffer(data, dtype=WEIGHTS[self._weight])
+        first, at = start // self._weight, 0
+        for run in boxes_of_run(self._box.size, first, first + len(held)):
+            box = placed(run, self._box)
+            here = held[at : at + run.elements].view(run.size)
+            at += run.elements
+            for ranks, wanted in self._wanted:
+                shared = intersection(box, wanted)
+                if shared is not None:
+                    self._dealer.deal(self._index, ranks, shared, part(here, relative(shared, box)))
+
+
+def _give(
+    opened: Opened, joined: Whole, sinks: Mapping[int, Sink], needs: Mapping[int, list[Box]], near: Near, ranks: OneWriter, result: Resumed
+) -> RelightError | None:
+    """Read what all ranks need, and send it; why it could not be read."""
+    desk, world = ranks.desk, ranks.world.size
+    wanted: dict[int, dict[Box, list[int]]] = {}
+    for rank in range(world):
+        for index, boxes in needs.items() if rank == 0 else _heard(desk.hear(rank)):
+            for box in boxes:
+                wanted.setdefault(index, {}).setdefault(box, []).append(rank)
+    dealer = _Dealer(desk, sinks, joined.tensors)
+    by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
+    for index, owners in wanted.items():
+        for one in joined.pieces[index]:
+            sink = _sink(dealer, index, joined.tensors[index], one.box, owners, sinks)
+            if sink is not None:
+                by_part[one.part][one.tensor] = sink
+    try:
+        for number, chosen in enumerate(by_part):
+            result.bytes_read += read_part(opened, near.view(opened, number), number, chosen, result)
+    except LateRanks:
+        raise
+    except RelightError as error:
+        dealer.end(_FAILED + error_word(error))
+        return error
+    dealer.end(_END)
+    return None
+
+
+def _heard(word: bytes) -> Iterator[tuple[int, list[Box]]]:
+    yield from msgspec.msgpack.decode(word, type=list[tuple[int, list[Box]]])
+
+
+def _sink(
+    dealer: _Dealer, index: int, tensor: Tensor, box: Box, wanted: Mapping[Box, Sequence[int]], sinks: Mapping[int, Sink]
+) -> Sink | None:
+    """For a stored piece: to where it belongs, if nobody else needs any of it, else to be dealt out."""
+    needed = [(tuple(ranks), one) for one, ranks in wanted.items() if intersection(one, box) is not None]
+    if not needed:
+        return None
+    if all(ranks == (0,) for ranks, _ in needed):
+        return sink_of_piece(sinks[index], tensor.shape, TORCH_DTYPES[tensor.dtype], box)
+    own = [((0,), one) for ranks, one in needed if 0 in ranks]
+    others = [(rest, one) for ranks, one in needed if (rest := tuple(rank for rank in ranks if rank))]
+    return _Dealt(dealer, index, tensor, box, [*own, *others])
+
+
+# -- the others
+
+
+def _take(desk: Desk, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
+    """Put what comes where it belongs, until all of it came; why not all of it did."""
+    while True:
+        word = desk.hear(0)
+        if word[:1] == _END:
+            return None
+        if word[:1] == _FAILED:
+            return told_error(word[1:])
+        size, heads = msgspec.msgpack.decode(word[1:], type=tuple[int, list[tuple[int, Box]]])
+        data = memoryview(bytearray(size))
+        desk.receive(data, 0)
+        at = 0
+        for index, box in heads:
+            length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
+            _put(sinks[index], tensors[index], box, data[at : at + length])
+            at += length
+
+
+def _put(sink: Sink, tensor: Tensor, box: Box, data: memoryview) -> None:
+    """``data`` is ``box`` of the tensor: to where that lives here."""
+    one = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], box)
+    if one is None:
+        return
+    skip = getattr(one, "skip", 0)
+    data = data[skip : skip + one.length]
+    view = one.view()
+    if view is not None:
+        copy_bytes(data, view)
+    else:
+        one.absorb(0, data)
