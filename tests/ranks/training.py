@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from layouts import Net, mesh, shard, tensor_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
+from relight.checkpointer.gather import Offers
 
 
 def build(layout: str) -> torch.nn.Module:
@@ -46,12 +48,14 @@ def main() -> None:
     torch.manual_seed(100 + rank)  # each rank draws its own data
     every = relight.every(steps=options.get("every", 2))
     limits = relight.Limits(deadline_s=options.get("deadline_s", 60.0))
+    writer = options.get("writer", "every rank")
+    run = options["run"] if writer == "every rank" or not rank else "nowhere://run"
     ckpt = relight.Checkpointer(
-        options["run"], model=net, optimizer=optimizer, scheduler=scheduler, save=every, keep=relight.keep(last=3), limits=limits
+        run, model=net, optimizer=optimizer, scheduler=scheduler, save=every, keep=relight.keep(last=3), limits=limits, writer=writer
     )
     start = ckpt.restore()
     print(json.dumps({"start": start}), flush=True)
-    data_ranks = world // 2 if options["layout"] == "tensor_fsdp" else world
+    data_ranks = {"tensor_fsdp": world // 2, "same": 1}.get(options["layout"], world)
     for step in range(start, options["steps"]):
         generator = torch.Generator().manual_seed(1000 * step + (rank * data_ranks // world))
         tokens = torch.randint(0, 50, (4, 8), generator=generator)
@@ -63,9 +67,16 @@ def main() -> None:
         optimizer.zero_grad()
         scheduler.step()
         print(json.dumps({"step": step, "loss": float(loss)}), flush=True)
+        if options.get("die_giving", [None, None])[:2] == [rank, step]:
+            Offers.source = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         if options.get("kill", [None, None])[:2] == [rank, step]:
             os.kill(os.getpid(), getattr(signal, options["kill"][2]))
-        ckpt.step(step, loss=float(loss))
+        save = ckpt.step(step, loss=float(loss))
+        if save is not None and options.get("wait"):
+            with contextlib.suppress(relight.RelightError):
+                save.wait(60)
+            told = save.error
+            print(json.dumps({"saved": step, "error": told and told.kind, "late": list(getattr(told, "ranks", ()))}), flush=True)
         time.sleep(options.get("pause_s", 0.0))
     ckpt.close()
     print(json.dumps({"end": True}), flush=True)

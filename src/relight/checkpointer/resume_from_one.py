@@ -162,14 +162,14 @@ def _restore(
     word = b""
     doing = f"restoring checkpoint {checkpoint.id}"
     with together(ranks, doing), collector_paused():
-        if view is not None:
+        if view is not None and near is not None:
             opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
             joined = whole_of(opened)
             word = _manifest(opened, joined)
             if asked.only is None:  # before memory is made for what is there
-                for one in opened.parts:
+                for number, one in enumerate(opened.parts):
                     for index in range(len(one.packs)):
-                        check_pack(opened, one, index)
+                        check_pack(near.view(opened, number) or opened, one, index)
     told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, doing), type=_Manifest)
     with together(ranks, doing), collector_paused():
         plan, carried = _planned(asked, told, checkpoint, ranks)

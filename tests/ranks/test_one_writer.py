@@ -1,0 +1,117 @@
+"""Rank 0 gathers, writes and reads for all: any layout to any other, with ranks that cannot open the store."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from click.testing import CliRunner
+from job import Job, run
+
+import relight
+from relight.cli import cli
+
+pytestmark = pytest.mark.distributed
+
+ONE = {"writer": "rank 0", "background": True}
+
+
+def job(world: int, *plan: list[Any]) -> list[list[dict[str, Any]]]:
+    return run("layouts.py", world, [json.dumps(plan)], seconds=280)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of several layouts, each written by one rank or by all, and restored under others by the jobs that saved those."""
+    store = tmp_path_factory.mktemp("one") / "store"
+    told = [
+        *job(2, ["save", "ddp", f"{store}/ddp-2", ONE], ["save", "fsdp", f"{store}/fsdp-2", {**ONE, "background": False}],
+             ["save", "fsdp", f"{store}/all-2", {}]),
+        *job(4, ["save", "tensor_fsdp", f"{store}/tensor_fsdp-4", ONE], ["save", "pipeline_fsdp", f"{store}/pipeline_fsdp-4", ONE],
+             ["restore", "tensor_fsdp", f"{store}/fsdp-2", ONE], ["restore", "fsdp", f"{store}/all-2", ONE], ["restore", "fsdp", f"{store}/ddp-2", {}]),
+        *job(3, ["save", "fsdp", f"{store}/fsdp-3", ONE], ["restore", "fsdp", f"{store}/tensor_fsdp-4", ONE],
+             ["restore", "ddp", f"{store}/pipeline_fsdp-4", ONE], ["restore", "fsdp", f"{store}/pipeline_fsdp-4", {}],
+             ["restore", "fsdp", f"{store}/fsdp-3", ONE]),
+    ]  # fmt: skip
+    (store / "told.json").write_text(json.dumps(told))
+    return store
+
+
+def test_every_rank_restores_what_one_wrote_and_what_all_wrote(store: Path) -> None:
+    """To the bit; each rank takes what it had of its own, and the ids are the same on all of them."""
+    told = json.loads((store / "told.json").read_text())
+    restores = 0
+    for number, rank in [*enumerate(told[:2]), *enumerate(told[2:6]), *enumerate(told[6:])]:
+        for found in rank:
+            if found["verb"] == "restore":
+                restores += 1
+                there = int(found["run"].rsplit("-", 1)[1])
+                assert (found["wrong"], found["start"], found["own"]) == ([], 5, number % there), found
+    assert restores == 4 * 3 + 3 * 4
+    assert [one["ids"] for one in told[2] if "ids" in one] == [one["ids"] for one in told[5] if "ids" in one]
+
+
+@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"])
+def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
+    """One part, one pack: it verifies, loads as a plain tree, is listed, and a reader of safetensors finds every tensor whole."""
+    run_url = store / name
+    assert [findings for _, findings in relight.open(run_url).verify()] == [[], []]
+    tree = relight.load(run_url)
+    assert set(tree) == {"model", "optimizer", "own", "rng"} and tree["own"]["rank"] == 0
+    expected = relight.load(store / "all-2")
+    for key, value in expected["model"].items():
+        assert torch.equal(tree["model"][key], value), key
+    assert tree["optimizer"]["groups"] == expected["optimizer"]["groups"]
+    newest = store / name / relight.open(run_url).latest().body.dir
+    assert sorted(one.name for one in newest.iterdir()) == ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"]
+    plain = safetensors.torch.load_file(newest / "pack-00000-000.safetensors")
+    assert all(torch.equal(plain[f"model/{key}"], value) for key, value in expected["model"].items())
+    for command in (["ls"], ["show", "--stats"], ["verify"]):
+        assert CliRunner().invoke(cli, [command[0], str(run_url), *command[1:]]).exit_code == 0
+
+
+def losses(told: list[dict[str, Any]]) -> dict[int, float]:
+    return {one["step"]: one["loss"] for one in told if "step" in one}
+
+
+def test_a_killed_job_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """Both ranks killed, started again: what they do once more has the same losses, on each of them; each rank's generator goes on."""
+    plan = {"layout": "fsdp", "run": str(tmp_path / "store" / "run"), "writer": "rank 0", "every": 4}
+    first = Job("training.py", 2, [json.dumps({**plan, "steps": 9, "kill": [1, 7, "SIGKILL"], "wait": True})], RELIGHT_BACKGROUND="1")
+    try:
+        first.ranks[1].wait(250)
+        first.ranks[0].kill()
+        first.wait(20)
+        told = [first.told(rank) for rank in range(2)]
+    finally:
+        first.close()
+    again = run("training.py", 2, [json.dumps({**plan, "steps": 8})])
+    for rank in range(2):
+        assert {"saved": 3, "error": None, "late": []} in told[rank]
+        expected, found = losses(told[rank]), losses(again[rank])
+        assert sorted(expected) == list(range(8)) and sorted(found) == [4, 5, 6, 7], rank
+        assert found == {step: expected[step] for step in found}, rank
+    assert losses(told[0]) != losses(told[1]), "each rank draws its own noise"
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [3, 7]
+
+
+def test_a_rank_that_dies_while_it_gives_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    """The others go on without saves; what was committed before restores, and nothing else is there."""
+    plan = {"layout": "same", "run": str(tmp_path / "store" / "run"), "steps": 5, "writer": "rank 0", "wait": True, "deadline_s": 60.0,
+            "die_giving": [1, 3]}  # fmt: skip
+    job = Job("training.py", 3, [json.dumps(plan)], RELIGHT_BACKGROUND="1")
+    try:
+        assert job.wait(250) == [0, -signal.SIGKILL, 0], job.said(0) + job.said(2)
+        for rank in (0, 2):
+            saved = [one for one in job.told(rank) if "saved" in one]
+            assert saved == [{"saved": 1, "error": None, "late": []}, {"saved": 3, "error": "late_ranks", "late": [1]}], job.said(rank)
+    finally:
+        job.close()
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]
+    assert set(relight.load(tmp_path / "store" / "run")) == {"model", "optimizer", "scheduler", "rng"}
+    assert len([one for one in (tmp_path / "store" / "run").iterdir() if one.is_dir()]) == 2, "the log, and one checkpoint"

@@ -1,0 +1,254 @@
+"""Rank 0 writes for all: the Checkpointer's calls on ranks that are threads, where errors, refusals and fallbacks are quick to try."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relight
+from relight.catalog.one_writer import RANKS
+from relight.checkpointer import loop
+from relight.checkpointer.one_writer import OneWriter
+from relight.store import LocalStore
+from relight.world import Alone, LateRanks, Together
+
+SIZE = 3
+
+
+@pytest.fixture
+def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Runs a function of the rank on each of them, which finds itself among the others."""
+    local = threading.local()
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+
+    def run(action: Callable[[int], Any], timeout_s: float = 20.0) -> list[Any]:
+        def one(world: Together) -> Any:
+            local.world = world
+            return action(world.rank)
+
+        return Together.run(SIZE, one, timeout_s)
+
+    return run
+
+
+def make(path: Path, rank: int, value: float, **options: Any) -> relight.Checkpointer:
+    """A model that is the same on all ranks, and a large tensor of each rank's own. Ranks besides 0 cannot open the store."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 5)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    both = {"array": np.full((4, 3), value), "scalar": np.float32(value), "half": torch.full((3,), value, dtype=torch.bfloat16)}
+    own = {"array": np.full(7, value + rank, dtype=np.int16), "large": torch.full((300, 1000), value + rank), "number": rank, "empty": torch.zeros(0, 3)}
+    options = {"per_rank": ["own"], "signals": False, "background": False, "writer": "rank 0", **options}
+    return relight.Checkpointer(path if rank == 0 else f"nowhere://{path}", model=model, both=both, own=own, **options)
+
+
+def held(ckpt: relight.Checkpointer) -> tuple[float, float, int]:
+    own, both = ckpt["own"], ckpt["both"]
+    assert float(both["array"][3, 2]) == float(both["scalar"]) == float(both["half"][0]) == float(own["array"][-1]) - own["number"]
+    return float(ckpt["model"].weight.detach()[0, 0]), float(own["large"][-1, -1]), own["number"]
+
+
+def saved(path: Path, on_ranks: Callable[..., list[Any]], steps: int = 2) -> list[str]:
+    """Steps 0… with values that tell them."""
+
+    def save(rank: int) -> list[str]:
+        ids = []
+        for step in range(steps):
+            with make(path, rank, 10.0 * step) as ckpt:
+                other = make(path, rank, 10.0 * step)
+                if step:
+                    assert ckpt.restore() == step
+                    with torch.no_grad():
+                        ckpt["model"].weight.fill_(10.0 * step)
+                    ckpt["own"], ckpt["both"] = other["own"], other["both"]
+                done = ckpt.save(step, metrics={"loss": 1.0 / (1 + step)}, tag=f"at-{step}")
+                assert done.done and done.error is None
+                ids.append(done.id)
+        return ids
+
+    told = on_ranks(save)
+    assert told[0] == told[1] == told[2]
+    return told[0]
+
+
+def test_each_rank_gets_its_own_back(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Latest, a step, a tag, an id, best: whatever rank 0 finds, on all of them; retention and tags are kept as for one process."""
+    ids = saved(tmp_path / "s" / "run", on_ranks)
+
+    def restore(rank: int) -> list[Any]:
+        found = []
+        for which in ("latest", 0, "at-0", ids[0], "best"):
+            ckpt = make(tmp_path / "s" / "run", rank, -1.0, save=relight.best("loss"))
+            start = ckpt.restore(which)
+            found.append((start, *held(ckpt)))
+            ckpt.close(save=False)
+        return found
+
+    for rank, found in enumerate(on_ranks(restore)):
+        first, second = (1, 0.0, 0.0 + rank, rank), (2, 10.0, 10.0 + rank, rank)
+        assert found == [second, first, first, first, second], rank
+    root = relight.open(tmp_path / "s" / "run")
+    assert [one.id for one in root.checkpoints()] == ids
+    assert relight.load(tmp_path / "s" / "run")["own"]["number"] == 0
+
+
+def test_one_process_and_ranks_that_all_read_restore_it(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """A checkpoint of one part: rank r takes what rank r had."""
+    saved(tmp_path / "s" / "run", on_ranks)
+
+    def restore(rank: int) -> Any:
+        ckpt = make(tmp_path / "s" / "run", 0, -1.0, writer="every rank")
+        ckpt.restore()
+        return held(ckpt)
+
+    assert on_ranks(restore) == [(10.0, 10.0 + rank, rank) for rank in range(SIZE)]
+
+
+def test_damage_found_by_rank_0_sends_all_to_the_older(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Also where it is found when half of it was dealt out; asked for by name, it is an error of the same kind on all."""
+    ids = saved(tmp_path / "s" / "run", on_ranks)
+    pack = next((tmp_path / "s" / "run").glob(f"*{ids[1]}*/pack*"))
+    data = bytearray(pack.read_bytes())
+    data[-5] ^= 1
+    pack.write_bytes(data)
+
+    def restore(rank: int) -> Any:
+        ckpt = make(tmp_path / "s" / "run", rank, -1.0)
+        with pytest.raises(relight.CorruptCheckpoint, match="chunk|rank 0"):
+            ckpt.restore(ids[1])
+        return ckpt.restore(), *held(ckpt)
+
+    assert on_ranks(restore) == [(1, 0.0, 0.0 + rank, rank) for rank in range(SIZE)]
+
+
+def test_what_does_not_fit_one_rank_is_refused_by_all(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Before anything is sent."""
+    saved(tmp_path / "s" / "run", on_ranks, steps=1)
+
+    def restore(rank: int) -> str:
+        ckpt = make(tmp_path / "s" / "run", rank, -1.0)
+        if rank == 1:
+            ckpt["model"].weight = torch.nn.Parameter(torch.zeros(2, 2))
+        with pytest.raises(relight.IncompatibleState) as caught:
+            ckpt.restore()
+        assert float(ckpt["model"].weight.detach()[0, 0]) != 0.0 or rank == 1
+        return caught.value.kind
+
+    assert on_ranks(restore) == ["incompatible"] * SIZE
+
+
+def test_a_fresh_run_is_fresh_on_all(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Nothing there: step 0; a name that is not there is an error on all."""
+
+    def restore(rank: int) -> int:
+        ckpt = make(tmp_path / "s" / "run", rank, -1.0)
+        with pytest.raises(relight.CheckpointNotFound):
+            ckpt.restore("at-0")
+        return ckpt.restore()
+
+    assert on_ranks(restore) == [0] * SIZE
+
+
+def test_a_full_disk_is_told_to_all_and_the_next_save_is_made(
+    tmp_path: Path, on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error's kind is the same; nothing is left behind; the ranks have not lost each other."""
+    full = [True]
+    usual = LocalStore.write
+
+    def write(self: LocalStore, key: str, size: int) -> Any:
+        if full[0] and "pack" in key:
+            raise relight.NoSpace("the disk is full")
+        return usual(self, key, size)
+
+    monkeypatch.setattr(LocalStore, "write", write)
+
+    def save(rank: int) -> list[str | None]:
+        ckpt = make(tmp_path / "s" / "run", rank, 1.0)
+        first = ckpt.save(0)
+        if rank == 0:
+            full[0] = False
+        second = ckpt.save(1)
+        ckpt.close(save=False)
+        return [first.error.kind if first.error else None, second.error.kind if second.error else None, first.error.what]  # type: ignore[union-attr]
+
+    told = on_ranks(save)
+    assert [one[:2] for one in told] == [["no_space", None]] * SIZE
+    assert told[1][2] == "rank 0: the disk is full"
+    assert [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()] == [1]
+
+
+def test_a_superseded_job_is_told_so_on_every_rank(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Fenced is raised by all, as each could never save again."""
+
+    def save(rank: int) -> str:
+        ckpt = make(tmp_path / "s" / "run", rank, 1.0)
+        ckpt.save(0)
+        if rank == 0:
+            relight.save(tmp_path / "s" / "run", {"x": torch.ones(2)}, step=5)
+        with pytest.raises(relight.Fenced) as caught:
+            ckpt.save(1)
+        return caught.value.kind
+
+    assert on_ranks(save) == ["fenced"] * SIZE
+
+
+def test_a_store_that_rank_0_cannot_open_is_an_error_on_all(on_ranks: Callable[..., list[Any]]) -> None:
+    """At once: nobody waits for a rank that has given up."""
+
+    def start(rank: int) -> str:
+        with pytest.raises(relight.RelightError) as caught:
+            relight.Checkpointer("nowhere://x/run", model=torch.nn.Linear(2, 2), writer="rank 0", signals=False)
+        return caught.value.what
+
+    told = on_ranks(start)
+    assert all("no store for nowhere" in one for one in told)
+
+
+def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Both sides of the gathering wait for the deadline, and name whom they waited for; training goes on, without saves."""
+
+    def save(rank: int) -> Any:
+        ckpt = make(tmp_path / "s" / "run", rank, 1.0, limits=relight.Limits(deadline_s=1.0))
+        ckpt.save(0)
+        if rank == 1:
+            assert isinstance(ckpt._ranks, OneWriter)
+            ckpt._ranks.serve = lambda: b"f"  # type: ignore[method-assign]
+            assert ckpt.save(1).error is not None
+            return (1,)
+        failed = ckpt.save(1)
+        again = ckpt.save(2)
+        assert isinstance(failed.error, LateRanks) and isinstance(again.error, LateRanks)
+        return failed.error.ranks
+
+    told = on_ranks(save, 1.0)
+    assert told[0] == (1,) and told[2] == (0,)
+    assert [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()] == [0]
+
+
+def test_ranks_must_be_given_the_same_writer(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Else some would wait for what others never do; and it is one of two words."""
+
+    def start(rank: int) -> str:
+        with pytest.raises(relight.ConfigError) as caught:
+            make(tmp_path / "s" / "run", rank, 1.0, writer="rank 0" if rank else "every rank")
+        return caught.value.what
+
+    assert all("on rank 0 and another on others" in one for one in on_ranks(start))
+    with pytest.raises(relight.ConfigError, match="writer="):
+        relight.Checkpointer(tmp_path / "s" / "run", model=torch.nn.Linear(2, 2), writer="rank 1", signals=False)
+
+
+def test_alone_it_means_nothing(tmp_path: Path) -> None:
+    """One process is rank 0."""
+    with relight.Checkpointer(tmp_path / "s" / "run", x=torch.ones(3), writer="rank 0", signals=False) as ckpt:
+        ckpt.save(0)
+    assert RANKS not in relight.open(tmp_path / "s" / "run").run().view().records[-1].body.__struct_fields__
+    assert set(relight.load(tmp_path / "s" / "run")) == {"x", "rng"}
