@@ -16,9 +16,9 @@ pytestmark = pytest.mark.distributed
 
 LAYOUTS = {
     1: ["plain"],
-    2: ["ddp", "fsdp", "tensor", "columns"],
-    3: ["ddp", "fsdp", "copies"],
-    4: ["fsdp", "hsdp", "tensor_fsdp", "pipeline", "pipeline_fsdp", "grid", "cube"],
+    2: ["ddp", "fsdp", "tensor", "columns", "flat", "flat_same", "stepped_apart"],
+    3: ["ddp", "fsdp", "copies", "flat_whole"],
+    4: ["fsdp", "hsdp", "tensor_fsdp", "pipeline", "pipeline_fsdp", "grid", "cube", "flat_copies"],
 }
 EVERY_PAIR = "RELIGHT_TEST_EVERY_LAYOUT" in os.environ
 """``make layouts`` tries all pairs; the suite some of them."""
@@ -40,7 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("world", LAYOUTS)
 def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
-    """What 15 layouts on one to four ranks saved, under those of so many ranks."""
+    """What 20 layouts on one to four ranks saved, under those of so many ranks."""
     rng = random.Random(world)
     pairs = [(layout, name) for layout in LAYOUTS[world] for name in (ALL if EVERY_PAIR else rng.sample(ALL, 4))]
     plan = [["restore", layout, f"{saved}/{name}", {}] for layout, name in pairs]
