@@ -133,7 +133,7 @@ def test_wrappers_further_in_leave_no_trace_in_names() -> None:
     """Activation checkpointing inside."""
     net = Net()
     net.blocks[0] = checkpoint_wrapper(net.blocks[0])
-    names = {name for name in capture(trained(flattened(net, False)), rng=False).tree["model"]}
+    names = set(capture(trained(flattened(net, False)), rng=False).tree["model"])
     assert names == Net().state_dict().keys()
 
 
