@@ -404,11 +404,11 @@ def test_the_rest_is_that_of_the_interrupted_epoch_unless_it_is_empty() -> None:
     saved = job.save()
     ledger += in_turn(job.steps(2))
     ended = job.save()
-    other, _ = resumed(saved, 3, PLAIN)
-    assert [len(loader) for loader in other.loaders] == [2] * 3
+    other, _ = resumed(saved, 1, PLAIN)
+    assert len(other.loaders[0]) == 4
     other.begin(4)
-    assert ledger[:4] + in_turn(other.rest())[:8] == order_of(12, epoch=3)
-    assert [len(loader) for loader in other.loaders] == [2] * 3
+    assert ledger[:4] + in_turn(other.rest()) == order_of(12, epoch=3)
+    assert len(other.loaders[0]) == 6
     other.begin(4)
     assert in_turn(other.rest()) == order_of(12, epoch=4)
     for epoch, expected in ((3, []), (4, order_of(12, epoch=4))):
@@ -416,6 +416,18 @@ def test_the_rest_is_that_of_the_interrupted_epoch_unless_it_is_empty() -> None:
         assert carried[0].notes[1] == "data goes on behind 12 of its epoch's 12 samples, dealt out to 3 ranks now"
         other.begin(epoch)
         assert in_turn(other.rest()) == expected
+
+
+def test_a_rest_that_is_left_is_over() -> None:
+    """A loop that leaves it with ``break`` and begins again gets a whole epoch, as ever."""
+    job = Job(2, PLAIN)
+    job.begin(3)
+    job.steps(1)
+    other, _ = resumed(job.save(), 1, PLAIN)
+    other.begin(3)
+    other.steps(1)
+    other.begin(4)
+    assert in_turn(other.rest()) == order_of(12, epoch=4)
 
 
 def test_generators_of_a_loader_come_from_who_had_its_place_or_from_the_id() -> None:

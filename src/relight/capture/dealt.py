@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from relight.capture import rng as generators
 
 _OURS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
-"""Where the batch samplers are that do nothing but cut what they get. Torchdata's ``StatefulDistributedSampler`` is torch's, with a count."""
+"""Where the batch samplers are that do nothing but cut what they get. Torchdata's sampler is torch's, with a count."""
 _COUNT = Annotated[int, msgspec.Meta(ge=0)]
 _WHOLE = ("num_replicas", "rank", "seed", "epoch", "num_samples")
 _SAME = ("order", "length", "shuffle", "seed", "replicas", "begins", "epoch", "at")

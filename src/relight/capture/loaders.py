@@ -24,6 +24,7 @@ from relight.errors import IncompatibleState
 
 Observe = Callable[[Any], None]
 _ATTRIBUTE = "_relight_watch"
+_END = object()
 _warned = False
 
 
@@ -136,6 +137,23 @@ def _watch(loader: DataLoader[Any]) -> _Watch:
 
 
 def _begin(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
+    """The next iterator. An interrupted epoch of which nothing is left counts as ended if the caller is at another one already."""
+    pending, number = watch.pending, _epoch_number(loader)
+    inner, epoch = _next(loader, watch)
+    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < _batches(loader) or next(inner, _END) is not _END:
+        return inner, epoch
+    _set_epoch_number(loader, number)
+    return _next(loader, watch)
+
+
+def _batches(loader: DataLoader[Any]) -> float:
+    try:
+        return len(loader)
+    except TypeError:  # a sampler that does not know
+        return float("inf")
+
+
+def _next(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
     """The next iterator: a new epoch's, or the interrupted one's, repositioned, or that of these ranks' share of what was left of it."""
     watch.unknown = False
     pending, watch.pending = watch.pending, None
@@ -467,5 +485,5 @@ def _warn(delivered: int) -> None:
         warnings.warn(
             f"a plain DataLoader cannot tell its position: repositioning by a counted, seeded skip of {delivered} batches; "
             "torchdata's StatefulDataLoader would not need to read them again",
-            stacklevel=5,
+            stacklevel=6,
         )
