@@ -182,7 +182,8 @@ def _restore(
         part, nearer = opened.parts[0], near.view(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         root = decode_tree(part.tree, len(part.tensors), opened.prefix) if joined is None else joined.tree_of(rank)
-        carried = carry(root, components, rank=rank, world=world, saved=opened.root.world, key=checkpoint.id)
+        own = (root,) if joined is None else joined.own
+        carried = carry(root, components, rank=rank, world=world, saved=opened.root.world, key=checkpoint.id, own=own)
         plan = plan_restore(
             carried.components,
             part.tensors if joined is None else joined.tensors,
