@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
 from relight.catalog import verify_checkpoint as _verify
-from relight.catalog.one_writer import tree_of
+from relight.catalog.one_writer import apart
 from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
@@ -69,7 +69,7 @@ def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequ
                 part = opened.parts[0]
                 if len(opened.parts) == 1:
                     check = partial(check_pack, opened, part)
-                    tree = tree_of(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), 0, opened.prefix)
+                    tree, _ = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
                     plan = build_tree(part.tensors, tree, only=only, where=opened.prefix, check=check)
                     by_part = [plan.sinks]
                 else:

@@ -286,6 +286,35 @@ def test_a_finished_epoch_is_not_begun_again() -> None:
         assert len(list(other)) == EPOCH
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["in process", "persistent workers"])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_loop_that_is_at_the_next_epoch_gets_that(kind, options) -> None:
+    """Saved behind the last batch, before the end was seen: a resumed loop may count the epoch as done, and tells the next one's number."""
+
+    def make() -> tuple[DataLoader, DistributedSampler]:
+        sampler = DistributedSampler(Noisy(), num_replicas=1, rank=0)
+        return kind(Noisy(not options), BATCH, sampler=sampler, **options), sampler
+
+    def epoch(loader: DataLoader, sampler: DistributedSampler, number: int) -> list:
+        sampler.set_epoch(number)
+        return [[part.tolist() for part in batch] for batch in loader]
+
+    seed(1)
+    loader, sampler = make()
+    watch_loaders({"data": loader})
+    batches = iter(loader)
+    for _ in range(EPOCH):
+        next(batches)
+    stored = save({"data": loader})
+    assert next(batches, None) is None
+    expected = [epoch(loader, sampler, number) for number in (1, 2)]
+    for first in (0, 1):
+        seed(50)
+        loader, sampler = make()
+        restore(stored, {"data": loader})
+        assert [epoch(loader, sampler, number) for number in range(first, 3)] == [[]] * (1 - first) + expected
+
+
 @pytest.mark.parametrize("kind", ["in process", "generator", "two workers", "persistent workers"])
 def test_a_restore_into_a_loader_that_is_iterating_takes_effect_at_the_next_iter(kind: str) -> None:
     """Going back in the same process, to the first epoch and to a later one, gives what came then, again and again."""

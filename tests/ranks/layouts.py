@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -85,6 +87,14 @@ def shard(net: Net, group: Any) -> None:
     fully_shard(net, mesh=group)
 
 
+def flatten(net: Net, group: Any, strategy: str, *, keep: bool) -> FullyShardedDataParallel:
+    """Flat parameters. ``keep``: the optimizer is given the original ones."""
+    return FullyShardedDataParallel(
+        net, device_mesh=group, sharding_strategy=ShardingStrategy[strategy], auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=keep,
+        device_id=torch.device("cpu"),
+    )  # fmt: skip
+
+
 def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
     """Every parameter a DTensor of these placements, whatever its shape."""
     for module in net.modules():
@@ -103,10 +113,16 @@ def spread(layout: str, zero: bool) -> nn.Module:
         net = Net()
     fill(net, zero)
     size = dist.get_world_size() if dist.is_initialized() else 1
-    if layout == "ddp":
+    if layout in ("ddp", "stepped_apart"):
         return DistributedDataParallel(net)
     if layout == "fsdp":
         shard(net, mesh(size))
+    elif layout in ("flat", "flat_whole"):
+        return flatten(net, mesh(size), "FULL_SHARD", keep=layout == "flat")
+    elif layout == "flat_copies":
+        return flatten(net, mesh(2, size // 2), "HYBRID_SHARD", keep=True)
+    elif layout == "flat_same":
+        return flatten(net, mesh(size), "NO_SHARD", keep=False)
     elif layout == "hsdp":
         shard(net, mesh(2, size // 2))
     elif layout == "tensor":
@@ -133,14 +149,21 @@ def named(net: nn.Module) -> dict[str, torch.Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in [*net.named_parameters(), *net.named_buffers()]}
 
 
-def optimizer_of(net: nn.Module, zero: bool) -> torch.optim.Optimizer:
-    """AdamW with moments that follow from the parameters."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.25 if zero else 0.125)
+def optimizer_of(net: nn.Module, zero: bool, apart: bool) -> torch.optim.Optimizer:
+    """AdamW with moments that follow from the parameters. ``apart``: each rank has those of some parameters."""
+    lr = 0.25 if zero else 0.125
+    if apart:
+        whole = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=lr)
+        optimizer = whole.optim
+    else:
+        whole = optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
     if not zero:
-        for parameter in net.parameters():
+        for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
             value = parameter.detach()
+            if not value.numel() and not isinstance(parameter, DTensor):  # flattened, and none of it is here: never stepped
+                continue
             optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": value * 2, "exp_avg_sq": value * value}
-    return optimizer
+    return whole
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -149,19 +172,46 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """What is not as it was saved. Collective."""
+    if isinstance(net, FullyShardedDataParallel):
+        return wrongs_flat(net, optimizer)
     wrong = []
-    parameters = set(map(id, net.parameters()))
+    held = getattr(optimizer, "optim", optimizer)
+    parameters = {id(one) for group in held.param_groups for one in group["params"]}
     for name, tensor in named(net).items():
         expected = value_of(name, tuple(tensor.shape))
         if not torch.equal(full(tensor), expected):
             wrong.append(name)
         if id(tensor) in parameters:
-            state = optimizer.state[tensor]
+            state = held.state[tensor]
             for key, moment in (("exp_avg", expected * 2), ("exp_avg_sq", expected * expected)):
                 if not torch.equal(full(state[key]), moment):
                     wrong.append(f"{name}: {key}")
             if float(state["step"]) != 7:
                 wrong.append(f"{name}: step")
+    if optimizer.param_groups[0]["lr"] != 0.125:
+        wrong.append("lr")
+    return wrong
+
+
+def wrongs_flat(net: FullyShardedDataParallel, optimizer: torch.optim.Optimizer) -> list[str]:
+    """``wrongs``, with what torch itself says that the flat parameters hold."""
+    wrong = []
+    with FullyShardedDataParallel.summon_full_params(net):
+        for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+            name = name.replace("_fsdp_wrapped_module.", "")
+            if not torch.equal(tensor, value_of(name, tuple(tensor.shape))):
+                wrong.append(name)
+    for key, moment in (("exp_avg", lambda value: value * 2), ("exp_avg_sq", lambda value: value * value)):
+        with torch.no_grad():  # put where the parameters are, so that torch gathers it
+            for parameter in net.parameters():
+                if parameter.numel():
+                    parameter.copy_(optimizer.state[parameter][key])
+                    wrong += ["step"] * (float(optimizer.state[parameter]["step"]) != 7)
+        with FullyShardedDataParallel.summon_full_params(net):
+            for name, tensor in net.named_parameters():
+                name = name.replace("_fsdp_wrapped_module.", "")
+                if not torch.equal(tensor, moment(value_of(name, tuple(tensor.shape)))):
+                    wrong.append(f"{name}: {key}")
     if optimizer.param_groups[0]["lr"] != 0.125:
         wrong.append("lr")
     return wrong
@@ -174,7 +224,7 @@ def place(run: str, options: dict[str, Any]) -> str:
 
 def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=False)
-    optimizer = optimizer_of(net, zero=False)
+    optimizer = optimizer_of(net, zero=False, apart=layout == "stepped_apart")
     rank = dist.get_rank() if dist.is_initialized() else 0
     ckpt = relight.Checkpointer(place(run, options), model=net, optimizer=optimizer, own={"rank": rank}, per_rank=["own"], signals=False, **options)
     made = [ckpt.save(step).id for step in (3, 4)]
@@ -184,7 +234,7 @@ def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
 
 def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=True)
-    optimizer = optimizer_of(net, zero=True)
+    optimizer = optimizer_of(net, zero=True, apart=layout == "stepped_apart")
     ckpt = relight.Checkpointer(place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options)
     start = ckpt.restore()
     found = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from relight.checkpointer.carried import carry
 
+SAID = "loader begins its epoch anew: it was saved without a word on how its samples are dealt out"
 
-def parts() -> tuple[dict[str, object], dict[str, object]]:
+
+def parts() -> tuple[dict[str, Any], dict[str, object]]:
     components = {
         "model": torch.nn.Linear(2, 2), "loader": DataLoader(list(range(8))), "mine": torch.Generator(), "also": random.Random(0),
         "third": np.random.default_rng(0),
@@ -22,16 +26,16 @@ def parts() -> tuple[dict[str, object], dict[str, object]]:
 def test_as_many_ranks_take_all_of_it() -> None:
     """Nothing is left out, nothing is said."""
     root, components = parts()
-    found = carry(root, components, rank=3, world=4, saved=4, key="k")
+    found = carry(root, components, rank=3, world=4, saved=4, key="k", own=[root] * 4)
     assert found.root is root and found.components is components and found.notes == [] and found.seed is None
 
 
 def test_fewer_ranks_keep_their_generators() -> None:
-    """Loaders begin anew: a position is one in an order that was cut in another way."""
+    """A loader whose order nobody knows begins anew."""
     root, components = parts()
-    found = carry(root, components, rank=1, world=2, saved=4, key="k")
+    found = carry(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
     assert set(found.root) == set(root) - {"loader"} and set(found.components) == set(components) - {"loader"}
-    assert found.notes == ["4 ranks saved it and 2 ranks go on", "loader begins its epoch anew"] and found.seed is None
+    assert found.notes == ["4 ranks saved it and 2 ranks go on", SAID] and found.seed is None
 
 
 def drawn(components: dict[str, object]) -> list[float]:
@@ -44,7 +48,7 @@ def test_ranks_that_were_not_there_draw_other_numbers() -> None:
     found: dict[tuple[str, int], list[float]] = {}
     for key, rank in (("a", 2), ("a", 3), ("b", 2), ("a", 2)):
         root, components = parts()
-        carried = carry(root, components, rank=rank, world=4, saved=2, key=key)
+        carried = carry(root, components, rank=rank, world=4, saved=2, key=key, own=[root] * 2)
         assert {"rng", "mine", "also", "third", "loader"}.isdisjoint(carried.root)
         assert any("generators of ranks from 2 on" in one for one in carried.notes)
         carried.finish()
@@ -53,6 +57,23 @@ def test_ranks_that_were_not_there_draw_other_numbers() -> None:
     assert len({tuple(one) for one in found.values()}) == 3
 
 
+def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:
+    """It is said, and no mismatch."""
+    root, components = parts()
+    del root["loader"]
+    found = carry(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
+    assert found.notes[1] == "loader begins its epoch anew: the checkpoint has no loader of that name" and "loader" not in found.components
+
+
+@pytest.mark.parametrize("told", [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}], ids=str)
+def test_what_no_loader_told_is_not_gone_on_with(told: object) -> None:
+    """A hostile tree, again: whatever stands where a loader's state should be."""
+    root, components = parts()
+    root["loader"] = {"counted": told}
+    found = carry(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
+    assert "loader" not in found.root and found.notes[1].startswith("loader begins its epoch anew: ")
+
+
 def test_what_is_no_dict_is_left_to_those_who_refuse_it() -> None:
     """A hostile tree."""
-    assert carry([1], {}, rank=0, world=2, saved=1, key="k").root == [1]  # type: ignore[arg-type]
+    assert carry([1], {}, rank=0, world=2, saved=1, key="k", own=[]).root == [1]  # type: ignore[arg-type]

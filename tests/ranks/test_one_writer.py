@@ -31,12 +31,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("one") / "store"
     told = [
         *job(2, ["save", "ddp", f"{store}/ddp-2", ONE], ["save", "fsdp", f"{store}/fsdp-2", {**ONE, "background": False}],
-             ["save", "fsdp", f"{store}/all-2", {}]),
+             ["save", "fsdp", f"{store}/all-2", {}], ["save", "flat", f"{store}/flat-2", ONE],
+             ["save", "stepped_apart", f"{store}/stepped_apart-2", ONE], ["restore", "flat_whole", f"{store}/fsdp-2", ONE]),
         *job(4, ["save", "tensor_fsdp", f"{store}/tensor_fsdp-4", ONE], ["save", "pipeline_fsdp", f"{store}/pipeline_fsdp-4", ONE],
              ["restore", "tensor_fsdp", f"{store}/fsdp-2", ONE], ["restore", "fsdp", f"{store}/all-2", ONE], ["restore", "fsdp", f"{store}/ddp-2", {}]),
         *job(3, ["save", "fsdp", f"{store}/fsdp-3", ONE], ["restore", "fsdp", f"{store}/tensor_fsdp-4", ONE],
              ["restore", "ddp", f"{store}/pipeline_fsdp-4", ONE], ["restore", "fsdp", f"{store}/pipeline_fsdp-4", {}],
-             ["restore", "fsdp", f"{store}/fsdp-3", ONE]),
+             ["restore", "fsdp", f"{store}/fsdp-3", ONE], ["restore", "fsdp", f"{store}/flat-2", ONE],
+             ["restore", "ddp", f"{store}/stepped_apart-2", ONE]),
     ]  # fmt: skip
     (store / "told.json").write_text(json.dumps(told))
     return store
@@ -52,11 +54,11 @@ def test_every_rank_restores_what_one_wrote_and_what_all_wrote(store: Path) -> N
                 restores += 1
                 there = int(found["run"].rsplit("-", 1)[1])
                 assert (found["wrong"], found["start"], found["own"]) == ([], 5, number % there), found
-    assert restores == 4 * 3 + 3 * 4
+    assert restores == 2 * 1 + 4 * 3 + 3 * 6
     assert [one["ids"] for one in told[2] if "ids" in one] == [one["ids"] for one in told[5] if "ids" in one]
 
 
-@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"])
+@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "flat-2", "stepped_apart-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"])
 def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
     """One part, one pack: it verifies, loads as a plain tree, is listed, and a reader of safetensors finds every tensor whole."""
     run_url = store / name

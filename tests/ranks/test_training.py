@@ -24,7 +24,7 @@ def train(world: int, background: bool, **options: Any) -> list[list[dict[str, A
     return run("training.py", world, [json.dumps(options)], RELIGHT_BACKGROUND=str(int(background)))
 
 
-@pytest.mark.parametrize(("layout", "world", "background"), [("ddp", 2, True), ("tensor_fsdp", 4, True), ("fsdp", 3, False)])
+@pytest.mark.parametrize(("layout", "world", "background"), [("ddp", 2, True), ("tensor_fsdp", 4, True), ("fsdp", 3, False), ("flat", 2, True)])
 def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world: int, background: bool) -> None:
     """A rank killed in the middle of it; the job started again: the same losses, to the bit, on every rank."""
     straight = train(world, background, layout=layout, run=str(tmp_path / "straight" / "run"), steps=11)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layouts import Net, mesh, shard, tensor_parallel
+from layouts import Net, flatten, mesh, shard, tensor_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
@@ -28,6 +28,8 @@ def build(layout: str) -> torch.nn.Module:
         return DistributedDataParallel(net)
     if layout == "fsdp":
         shard(net, mesh(size))
+    elif layout in ("flat", "flat_whole"):
+        return flatten(net, mesh(size), "FULL_SHARD", keep=layout == "flat")
     elif layout == "tensor_fsdp":
         grid = mesh(size // 2, 2)
         tensor_parallel(net, grid["b"])

@@ -11,8 +11,9 @@ from relight.capture.environment import differences, environment
 from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_large, kind_of
 from relight.capture.loaders import observe_batches, unwatch_loaders, watch_loaders
+from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
-from relight.capture.restore import RestorePlan, plan_restore
+from relight.capture.restore import plan_restore
 from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from relight.capture import rng as generators
 from relight.capture.fixed import Fixed, Recall, basis_of
+from relight.capture.flattened import flattened_state, is_flattened
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
-from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, is_custom, own_parameters, parameter_names, steps_of
-from relight.capture.sharded import Spread, local_of
+from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, own_parameters, steps_of
+from relight.capture.sharded import Flat, Spread, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
@@ -136,7 +137,7 @@ def _walk_large(
         if isinstance(value, nn.Module):
             nodes[name] = _module(walker, value, join_path("", name), trained)
         elif isinstance(value, torch.optim.Optimizer):
-            nodes[name] = capture_moments(walker, value, join_path("", name), parameter_names(value, components))
+            nodes[name] = capture_moments(walker, value, join_path("", name), components)
         sizes[name] = len(walker.items) - before, sum(item.source.length for item in walker.items[before:])
     return nodes, sizes
 
@@ -189,26 +190,24 @@ def _component(walker: Walker, name: str, value: Any, kind: str, moments: Moment
 
 
 def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> dict[str, Any]:
-    inner = unwrap(module)
-    if any(_is_flattened(one) for one in inner.modules()):
-        walker.refuse(path, "sharded by FullyShardedDataParallel, which this version does not understand yet: fully_shard() is")
-        return {}
+    flattened = is_flattened(module)
+    inner = module if flattened else unwrap(module)
     node: dict[str, Any] = {}
     wrappers = wrapped(inner)
-    for live, value in inner.state_dict(keep_vars=True).items():
+    for live, value in (flattened_state(inner) if flattened else inner.state_dict(keep_vars=True)).items():
         key = own_name(live, wrappers)
         at = join_path(path, key)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Flat):
+            if value.spread.local.numel():  # what has no element here is other ranks' to tell of
+                trainable = value.requires_grad and id(value.owner) in trained
+                node[key] = walker.tensor(value, at, "param", trainable=trainable)
+        elif isinstance(value, torch.Tensor):
             is_parameter = isinstance(value, nn.Parameter)
             trainable = is_parameter and value.requires_grad and id(value) in trained
             node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
         else:
             node[key] = walker.value(value, at)
     return node
-
-
-def _is_flattened(module: nn.Module) -> bool:
-    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)
 
 
 def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
@@ -288,7 +287,7 @@ def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
         if isinstance(value, nn.Module):
             tensors = [*value.parameters(), *value.buffers()]
         elif isinstance(value, torch.optim.Optimizer):
-            states = [state for state in value.state.values() if isinstance(state, dict)]
+            states = [state for state in holder_of(value).state.values() if isinstance(state, dict)]
             tensors = [tensor for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor)]
             found.append((-1, steps_of(value)))
         elif kind_of(value) == VALUE:

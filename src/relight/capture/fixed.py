@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap
-from relight.capture.optimizers import is_custom, own_parameters, steps_of
+from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
+from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of
 from relight.capture.sharded import Spread, local_of
 from relight.layout import Item
 
@@ -84,12 +84,12 @@ class _Optimizer(NamedTuple):
         return cls(
             optimizer,
             tuple(tuple(group["params"]) for group in optimizer.param_groups),
-            tuple(optimizer.state),
-            tuple(map(_dict, optimizer.state.values())),
+            tuple(holder_of(optimizer).state),
+            tuple(map(_dict, holder_of(optimizer).state.values())),
         )
 
     def holds(self) -> bool:
-        state, groups = self.live.state, self.live.param_groups
+        state, groups = holder_of(self.live).state, self.live.param_groups
         return (
             not is_custom(self.live)
             and len(state) == len(self.keys)
@@ -207,7 +207,7 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
             for one in chain(value.modules(), unwrap(value).modules()):
                 modules[id(one)] = one
         elif isinstance(value, torch.optim.Optimizer) and not is_custom(value):
-            if not all(isinstance(key, torch.Tensor) and isinstance(held, dict) for key, held in value.state.items()):
+            if not all(isinstance(key, torch.Tensor) and isinstance(held, dict) for key, held in holder_of(value).state.items()):
                 return None
             optimizers.append(value)
     if not all(map(_is_plain, modules.values())):
@@ -239,7 +239,7 @@ def _is_its_memory(tensor: torch.Tensor) -> bool:
 def _is_plain(module: nn.Module) -> bool:
     kind = type(module)
     own: Callable[[str], bool] = lambda name: getattr(kind, name) is not getattr(nn.Module, name)  # noqa: E731
-    if kind.__name__ in ("OptimizedModule", "DistributedDataParallel", "DataParallel"):
+    if wraps(module) is not None:
         return True
     hooked = foreign_hooks(module._state_dict_hooks) or foreign_hooks(module._state_dict_pre_hooks)
     return not (hooked or any(map(own, _OWN_WAYS)) or not _OWN_WAYS.isdisjoint(module.__dict__))

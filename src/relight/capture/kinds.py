@@ -12,7 +12,16 @@ from relight.capture.rng import is_generator
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER = "module", "optimizer", "scheduler", "scaler"
 LOADER, STATEFUL, RNG, VALUE = "loader", "stateful", "rng", "value"
-_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+_WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+"""Modules that stand around the user's own: by class, the name under which they have it."""
+
+_KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
 
 
 def kind_of(value: Any) -> str:
@@ -56,7 +65,7 @@ def _holds_memory(value: Any, seen: set[int]) -> bool:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The user's own module inside ``torch.compile`` and data-parallel wrappers, in whatever order they are nested."""
-    while (name := _wraps(module)) is not None:
+    while (name := wraps(module)) is not None:
         module = getattr(module, name)
     return module
 
@@ -66,7 +75,7 @@ def wrapped(module: nn.Module) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def visit(node: nn.Module, prefix: str) -> None:
-        name = _wraps(node)
+        name = wraps(node)
         if name is not None:
             found.append((prefix, f"{prefix}{name}."))
         for key, child in node._modules.items():
@@ -109,17 +118,16 @@ def _own_parameters(module: nn.Module, repeats: bool) -> list[tuple[str, nn.Para
     return found
 
 
-def _wraps(module: nn.Module) -> str | None:
-    if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
-        return "_orig_mod"
-    return "module" if type(module).__name__ in _WRAPPERS and "module" in module._modules else None
+def wraps(module: nn.Module) -> str | None:
+    """The name under which a wrapper has the user's own module; None if it is none."""
+    name = _WRAPPERS.get(type(module).__name__)
+    return name if name in module._modules else None
 
 
 def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
-    """Whether there are hooks that may change what a module's state is. Those of FSDP only see to it that the parameters are sharded."""
+    """Whether there are hooks that may change what a module's state is. Those of torch's own wrappers see to it that it does not."""
     return hooks is not None and not all(
-        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp._fully_shard") for hook in
-        hooks.values()
+        str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(_KNOWN_HOOKS) for hook in hooks.values()
     )
 
 

@@ -3,6 +3,8 @@
 A loader that can tell its position (torchdata's ``StatefulDataLoader``) is asked. A plain ``DataLoader`` is watched: what it delivered
 in this epoch is counted, and the generators as they were when the epoch began are kept. Repositioning then makes the epoch's iterator
 from the same generators (same permutation, same worker seeds), takes as many batches as were delivered, and throws them away.
+
+When another number of ranks goes on, a loader may go on with its share of what is left of the epoch: see ``dealt``.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from torch.utils.data import DataLoader, IterDataPipe
 
 from relight.capture import rng as generators
+from relight.capture.dealt import Dealt, Rest, dealer_of, dealt, rest_in
 from relight.capture.workers import Reseed, born, persistent, seed_of
 from relight.errors import IncompatibleState
 
 Observe = Callable[[Any], None]
 _ATTRIBUTE = "_relight_watch"
+_END = object()
 _warned = False
 
 
@@ -30,6 +35,8 @@ class _Epoch:
     start: dict[str, Any]
     first: dict[str, Any] | None = None
     delivered: int = 0
+    begins: int = 0
+    """Where in the sampler's order it began, if it is the rest of one."""
     over: bool = False
 
 
@@ -45,6 +52,10 @@ class _Watch:
     age: int = 0
     pending: dict[str, Any] | None = None
     resume_rng: dict[str, Any] | None = None
+    rest: Rest | None = None
+    """In the sampler's place, during an epoch that another number of ranks began."""
+    waits: bool = False
+    """Whether that epoch's next iterator is the first for these ranks."""
     unknown: bool = False
     observe: list[Observe] = field(default_factory=list)
 
@@ -65,6 +76,8 @@ class _Batches:
             batch = next(self._inner)
         except StopIteration:
             self._epoch.over = True
+            if self._watch.epoch is self._epoch:
+                _leave_rest(self._watch)
             raise
         self._epoch.delivered += 1
         for observe in self._watch.observe:
@@ -102,6 +115,7 @@ def unwatch_loaders(components: Mapping[str, object]) -> None:
     for value in components.values():
         watch = value.__dict__.get(_ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is not None:
+            _leave_rest(watch)
             value.__class__ = watch.original
             del value.__dict__[_ATTRIBUTE]
 
@@ -123,17 +137,53 @@ def _watch(loader: DataLoader[Any]) -> _Watch:
 
 
 def _begin(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
-    """The next iterator: a new epoch's, or the interrupted one's, repositioned."""
+    """The next iterator. An interrupted epoch of which nothing is left counts as ended if the caller is at another one already."""
+    pending, number = watch.pending, _epoch_number(loader)
+    inner, epoch = _next(loader, watch)
+    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < _batches(loader) or next(inner, _END) is not _END:
+        return inner, epoch
+    _set_epoch_number(loader, number)
+    return _next(loader, watch)
+
+
+def _batches(loader: DataLoader[Any]) -> float:
+    try:
+        return len(loader)
+    except TypeError:  # a sampler that does not know
+        return float("inf")
+
+
+def _next(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
+    """The next iterator: a new epoch's, or the interrupted one's, repositioned, or that of these ranks' share of what was left of it."""
     watch.unknown = False
     pending, watch.pending = watch.pending, None
-    if tells_position(loader):
-        epoch = _resumed(pending) if pending is not None else _Epoch(_epoch_start(loader))
-        watch.epoch, watch.epochs = epoch, watch.epochs + (pending is None)
-        return watch.original.__iter__(loader), epoch  # type: ignore[attr-defined]
     if pending is None:
-        watch.epoch, watch.epochs = _Epoch(_epoch_start(loader)), watch.epochs + 1
-        return _make(loader, watch), watch.epoch
+        begins = _begin_rest(loader, watch)
+        epoch = _Epoch(_epoch_start(loader), begins=begins)
+        watch.epoch, watch.epochs = epoch, watch.epochs + 1
+        return (watch.original.__iter__(loader) if tells_position(loader) else _make(loader, watch)), epoch  # type: ignore[attr-defined]
+    if tells_position(loader):
+        watch.epoch = _resumed(pending, watch)
+        return watch.original.__iter__(loader), watch.epoch  # type: ignore[attr-defined]
     return _reposition(loader, watch, pending)
+
+
+def _begin_rest(loader: DataLoader[Any], watch: _Watch) -> int:
+    """Where the epoch begins that is not a repositioned one: where the rest does that waits, else at 0."""
+    rest, waits, watch.waits = watch.rest, watch.waits, False
+    if rest is None:
+        return 0
+    if not waits or (len(loader) == 0 and _epoch_number(loader) != rest.epoch):  # nothing left, and the caller is at another epoch
+        _leave_rest(watch)
+        return 0
+    _set_epoch_number(loader, rest.epoch)
+    return rest.begins
+
+
+def _leave_rest(watch: _Watch) -> None:
+    if watch.rest is not None:
+        watch.rest.leave()
+    watch.rest, watch.waits = None, False
 
 
 def _make(loader: DataLoader[Any], watch: _Watch) -> Iterator[Any]:
@@ -163,7 +213,7 @@ def _reposition(loader: DataLoader[Any], watch: _Watch, pending: dict[str, Any])
     after = watch.resume_rng or generators.host_states()
     devices, own_after = generators.device_states(), _own_states(loader)
     watch.resume_rng = None
-    epoch = _resumed(pending)
+    epoch = _resumed(pending, watch)
     _restore_epoch_start(loader, epoch.start)
     if watch.base is not None:
         watch.age -= 1  # _make counts it again
@@ -188,8 +238,8 @@ def _reposition(loader: DataLoader[Any], watch: _Watch, pending: dict[str, Any])
     return inner, epoch
 
 
-def _resumed(pending: Mapping[str, Any]) -> _Epoch:
-    return _Epoch(pending["start"], pending["first"], pending["delivered"])
+def _resumed(pending: Mapping[str, Any], watch: _Watch) -> _Epoch:
+    return _Epoch(pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins)
 
 
 def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -232,7 +282,20 @@ def _counted(loader: DataLoader[Any], watch: _Watch) -> dict[str, Any]:
         "generators": _own_states(loader),
         "epoch": _epoch_number(loader),
         "workers": [watch.base, watch.age],
+        "dealt": _dealt(loader, watch, active),
     }
+
+
+def _dealt(loader: DataLoader[Any], watch: _Watch, active: bool) -> dict[str, Any] | str:
+    """What another number of ranks needs to go on."""
+    epoch = watch.epoch
+    if watch.unknown:
+        return "batches it delivered before it was watched were not counted"
+    if watch.rest is not None and watch.waits:
+        return dealt(loader, begins=watch.rest.begins, epoch=watch.rest.epoch, delivered=0)
+    if epoch is None:
+        return dealt(loader, begins=0, epoch=None, delivered=None)
+    return dealt(loader, begins=epoch.begins, epoch=epoch.start["epoch"], delivered=epoch.delivered if active else None)
 
 
 def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
@@ -245,12 +308,49 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
     watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
     watch.pending = counted if counted["active"] else None
     watch.base, watch.age = counted["workers"]
+    _leave_rest(watch)
+    watch.rest = rest_in(loader, counted.get("dealt"))
+    watch.waits = watch.rest is not None and watch.pending is None and counted["dealt"]["at"] is not None
     if "own" in state:
         _load_told(loader, state["told"], counted)
     elif persistent(loader):
         loader._iterator = None  # its workers are elsewhere
+    if watch.pending is None and not watch.waits:
+        _leave_rest(watch)
     _set_epoch_number(loader, counted["epoch"])
     _set_own_states(loader, counted["generators"])
+
+
+def rest_state(loader: DataLoader[Any], found: Dealt, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A state as ``loader_state`` gives one: of a loader that is to go on where ``found`` tells.
+
+    ``before``: the state of a loader whose generators this one is to have.
+    """
+    counted = _inner(before) if before is not None else {}
+    epochs = counted.get("epochs")
+    epochs = epochs if isinstance(epochs, int) else 0
+    own = {
+        "active": False,
+        "delivered": 0,
+        "epochs": epochs - 1 if counted.get("active") is True else epochs,  # it is counted again when its rest begins
+        "start": None,
+        "first": None,
+        "generators": counted.get("generators", {}),
+        "epoch": found.epoch,
+        "workers": counted.get("workers", [None, 0]),
+        "dealt": msgspec.to_builtins(found),
+    }
+    return {"own": own, "told": None} if tells_position(loader) else {"counted": own}
+
+
+def dealt_in(state: object) -> object:
+    """What a loader's stored state tells of how its samples were dealt out."""
+    return _inner(state).get("dealt")
+
+
+def _inner(state: Any) -> Mapping[str, Any]:
+    inner = state.get("own", state.get("counted")) if isinstance(state, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
@@ -280,6 +380,9 @@ def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:
     if not isinstance(state, Mapping) or not ({"own", "counted"} & state.keys()):
         return "stored by something that was no loader"
     if tells_position(loader) == ("own" in state):
+        found, dealer = dealt_in(state), dealer_of(loader)
+        if isinstance(found, Mapping) and found.get("begins") and isinstance(dealer, str):
+            return f"it is in the rest of a training epoch that other ranks began, and cannot go on with it: {dealer}"
         return None
     could, can = ("could", "cannot") if "own" in state else ("could not", "can")
     return f"the checkpoint's loader {could} tell its position, this one {can}"
@@ -318,10 +421,10 @@ def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     """The loader, and every sampler it stands on, by place; in the main process also the data, whose generators are there too."""
     found: dict[str, Any] = {"loader": loader}
     for place in ("batch_sampler", "sampler"):
-        at, value = place, getattr(loader, place, None)
+        at, value = place, _behind(getattr(loader, place, None))
         while value is not None and not any(value is other for other in found.values()):
             found[at] = value
-            at, value = f"{at}.sampler", getattr(value, "sampler", None)
+            at, value = f"{at}.sampler", _behind(getattr(value, "sampler", None))
     if loader.num_workers == 0:
         at, value = "dataset", loader.dataset
         while value is not None and not any(value is other for other in found.values()):
@@ -330,7 +433,12 @@ def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     return found
 
 
-def _own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
+def _behind(sampler: Any) -> Any:
+    return sampler.sampler if isinstance(sampler, Rest) else sampler
+
+
+def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Generators that the loader, its samplers and, in the main process, its data hold, by place."""
     found: dict[str, Any] = {}
     for place, owner in _samplers(loader).items():
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
@@ -340,11 +448,11 @@ def _own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _own_states(loader: DataLoader[Any]) -> dict[str, Any]:
-    return {place: generators.generator_state(generator) for place, generator in _own_generators(loader).items()}
+    return {place: generators.generator_state(generator) for place, generator in own_generators(loader).items()}
 
 
 def _set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
-    for place, generator in _own_generators(loader).items():
+    for place, generator in own_generators(loader).items():
         if place in states:
             generators.restore_generator(generator, states[place])
 
@@ -377,5 +485,5 @@ def _warn(delivered: int) -> None:
         warnings.warn(
             f"a plain DataLoader cannot tell its position: repositioning by a counted, seeded skip of {delivered} batches; "
             "torchdata's StatefulDataLoader would not need to read them again",
-            stacklevel=5,
+            stacklevel=6,
         )

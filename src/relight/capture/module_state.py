@@ -48,6 +48,13 @@ def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
     return all(not isinstance(tensor, torch.Tensor) or tensor is live.get(key) for key, tensor in state.items())
 
 
+def has_own_ways(module: nn.Module) -> bool:
+    """Whether a class, a hook or the instance has its own way of giving or taking the state, other than by an extra one."""
+    kind = type(module)
+    own = [name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)]
+    return bool(own) or not _loads_as_torch(kind) or not _OWN_WAYS.isdisjoint(module.__dict__) or any(map(module.__dict__.get, _HOOKS))
+
+
 def _is_usual(kind: type[nn.Module]) -> bool:
     return all(getattr(kind, name) is getattr(nn.Module, name) for name in _SAVING) and _loads_as_torch(kind)
 

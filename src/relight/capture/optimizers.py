@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
+from relight.capture.flattened import Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.walk import Walker
 from relight.format.tree import join_path
@@ -59,13 +60,35 @@ def _loose(value: object, path: str, wanted: set[int], names: dict[int, str]) ->
             _loose(item, join_path(path, index, sequence=True), wanted, names)
 
 
+def holder_of(optimizer: Optimizer) -> Optimizer:
+    """The one that holds the state: ``ZeroRedundancyOptimizer`` has another for those parameters that this rank steps, and tells the others
+    what became of them."""
+    inner = getattr(optimizer, "optim", None) if type(optimizer).__name__ == "ZeroRedundancyOptimizer" else None
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
 def is_custom(optimizer: Optimizer) -> bool:
     """Whether its class or a hook has its own idea of ``state_dict``: then only through it."""
+    optimizer = holder_of(optimizer)
     hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
              "_optimizer_load_state_dict_post_hooks")  # fmt: skip
     if any(getattr(optimizer, name, None) for name in hooks):
         return True
     return type(optimizer).state_dict is not Optimizer.state_dict or type(optimizer).load_state_dict is not Optimizer.load_state_dict
+
+
+def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, list[Original]]:
+    """Of its parameters, by ``id``, those that hold elements of flattened ones: which."""
+    wanted = {id(parameter) for parameter in own_parameters(optimizer)}
+    modules = [value for value in components.values() if isinstance(value, torch.nn.Module) and is_flattened(value)]
+    return {key: originals for module in modules for key, originals in originals_of(module).items() if key in wanted}
+
+
+def names_of(parameter: torch.Tensor, names: Mapping[int, str], flattened: Mapping[int, Sequence[Original]]) -> list[str]:
+    """What a live parameter stands for, by name: itself, or those that were flattened into it."""
+    name = names.get(id(parameter), "?")
+    originals = flattened.get(id(parameter))
+    return [name] if originals is None else [one.named(name) for one in originals]
 
 
 class Moments(NamedTuple):
@@ -75,9 +98,13 @@ class Moments(NamedTuple):
     params: list[Any]
 
 
-def capture_moments(walker: Walker, optimizer: Optimizer, path: str, names: Mapping[int, str]) -> Moments | None:
-    """What an optimizer without ideas of its own keeps for its parameters; None if they have no names."""
+def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]) -> Moments | None:
+    """What an optimizer without ideas of its own keeps for its parameters; None if they have no names, or cannot be told apart."""
+    names, flattened = parameter_names(optimizer, components), flattened_in(optimizer, components)
     nameless = [position for position, p in enumerate(own_parameters(optimizer)) if id(p) not in names]
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer" and not hasattr(optimizer, "optim"):
+        walker.refuse(path, "it has not been told yet which parameters are this rank's (overlap_with_ddp=True): save after its first steps")
+        return None
     if nameless:
         walker.refuse(
             path,
@@ -85,15 +112,31 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, names: Mapp
             "give the Checkpointer the module they are in, or build the optimizer with named_parameters()",
         )
         return None
-    params = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    params = [
+        [name for parameter in group["params"] for name in names_of(parameter, names, flattened)] for group in optimizer.param_groups
+    ]
     state: dict[str, Any] = {}
     if is_custom(optimizer):
+        if flattened:
+            walker.refuse(path, "it has its own way of giving its state, and its parameters were flattened: fully_shard() keeps them apart")
+            return None
         return Moments(state, params)
+    live = holder_of(optimizer).state
     for parameter in own_parameters(optimizer):
-        if parameter in optimizer.state:
-            name = names[id(parameter)]
-            state[name] = walker.value(dict(optimizer.state[parameter]), join_path(f"{path}/state", name), "optim")
+        if parameter in live:
+            name, held = names[id(parameter)], dict(live[parameter])
+            if id(parameter) not in flattened:
+                state[name] = walker.value(held, join_path(f"{path}/state", name), "optim")
+                continue
+            for one in flattened[id(parameter)]:
+                if one.here:
+                    mine = {key: one.of(value, value) if _is_like(value, parameter) else value for key, value in held.items()}
+                    state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
     return Moments(state, params)
+
+
+def _is_like(value: object, parameter: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
 def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: Moments) -> Any:
@@ -107,7 +150,7 @@ def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: 
         }
         for i, (group, params) in enumerate(zip(optimizer.param_groups, moments.params, strict=True))
     ]
-    extra = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+    extra = {key: value for key, value in holder_of(optimizer).state.items() if not isinstance(key, torch.Tensor)}
     return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim")}
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture.sharded import own_rank, spread_of
+from relight.capture.sharded import Flat, own_rank, part, spread_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, TensorSink, as_integers, memory_of, sink_for
 from relight.errors import IncompatibleState
 from relight.format import Tensor
@@ -83,21 +83,14 @@ class _Piece:
                 target.copy_(source)
 
 
-def regions_for(tensor: torch.Tensor, dtype: torch.dtype) -> Regions:
+def regions_for(tensor: torch.Tensor | Flat, dtype: torch.dtype) -> Regions:
     """A sink for a tensor that is spread over ranks: what is here of it. ``IncompatibleState`` if that cannot be told."""
     spread = spread_of(tensor)
     if isinstance(spread, str):
         raise IncompatibleState(spread)
     shape = tuple(tensor.shape)
-    regions = [Region(box, part(spread.local, Box(at, box.size))) for box, at in spread.pieces(shape, own_rank())]
+    regions = [Region(piece.box, spread.held(piece)) for piece in spread.pieces(shape, own_rank())]
     return Regions(shape, dtype, regions)
-
-
-def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """A view of ``box`` of a tensor."""
-    if box.size == tuple(tensor.shape):
-        return tensor
-    return tensor[tuple(slice(at, at + size) for at, size in zip(box.start, box.size, strict=True))]
 
 
 def sink_of_piece(sink: Sink, shape: Sequence[int], dtype: torch.dtype, box: Box) -> Sink | None:

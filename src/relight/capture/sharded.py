@@ -1,4 +1,5 @@
-"""Tensors that are spread over ranks: DTensors of any mesh and placement, as FSDP2, tensor parallelism and both together make them."""
+"""Tensors that are spread over ranks: DTensors of any mesh and placement, as FSDP2, tensor parallelism and both together make them; runs of
+tensors that were flattened."""
 
 from __future__ import annotations
 
@@ -9,22 +10,57 @@ from typing import Any, NamedTuple
 import torch
 
 from relight.format import dtype_named
-from relight.layout import Item
+from relight.layout import Box, Item
 from relight.layout.roster import REPLICATED, Entry, Mesh, Table, pieces_of
 from relight.layout.shards import Piece
 
 
 class Spread(NamedTuple):
-    """How a tensor is spread: over which ranks, by which placements; and what of it is here."""
+    """How a tensor is spread: over which ranks, by which placements; and what of it is here. ``flat``: see ``Entry``; ``local`` has one
+    dimension then.
+    """
 
     mesh: Mesh
     placements: tuple[tuple[int, int], ...]
     local: torch.Tensor
+    flat: tuple[int, int] | None = None
 
     def pieces(self, shape: Sequence[int], rank: int) -> list[Piece]:
         """The boxes of ``local``, of a tensor of that global shape."""
-        entry = Entry("", "", 1, tuple(shape), "", 0, self.placements)
+        entry = Entry("", "", 1, tuple(shape), "", 0, self.placements, self.flat)
         return pieces_of(entry, (self.mesh,), rank)
+
+    @property
+    def how(self) -> tuple[object, ...]:
+        """All of it but the memory."""
+        return self.mesh, self.placements, self.flat
+
+    def held(self, piece: Piece) -> torch.Tensor:
+        """A view of one of the pieces, in the shape of its box."""
+        if self.flat is None:
+            return part(self.local, Box(piece.at, piece.box.size))
+        return self.local[piece.at[0] : piece.at[0] + piece.box.elements].view(piece.box.size)
+
+
+class Flat:
+    """Stands for a tensor of ``shape`` of which a run of elements is here, ``spread.local``: a piece of ``owner``."""
+
+    def __init__(self, shape: Sequence[int], spread: Spread, owner: torch.Tensor) -> None:
+        self.shape, self.spread, self.owner = torch.Size(shape), spread, owner
+        self.dtype = spread.local.dtype
+        self.requires_grad = owner.requires_grad
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for two that stand for the same, as long as their owner lives."""
+        return "flat", id(self.owner), self.spread.flat
+
+
+def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    """A view of ``box`` of a tensor; itself if that is all of it."""
+    if box.size == tuple(tensor.shape):
+        return tensor
+    return tensor[tuple(slice(at, at + size) for at, size in zip(box.start, box.size, strict=True))]
 
 
 def own_rank() -> int:
@@ -35,18 +71,24 @@ def own_rank() -> int:
 
 
 def is_spread(value: object) -> bool:
-    """Whether ``value`` is a DTensor. Costs nothing where nobody uses them."""
+    """Whether ``value`` is a DTensor, or stands for a tensor that was flattened. Costs nothing where nobody uses them."""
+    if type(value) is Flat:
+        return True
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, torch.Tensor) and isinstance(value, module.DTensor)
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
+def local_of(tensor: torch.Tensor | Flat) -> torch.Tensor:
     """The part of a tensor that is in this process: of a DTensor its local tensor, of others themselves."""
+    if isinstance(tensor, Flat):
+        return tensor.spread.local
     return tensor._local_tensor if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
 
 
 def spread_of(tensor: Any) -> Spread | str:
-    """How a DTensor is spread, or why it cannot be saved."""
+    """How a DTensor or ``Flat`` is spread, or why it cannot be saved."""
+    if type(tensor) is Flat:
+        return tensor.spread
     spec = tensor._spec
     placements: list[tuple[int, int]] = []
     for dim, placement in enumerate(spec.placements):
@@ -89,7 +131,7 @@ def table_of(items: Sequence[Item], spreads: Mapping[int, Spread]) -> Table:
             entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role))
         else:
             mesh = meshes.setdefault(spread.mesh, len(meshes))
-            entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements))
+            entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements, spread.flat))
     return Table(tuple(meshes), tuple(entries))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from relight.capture.rebuild import Memory, torch_dtype
 from relight.capture.regions import regions_for
-from relight.capture.sharded import is_spread, local_of
+from relight.capture.sharded import Flat, is_spread, local_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
@@ -89,7 +89,7 @@ class Targets:
         self._live.extend(tensors)
         return True
 
-    def fits(self, path: str, leaf: Leaf, live: torch.Tensor) -> bool:
+    def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat) -> bool:
         """Whether shape and, if strict, dtype are the same; told if not."""
         stored = self._tensors[leaf.tensors[0]]
         shape = tuple(leaf.meta) if leaf.kind == "expanded" else stored.shape
@@ -98,9 +98,9 @@ class Targets:
             return False
         return True
 
-    def into(self, leaf: Leaf, live: torch.Tensor, path: str) -> bool:
+    def into(self, leaf: Leaf, live: torch.Tensor | Flat, path: str) -> bool:
         """Read straight into ``live``, if its layout allows it."""
-        if is_spread(live):
+        if isinstance(live, Flat) or is_spread(live):
             return self._into_spread(leaf, live, path)
         if live.layout != torch.strided or live.is_quantized or live.is_meta:
             return False
@@ -114,21 +114,23 @@ class Targets:
             self._live.append(live)
         return True
 
-    def _into_spread(self, leaf: Leaf, live: torch.Tensor, path: str) -> bool:
-        if leaf.kind == "tensor" and self.add(leaf.tensors[0], live, path):
+    def _into_spread(self, leaf: Leaf, live: torch.Tensor | Flat, path: str) -> bool:
+        if leaf.kind != "tensor":
+            self._wrong.append(f"{path}: stored with elements that share memory, live spread over ranks")
+        elif self.add(leaf.tensors[0], live, path):
             self._live.append(local_of(live))
         return True
 
-    def add(self, index: int, tensor: torch.Tensor, path: str) -> bool:
-        """Read ``index`` into ``tensor`` too. False, and told, if another stored tensor goes to the same memory."""
-        whole, tensor = tensor, local_of(tensor)
+    def add(self, index: int, live: torch.Tensor | Flat, path: str) -> bool:
+        """Read ``index`` into ``live`` too. False, and told, if another stored tensor goes to the same memory."""
+        tensor = local_of(live)
         owner = self._owner(tensor, index) if tensor.numel() else index
         if owner != index:
             other = self._tensors[owner].name
             self._wrong.append(f"{path}: tied to what {other} goes to, and stored apart from it")
             return False
         dtype = torch_dtype(self._tensors[index])
-        sink: Sink = sink_for(tensor, dtype) if whole is tensor else regions_for(whole, dtype)
+        sink: Sink = sink_for(tensor, dtype) if live is tensor else regions_for(live, dtype)
         if index in self._sinks:
             self._several.setdefault(index, [self._sinks[index]]).append(sink)
         else:
@@ -159,6 +161,6 @@ class Targets:
         return known.setdefault(identity(tensor), index)
 
 
-def dtype_text(tensor: torch.Tensor) -> str:
+def dtype_text(tensor: torch.Tensor | Flat) -> str:
     """The dtype in the format's words."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relight.capture.sharded import Spread, is_spread, spread_of
+from relight.capture.sharded import Flat, Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.errors import IncompatibleState
 from relight.format import DTYPES, Leaf
@@ -68,7 +68,7 @@ class Walker:
             if reason is not None:
                 self.refuse(path, reason)
             return value
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) or is_spread(value):
             return self.tensor(value, path, role)
         if level > LEVELS_MAX - 10:
             self.refuse(path, "nested too deeply")
@@ -97,9 +97,9 @@ class Walker:
         self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
         return None
 
-    def tensor(self, tensor: torch.Tensor, path: str, role: str, *, trainable: bool = False) -> Any:
+    def tensor(self, tensor: torch.Tensor | Flat, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
-        if is_spread(tensor):
+        if isinstance(tensor, Flat) or is_spread(tensor):
             return self._spread(tensor, path, role, trainable)
         reason = why_not(tensor)
         if reason is not None:
@@ -162,11 +162,12 @@ class Walker:
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
         trainable = trainable or key in self.trained
         role = "param" if trainable and role == "value" else role
-        self.items.append(Item(self._unique(path), name, shape or tuple(tensor.shape), role, TensorSource(tensor), None, trainable))
+        shape = tuple(tensor.shape) if shape is None else shape
+        self.items.append(Item(self._unique(path), name, shape, role, TensorSource(tensor), None, trainable))
         self.known[key] = len(self.items) - 1
         return len(self.items) - 1
 
-    def _spread(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> Leaf | None:
+    def _spread(self, tensor: torch.Tensor | Flat, path: str, role: str, trainable: bool) -> Leaf | None:
         """One that is spread over ranks: an item of its global shape, whose source is what is here of it."""
         spread = spread_of(tensor)
         if isinstance(spread, str):
@@ -178,7 +179,8 @@ class Walker:
         if reason is not None:
             self.refuse(path, reason)
             return None
-        key = ("spread", id(tensor))  # not its memory: a rank may have none of it, and all must come to the same items
+        # not its memory: a rank may have none of it, and all must come to the same items
+        key = tensor.key if isinstance(tensor, Flat) else ("spread", id(tensor))
         known = self.known.get(key, self._fixed_known.get(key))
         if known is not None:
             return Leaf("tensor", (known,))

@@ -4,6 +4,7 @@ their own. What rank 0 had lies where one process has it, so that all else reads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from relight.errors import UnsafeContent
@@ -21,21 +22,21 @@ def saved_by(root: Root) -> int:
     return count if root.world == 1 and type(count) is int and 1 < count <= 10**7 else root.world
 
 
-def apart(root: Root, tree: Any, where: str) -> tuple[Any, tuple[dict[Any, Any], ...]]:
-    """What is common, and what each rank had besides, by rank, if several made this one part; else ``tree``, and nothing.
+def apart(root: Root, tree: Any, where: str) -> tuple[Any, tuple[Any, ...]]:
+    """The tree of a checkpoint of one part, and what each of the ranks that made it had of its own, by rank: of rank 0 that is in the tree.
 
     ``UnsafeContent`` if there are not as many as there were ranks.
     """
     count = saved_by(root)
-    if root.world > 1 or count == 1 or not isinstance(tree, dict):
-        return tree, ()
+    if count == 1 or not isinstance(tree, dict):
+        return tree, (tree,)
     others = tree.get(OWN)
     if not isinstance(others, list) or len(others) != count - 1 or not all(isinstance(one, dict) for one in others):
         raise UnsafeContent(f"{count} ranks saved this, but it does not hold what each had of its own", where=where)
-    return {name: node for name, node in tree.items() if name != OWN}, ({}, *others)
+    common = {name: node for name, node in tree.items() if name != OWN}
+    return common, (common, *others)
 
 
-def tree_of(root: Root, tree: Any, rank: int, where: str) -> Any:
-    """The tree of a rank, from that of the one part."""
-    common, own = apart(root, tree, where)
-    return {**common, **own[rank % len(own)]} if own else common
+def with_own(tree: Any, own: Sequence[Any], rank: int) -> Any:
+    """The tree of a rank."""
+    return {**tree, **own[rank % len(own)]} if len(own) > 1 else tree

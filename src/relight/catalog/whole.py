@@ -69,8 +69,8 @@ def whole_of(opened: Opened) -> Whole:
             raise UnsafeContent("a rank's own state is not a dict of components", where=where)
         own.append(mine)
         merge(tree, decoded)
-    tree, several = apart(opened.root, tree, opened.prefix)
-    return Whole(tuple(tensors), tuple(map(tuple, pieces)), tree, several or tuple(own))
+    shared, each = apart(opened.root, tree, opened.prefix) if len(opened.parts) == 1 else (tree, tuple(own))
+    return Whole(tuple(tensors), tuple(map(tuple, pieces)), shared, each)
 
 
 def check_pieces(opened: Opened, joined: Whole, index: int) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from relight.capture.kinds import LOADER, RNG, kind_of
+from torch.utils.data import DataLoader
+
+from relight.capture.dealt import Dealt, agreed, as_it_was, is_of
+from relight.capture.kinds import RNG, kind_of
+from relight.capture.loaders import dealt_in, own_generators, rest_state
 from relight.capture.rng import seed_generator, seed_host
 from relight.format import Digest
 
@@ -18,40 +22,99 @@ class Carried(NamedTuple):
     notes: list[str]
     seed: int | None
     """For the process's own generators; None if they go on where those of this rank were."""
-    seeded: list[object]
-    """Generators among the components that begin anew."""
+    seeded: list[tuple[object, int]]
+    """Generators that begin anew, and their seeds."""
 
     def finish(self) -> None:
         """Give those generators their seeds, when all else is restored."""
         if self.seed is not None:
             seed_host(self.seed)
-            for number, generator in enumerate(self.seeded):
-                seed_generator(generator, self.seed + 1 + number)
+        for generator, seed in self.seeded:
+            seed_generator(generator, seed)
 
 
-def carry(root: Mapping[Any, Any], components: Mapping[str, object], *, rank: int, world: int, saved: int, key: str) -> Carried:
-    """Nothing is left out if ``world`` ranks go on with what as many ``saved``.
+def carry(
+    root: Mapping[Any, Any],
+    components: Mapping[str, object],
+    *,
+    rank: int,
+    world: int,
+    saved: int,
+    key: str,
+    own: Sequence[Mapping[Any, Any]],
+) -> Carried:
+    """Nothing is left out if ``world`` ranks go on with what as many ``saved``, and their loaders deal out to as many.
 
-    Else loaders begin their epoch anew, as each rank's position is in an order that is cut up in another way now; and generators of ranks
-    that there were not get seeds that follow from ``key`` and the rank.
+    Else a loader goes on with its share of what is left of its training epoch, if its samples were dealt out in an order that follows
+    from a seed, and begins that epoch anew if not; and generators of ranks that there were not get seeds that follow from ``key`` and
+    the rank. ``own``: what each rank that saved had of its own. Every rank comes to the same by itself.
     """
-    if world == saved or not isinstance(root, dict):
+    if not isinstance(root, dict):
         return Carried(root, components, [], None, [])
-    loaders = [name for name, value in components.items() if kind_of(value) == LOADER]
     fresh = rank >= saved
-    generators = [name for name, value in components.items() if kind_of(value) == RNG] if fresh else []
-    out = {*loaders, *generators, *(["rng"] if fresh else [])}
-    notes = [f"{_ranks(saved)} saved it and {_ranks(world)} go on"]
-    if loaders:
-        notes.append(f"{', '.join(loaders)} begins its epoch anew")
+    out = {name for name, value in components.items() if kind_of(value) == RNG} if fresh else set()
+    told: dict[Any, Any] = {}
+    seeded: list[tuple[object, int]] = []
+    notes: list[str] = []
+    for name, value in components.items():
+        if not isinstance(value, DataLoader) or (world == saved and (name not in root or as_it_was(dealt_in(root[name]), value))):
+            continue
+        states = [one.get(name) for one in own]
+        found = _carry_loader(name, value, states, rank, key) if name in root else "the checkpoint has no loader of that name"
+        if isinstance(found, str):
+            notes.append(f"{name} begins its epoch anew: {found}")
+            out.add(name)
+        else:
+            told[name] = found.state
+            seeded += found.seeded
+            notes += found.notes
+    if world == saved and not out and not told:
+        return Carried(root, components, [], None, [])
+    if world != saved:
+        notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} go on")
     if world > saved:
         notes.append(f"generators of ranks from {saved} on begin anew, from the checkpoint's id")
     seed = int.from_bytes(Digest(f"{key}/{rank}".encode()).digest()[:4], "little") if fresh else None
+    if seed is not None:
+        anew = [value for name, value in components.items() if name in out and kind_of(value) == RNG]
+        seeded += [(generator, seed + 1 + number) for number, generator in enumerate(anew)]
+        out.add("rng")
     return Carried(
-        {name: node for name, node in root.items() if name not in out},
+        {name: node for name, node in {**root, **told}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
-        notes, seed, [components[name] for name in generators],
+        notes, seed, seeded,
     )  # fmt: skip
+
+
+class _Loader(NamedTuple):
+    """The state a loader is to take, and what is said of it."""
+
+    state: dict[str, Any]
+    seeded: list[tuple[object, int]]
+    notes: list[str]
+
+
+def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], rank: int, key: str) -> _Loader | str:
+    """What this rank's loader takes of what those of all ranks had, or why nothing."""
+    found = agreed([dealt_in(one) for one in states], loader)
+    if isinstance(found, str):
+        return found
+    # Generators are those of whoever had the same place in the deal: this rank's own, if it did.
+    alike = [one for one in (*states[rank : rank + 1], *states) if is_of(dealt_in(one), found.rank)]
+    seeded = []
+    if not alike:
+        seed = int.from_bytes(Digest(f"{key}/{name}/{found.rank}".encode()).digest()[:4], "little")
+        seeded = [(generator, seed + number) for number, generator in enumerate(own_generators(loader).values())]
+    return _Loader(rest_state(loader, found, alike[0] if alike else None), seeded, _said(name, loader, found))
+
+
+def _said(name: str, loader: DataLoader[Any], found: Dealt) -> list[str]:
+    if found.at is None:
+        return []
+    said = [f"{name} goes on behind {found.at} of its epoch's {found.length} samples, dealt out to {_ranks(found.replicas)} now"]
+    if hasattr(loader.dataset, "state_dict"):
+        said.append(f"{name}: the state of its data set is not carried over")
+    return said
 
 
 def _ranks(count: int) -> str:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from relight.capture.regions import part
-from relight.capture.sharded import Spread
+from relight.capture.sharded import Spread, part
 from relight.capture.tensors import memory_of
 from relight.checkpointer.part_items import source_of
 from relight.layout import Box, Item, Source, whole

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relight.capture.sharded import Spread
+from relight.capture.sharded import Spread, part
 from relight.capture.tensors import TensorSource
 from relight.layout import Box, Bytes, Item, whole
 from relight.layout.roster import Work
@@ -56,10 +56,8 @@ def source_of(item: Item, spread: Spread | None, pieces: Sequence[Piece], work: 
         first, last = run_of(inner, item.shape)
         weight = item.source.length // whole(item.shape).elements
         return Bytes(view[first * weight : last * weight])
-    begin = tuple(a + b for a, b in zip(piece.at, inner.start, strict=True))
-    if inner.size == tuple(local.shape):
-        return item.source
-    return TensorSource(local.detach()[tuple(slice(at, at + size) for at, size in zip(begin, inner.size, strict=True))])
+    held = part(local if spread is None else spread.held(piece), inner)
+    return item.source if held is local else TensorSource(held.detach())
 
 
 def _tensor_of(item: Item) -> Any:

@@ -231,7 +231,7 @@ class Ranks:
 
     def _own_table(self, common: Captured) -> tuple[bytes, Table]:
         key: object = _all_fixed(common) or tuple(
-            (item.name, item.dtype, item.shape, item.role, None if (one := common.spreads.get(index)) is None else one[:2])
+            (item.name, item.dtype, item.shape, item.role, None if (one := common.spreads.get(index)) is None else one.how)
             for index, item in enumerate(common.items)
         )
         if self._table is None or self._table[0] != key:

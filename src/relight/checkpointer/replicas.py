@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture.regions import part
 from relight.capture.sharded import Spread
 from relight.capture.tensors import TensorSource
 from relight.format import Digest
-from relight.layout import Box, Item
+from relight.layout import Item
 from relight.layout.roster import Roster
+from relight.layout.shards import Piece
 
 CHECKED_BYTES = 32 << 20
 """How much of what is replicated each save compares, besides the first."""
@@ -25,10 +25,10 @@ _MASK = (1 << 64) - 1
 
 
 class Copy(NamedTuple):
-    """A piece that other ranks hold as well: of which item, where in the rank's own tensor."""
+    """A piece that other ranks hold as well: of which item, and its bytes."""
 
     item: int
-    at: Box
+    piece: Piece
     length: int
 
 
@@ -66,7 +66,7 @@ class Replicas:
         for index, piece, holders in roster.shared(rank):
             if holders not in keys:
                 keys[holders] = Digest(repr(holders).encode()).digest()[:8]
-            self._lines[keys[holders]].append(Copy(index, Box(piece.at, piece.box.size), piece.box.elements * entries[index].weight))
+            self._lines[keys[holders]].append(Copy(index, piece, piece.box.elements * entries[index].weight))
         self._next: dict[bytes, int] = dict.fromkeys(self._lines, 0)
         self._whole = True
 
@@ -102,7 +102,7 @@ def sums(stretches: Sequence[Stretch], items: Sequence[Item], spreads: Mapping[i
 def _bytes(copy: Copy, items: Sequence[Item], spreads: Mapping[int, Spread]) -> torch.Tensor:
     item, spread = items[copy.item], spreads.get(copy.item)
     if spread is not None:
-        tensor = part(spread.local.detach(), copy.at)
+        tensor = spread.held(copy.piece).detach()
     elif isinstance(item.source, TensorSource):
         tensor = item.source.tensor.detach()
     else:

@@ -13,7 +13,7 @@ import msgspec
 
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
-from relight.catalog.one_writer import saved_by, tree_of
+from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.whole import check_pieces, whole_of
 from relight.checkpointer.agree import together
@@ -183,10 +183,11 @@ def _restore(
         part, nearer = opened.parts[0], near.view(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:
-            root = tree_of(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), rank, opened.prefix)
+            root, own = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
+            root = with_own(root, own, rank)
         else:
-            root = joined.tree_of(rank)
-        carried = carry(root, components, rank=rank, world=world, saved=saved_by(opened.root), key=checkpoint.id)
+            root, own = joined.tree_of(rank), joined.own
+        carried = carry(root, components, rank=rank, world=world, saved=saved_by(opened.root), key=checkpoint.id, own=own)
         plan = plan_restore(
             carried.components,
             part.tensors if joined is None else joined.tensors,

@@ -15,10 +15,11 @@ import msgspec
 import torch
 
 from relight.capture import RestorePlan, plan_restore
-from relight.capture.regions import part, regions_of, sink_of_piece
+from relight.capture.regions import regions_of, sink_of_piece
+from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog import candidates, check_pack, open_checkpoint
-from relight.catalog.one_writer import saved_by
+from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.whole import Whole, whole_of
 from relight.checkpointer.agree import together
@@ -46,7 +47,8 @@ _DATA, _END, _FAILED = b":", b".", b"-"
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 tells of a checkpoint: all but the tensors' bytes. ``own`` are the trees of what each rank had besides."""
+    """What rank 0 tells of a checkpoint: all but the tensors' bytes. ``own`` are the trees of what each rank had; empty:
+    the tree."""
 
     tensors: list[Tensor]
     tree: bytes
@@ -57,11 +59,11 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
     exact: list[str]
     user: dict[str, Any]
 
-    def tree_of(self, rank: int) -> dict[Any, Any]:
-        """The tree of a rank: what is common, and its own."""
+    def trees(self) -> tuple[Any, list[Any]]:
+        """What is common, and what each rank had."""
         count = len(self.tensors)
-        own = decode_tree(self.own[rank % len(self.own)], count, self.prefix)
-        return {**decode_tree(self.tree, count, self.prefix), **own}
+        tree = decode_tree(self.tree, count, self.prefix)
+        return tree, [decode_tree(one, count, self.prefix) if one else tree for one in self.own]
 
 
 class _Asked(NamedTuple):
@@ -196,7 +198,7 @@ def _restore(
 
 
 def _manifest(opened: Opened, joined: Whole) -> bytes:
-    root, own = opened.root, [encode_tree(one) for one in joined.own]
+    root, own = opened.root, [b"" if one is joined.tree else encode_tree(one) for one in joined.own]
     told = _Manifest(
         list(joined.tensors), encode_tree(joined.tree), own, saved_by(root), opened.prefix, root.environment, list(root.exact), root.user
     )
@@ -205,7 +207,9 @@ def _manifest(opened: Opened, joined: Whole) -> bytes:
 
 def _planned(asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneWriter) -> tuple[RestorePlan, Carried]:
     rank, world = ranks.world.rank, ranks.world.size
-    carried = carry(told.tree_of(rank), asked.components, rank=rank, world=world, saved=told.saved, key=checkpoint.id)
+    tree, own = told.trees()
+    root = with_own(tree, own, rank)
+    carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=checkpoint.id, own=own)
     plan = plan_restore(
         carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
         nowhere=ranks.nowhere,

@@ -178,12 +178,25 @@ class Roster:
                     f"{_said(self.tables[number], other)} on rank {self._ranks[number][0]}"
                 )
                 return
-        if first.mesh >= 0:
+        if first.flat is not None:
+            absent = self._without(first_table, first, homes)
+            if absent:
+                yield f"{name}: ranks {absent[:8]} hold elements of it, and do not have it"
+        elif first.mesh >= 0:
             key = tuple((number, self.tables[number].entries[index].mesh) for number, index in homes)
             if key not in self._sound:
                 self._sound[key] = self._unsound(key)
             if self._sound[key]:
                 yield f"{name}: {self._sound[key]}"
+
+    def _without(self, number: int, entry: Entry, homes: Sequence[tuple[int, int]]) -> list[int]:
+        """Ranks that hold elements of a flattened tensor, and do not list it."""
+        assert entry.flat is not None
+        begin, count = entry.flat
+        mesh = self.tables[number].meshes[entry.mesh]
+        first, last = begin // count, (begin + prod(entry.shape) - 1) // count
+        there = {rank for number, _ in homes for rank in self._ranks[number]}
+        return sorted(rank for rank in mesh.ranks if first <= coordinate(mesh, rank)[-1] <= last and rank not in there)
 
     def _unsound(self, homes: Sequence[tuple[int, int]]) -> str:
         """Why no tensor can be spread so: over ranks that do not have it, or fewer than those that do. ``homes``: tables and meshes."""

@@ -1,0 +1,82 @@
+"""What all that plans a restore works on: what is stored, where it goes, what does not fit, what to do when the bytes are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from relight.capture.build import selected
+from relight.capture.rebuild import Memory, Thunk
+from relight.capture.targets import Targets
+from relight.errors import IncompatibleState, RelightError
+from relight.format import Tensor
+from relight.layout import Sink
+
+FIRST, STATE, LOADERS, LAST = range(4)
+"""When something is done: the lower the earlier."""
+
+
+@dataclass
+class RestorePlan:
+    """Fill ``sinks``, then call ``finish``. ``values`` are those of components that cannot be changed in place, set by ``finish``."""
+
+    sinks: dict[int, Sink] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    actions: list[tuple[int, Thunk]] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Set what is not tensors: loaders before generators, as making an iterator draws random numbers."""
+        with torch.no_grad():
+            for _, action in sorted(self.actions, key=lambda pair: pair[0]):
+                action()
+        self.actions.clear()  # they hold the temporaries, and this plan: a cycle that would keep all of it until some later collection
+
+
+class Planning:
+    """Of one restore. ``only``, ``strict``, ``rename``: see ``plan_restore``."""
+
+    def __init__(
+        self,
+        components: Mapping[str, object],
+        tensors: Sequence[Tensor],
+        only: Sequence[str] | None,
+        strict: bool,
+        rename: Callable[[str], str] | None,
+        memory: Memory,
+    ) -> None:
+        self.components, self.tensors, self.only, self.rename, self.memory = components, tensors, only, rename, memory
+        self.result = RestorePlan()
+        self.wrong: list[str] = []
+        self.unused: list[str] = []
+        self.targets = Targets(tensors, self.wrong, strict=strict)
+        self.resized: set[int] = set()
+        """Parameters, by ``id``, that are stored in another shape: nor does what an optimizer holds for them fit."""
+
+    def do(self, order: int, action: Thunk) -> None:
+        """``action`` when the bytes are there, in its turn."""
+        self.result.actions.append((order, action))
+
+    def takes(self, path: str) -> bool:
+        """Whether what is at ``path`` was asked for."""
+        return selected(path, self.only)
+
+    def touches(self, name: str) -> bool:
+        """Whether something of a component may have been asked for."""
+        if self.only is None:
+            return True
+        heads = [pattern.split("/", 1)[0] for pattern in self.only]
+        return any(selected(name, [head]) for head in heads)
+
+    def guarded(self, path: str, action: Thunk) -> None:
+        """``action``; what others' code raises is told as what is at ``path`` not fitting."""
+        try:
+            action()
+        except RelightError:
+            raise
+        except Exception as error:  # somebody else's load_state_dict: say whose, keep what it said
+            raise IncompatibleState(f"{type(error).__name__} while restoring: {error}", where=path) from error

@@ -1,0 +1,246 @@
+"""Putting a stored optimizer back: state by the parameter's name, group by group, straight into live memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from relight.capture.build import Later, thunks, whole
+from relight.capture.flattened import Original
+from relight.capture.kinds import MODULE, kind_of
+from relight.capture.optimizers import (
+    flattened_in,
+    holder_of,
+    is_custom,
+    load_custom,
+    names_of,
+    own_parameters,
+    parameter_names,
+    place_like,
+)
+from relight.capture.planning import STATE, Planning
+from relight.capture.rebuild import torch_dtype
+from relight.capture.refill import set_group
+from relight.capture.tensors import touched
+from relight.format import Leaf
+from relight.format.tree import join_path
+
+_LIKE_PARAMETER = frozenset(
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "exp_inf", "prev")
+)
+"""State that has its parameter's shape in every optimizer that calls it so; other state (Adafactor's factors) need not."""
+
+
+class OptimizerPlan:
+    """Of one optimizer, which is the component at ``path``."""
+
+    def __init__(self, planning: Planning, optimizer: Any, path: str) -> None:
+        self._planning, self._optimizer, self._path = planning, optimizer, path
+        self._holder = holder_of(optimizer)
+        self._made: dict[torch.Tensor, dict[Any, Any]] = {}
+
+    def make(self, node: Any) -> None:
+        """Plan how ``node`` goes into it."""
+        planning, optimizer, path = self._planning, self._optimizer, self._path
+        if not _is_optimizers(node):
+            planning.wrong.append(f"{path}: stored as something other than an optimizer")
+            return
+        names, flattened = parameter_names(optimizer, planning.components), flattened_in(optimizer, planning.components)
+        renamed = _renamed_parameters(node, planning)
+        lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
+        live = set().union(*lives)
+        saved_groups: list[dict[str, Any]] = node["groups"]
+        members = [{renamed[one] for one in group["params"]} for group in saved_groups]
+        held = set().union(*members)
+        groups = [one & held for one in lives]
+        if planning.only is None:
+            for one in sorted(live - held):
+                planning.wrong.append(f"{path}: parameter {one} is missing in the checkpoint")
+            for one in sorted(held - live):
+                planning.unused.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
+            if len(saved_groups) != len(groups):
+                planning.wrong.append(f"{path}: {len(saved_groups)} parameter groups stored, {len(groups)} live")
+            else:
+                for index, (mine, theirs) in enumerate(zip(groups, members, strict=True)):
+                    moved = sorted(mine - theirs)
+                    if moved:
+                        names_moved = ", ".join(moved[:4])
+                        planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
+        if is_custom(optimizer):
+            if planning.takes(path):
+                make = thunks(node, path, planning.memory)
+                planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
+            return
+        state = {renamed[one]: value for one, value in node["state"].items()}
+        stepped = {id(parameter) for parameter in own_parameters(self._holder)}
+        if flattened or not self._in_place(names, held, state):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = names.get(id(parameter), "?")
+                    if id(parameter) not in stepped:
+                        continue
+                    if id(parameter) in flattened:
+                        originals = {one.named(name): one for one in flattened[id(parameter)]}
+                        self._flattened(parameter, originals, state)
+                    elif name in held:
+                        self._parameter(group, parameter, name, state)
+            planning.do(STATE, self._set_states)
+        if planning.takes(f"{path}/groups"):
+            for index, (group, mine) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+                homes = [index] if index < len(members) and mine <= members[index] else (n for n, one in enumerate(members) if mine <= one)
+                for home in homes:
+                    wanted = {key: value for key, value in saved_groups[home].items() if key != "params"}
+                    make = thunks(wanted, f"{path}/groups/{index}", planning.memory)
+                    planning.do(STATE, partial(set_group, group, make))
+                    break
+        if planning.takes(f"{path}/extra"):
+            make_extra = thunks(node["extra"], f"{path}/extra", planning.memory)
+            planning.do(STATE, lambda: self._holder.state.update(make_extra()))
+
+    def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
+        """Whether all state is there already, and can be read to where it is; done then, else nothing is."""
+        planning = self._planning
+        if planning.only is not None or planning.resized:
+            return False
+        leaves: list[Any] = []
+        lives: list[Any] = []
+        keys: list[Any] = []
+        like: list[Any] = []
+        for parameter in own_parameters(self._holder):
+            name = names.get(id(parameter), "?")
+            if name not in held:
+                continue
+            saved, current = state.get(name, {}), self._holder.state.get(parameter, {})
+            if not isinstance(saved, dict) or len(saved) != len(current) or list(saved) != list(current):
+                return False
+            if list(saved) != keys:  # nearly all have the same
+                keys = list(saved)
+                like = [key for key in keys if key in _LIKE_PARAMETER]
+            shape = parameter.shape
+            for key in like:
+                leaf = saved[key]
+                if type(leaf) is not Leaf or not leaf.tensors or planning.tensors[leaf.tensors[0]].shape != shape:
+                    return False
+            leaves += saved.values()
+            lives += current.values()
+        return planning.targets.all_plainly(leaves, lives)
+
+    def _parameter(self, group: Any, parameter: torch.Tensor, name: str, state: Mapping[str, Any]) -> None:
+        planning, path = self._planning, join_path(f"{self._path}/state", name)
+        current = self._holder.state.get(parameter, {})
+        saved = state.get(name)
+        if name in state and not isinstance(saved, dict):
+            planning.wrong.append(f"{path}: stored as something other than a parameter's state")
+            return
+        if saved is None:
+            if current and planning.takes(path):
+                planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
+            return
+        foreign = any(
+            key in _LIKE_PARAMETER and type(leaf) is Leaf and leaf.tensors and planning.tensors[leaf.tensors[0]].shape != parameter.shape
+            for key, leaf in saved.items()
+        )
+        if foreign or id(parameter) in planning.resized:
+            # Half a state is worse than none: the optimizer begins this parameter's afresh.
+            planning.wrong.append(f"{path}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
+            return
+        made: dict[Any, Any] = {}
+        for key, leaf in saved.items():
+            tensor = current.get(key)
+            if planning.only is None and type(leaf) is Leaf and planning.targets.plainly(leaf, tensor):
+                made[key] = tensor
+                continue
+            below = join_path(path, key)
+            if not planning.takes(below):
+                if key in current:
+                    made[key] = tensor
+                continue
+            if type(leaf) is not Leaf or leaf.kind != "tensor":
+                made[key] = whole(leaf, below, planning.memory)
+                continue
+            stored = planning.tensors[leaf.tensors[0]]
+            dtype = torch_dtype(stored)
+            if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
+                tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
+            if planning.only is not None or not planning.targets.plainly(leaf, tensor):
+                planning.targets.add(leaf.tensors[0], tensor, below)
+            made[key] = Later(partial(touched, tensor))
+        if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
+            self._made[parameter] = made
+
+    def _flattened(self, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
+        """State of one that holds elements of several, or some of one: each of those has its own stored."""
+        planning, path = self._planning, f"{self._path}/state"
+        here = {name: one for name, one in originals.items() if one.here and planning.takes(join_path(path, name))}
+        saved: dict[str, dict[Any, Any]] = {name: state[name] for name in here if isinstance(state.get(name), dict)}
+        if not saved or id(parameter) in planning.resized:
+            if here and planning.only is None:
+                planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
+            return
+        current = self._holder.state.get(parameter, {})
+        made: dict[Any, Any] = {} if planning.only is None else dict(current)
+        for key in dict.fromkeys(key for one in saved.values() for key in one):
+            leaves = {name: one[key] for name, one in saved.items() if key in one}
+            name, leaf = next(iter(leaves.items()))
+            at = join_path(join_path(path, name), key)
+            if not all(type(one) is Leaf and one.kind == "tensor" for one in leaves.values()):
+                made[key] = whole(leaf, at, planning.memory)
+                continue
+            stored, tensor = planning.tensors[leaf.tensors[0]], current.get(key)
+            dtype = torch_dtype(stored)
+            like = [planning.tensors[one.tensors[0]].shape == here[where].shape for where, one in leaves.items()]
+            if key in _LIKE_PARAMETER and not all(like):
+                planning.wrong.append(f"{at}: stored for parameters of other shapes")
+                return
+            if all(like) and (stored.shape or key in _LIKE_PARAMETER):
+                if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape or tensor.dtype != dtype:
+                    tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # what pads it stays zero
+                for where, one in leaves.items():
+                    planning.targets.into(one, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
+            else:  # one for all of them, as they are stepped together
+                if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
+                    tensor = planning.memory.make(stored, partial(torch.empty, stored.shape, dtype=dtype))
+                planning.targets.into(leaf, tensor, at)
+            made[key] = Later(partial(touched, tensor))
+        self._made[parameter] = made
+
+    def _set_states(self) -> None:
+        for parameter, state in self._made.items():
+            self._holder.state[parameter] = {key: value.make() if type(value) is Later else value for key, value in state.items()}
+
+
+def _renamed_parameters(node: Mapping[str, Any], planning: Planning) -> dict[str, str]:
+    """Live names of the parameters an optimizer's node speaks of."""
+    names = _names_in(node)
+    if planning.rename is None:
+        return dict(zip(names, names, strict=True))
+    return {name: _renamed_parameter(name, planning.components, planning.rename) for name in names}
+
+
+def _renamed_parameter(stored: str, components: Mapping[str, object], rename: Callable[[str], str]) -> str:
+    for component, value in components.items():
+        if kind_of(value) == MODULE:
+            path = f"{component}/{stored}"
+            renamed = rename(path)
+            if renamed != path:
+                return renamed.split("/", 1)[-1]
+    return stored
+
+
+def _is_optimizers(node: Any) -> bool:
+    """Whether a node is built as ``capture_optimizer`` builds one."""
+    if not isinstance(node, dict) or not {"state", "groups", "extra"} <= node.keys():
+        return False
+    groups, state = node["groups"], node["state"]
+    return (
+        isinstance(groups, list)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups)
+        and isinstance(state, dict)
+    )
+
+
+def _names_in(node: Mapping[str, Any]) -> set[str]:
+    return {name for group in node["groups"] for name in group["params"]} | {key for key in node["state"] if isinstance(key, str)}

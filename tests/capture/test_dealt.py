@@ -1,0 +1,456 @@
+"""Another number of ranks goes on in the middle of a training epoch: each of its samples is delivered, and none twice."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from dealing import Job, in_turn, resumed, sampler_of
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from relight.capture import unwatch_loaders
+from relight.capture.dealt import share_of
+
+warnings.filterwarnings("ignore")
+logging.getLogger("torchdata").setLevel(logging.ERROR)
+
+
+def order_of(length: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0) -> list[int]:
+    """The order that ``DistributedSampler`` documents."""
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist() if shuffle else list(range(length))
+
+
+def maker(length: int, batch: int | None = 2, *, loader: Any = DataLoader, kind: Any = DistributedSampler, drops: bool = False, wrap: bool = False,
+          dealing: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+    """A maker of loaders over the numbers below ``length``."""
+
+    def make(rank: int, world: int) -> DataLoader:
+        data = torch.arange(length)
+        sampler = kind(data, num_replicas=world, rank=rank, **(dealing or {}))
+        if wrap:
+            return loader(data, batch_sampler=BatchSampler(sampler, batch, drops), **options)
+        return loader(data, batch_size=batch, sampler=sampler, drop_last=drops, **options)
+
+    return make
+
+
+def test_dealt_out_to_as_many_the_rest_is_what_they_would_have_had() -> None:
+    """For every length, place and number of ranks: the shares of the rest are the tails of the sampler's own, repeated samples and all."""
+    for length in range(1, 14):
+        for replicas in range(1, 7):
+            for drop in (False, True):
+                for rank in range(replicas):
+                    whole = list(DistributedSampler(range(length), replicas, rank, seed=3, drop_last=drop))
+                    order = order_of(length, seed=3)
+                    for begins in range(0, length + 1, replicas):
+                        assert share_of(order, begins, replicas, rank, drop) == whole[begins // replicas :]
+
+
+CASES = 240
+
+
+def a_chain(dice: random.Random) -> None:
+    """One life of one epoch, and the next."""
+    length, drop, drops = dice.randint(1, 60), dice.random() < 0.3, dice.random() < 0.3
+    dealing = {"shuffle": dice.random() < 0.8, "seed": dice.randint(0, 5), "drop_last": drop}
+    epoch, batch, world = dice.randint(0, 4), dice.randint(1, 4), dice.randint(1, 5)
+    order = order_of(length, shuffle=dealing["shuffle"], seed=dealing["seed"], epoch=epoch)
+
+    def make(rank: int, world: int) -> DataLoader:
+        return maker(length, batch, drops=drops, dealing=dealing)(rank, world)  # type: ignore[no-any-return]
+
+    job, ledger, over = Job(world, make), [], False
+    job.begin(epoch)
+    left = len(job.loaders[0])
+    for _ in range(dice.randint(1, 3)):
+        done = job.steps(dice.randint(0, left))
+        left -= len(done)
+        ledger += in_turn(done)
+        over = over or left == 0
+        saved, before = job.save(), world
+        world = dice.choice([before, dice.randint(1, 5)])
+        batch = batch if world == before else dice.randint(1, 4)  # as many ranks go on with all of it as it was
+        job, _ = resumed(saved, world, make)
+        if dice.random() < 0.5:
+            job, _ = resumed(job.save(), world, make)  # killed again before a batch
+        left = left if world == before else len(job.loaders[0])
+        job.begin(epoch)
+    last = job.rest()
+    ledger += in_turn(last)
+    assert len(last) == left
+    assert ledger == (order * 5)[: len(ledger)], "what all ranks delivered, in turn, is the order from its beginning"
+    if over:
+        assert not last
+    else:
+        twice, never = max(0, len(ledger) - length), max(0, length - len(ledger))
+        assert twice < world and never < drop * world + drops * world * batch + 1
+    job.begin(epoch + 1)
+    plain = Job(world, make)
+    plain.begin(epoch + 1)
+    assert job.rest() == plain.rest(), "epochs behind it are the sampler's own"
+    assert all(type(sampler_of(loader)) is DistributedSampler and len(loader) == len(plain.loaders[0]) for loader in job.loaders)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_any_chain_of_worlds_delivers_the_epoch_once(part: int) -> None:
+    """From a seed: lengths, batch sizes, shuffling, what is dropped, two to four numbers of ranks, interrupted anywhere, also before a
+    batch and behind the last, by the same number too. What all of them delivered is the order, from its beginning, each sample once."""
+    for case in range(part, CASES, 3):
+        try:
+            a_chain(random.Random(case))
+        except Exception as error:
+            error.add_note(f"case {case}")
+            raise
+
+
+PERSISTENT = {"num_workers": 1, "persistent_workers": True}
+KINDS = {
+    "plain": maker(35),
+    "no batches": maker(35, None),
+    "batch sampler": maker(35, wrap=True),
+    "counting sampler": maker(35, kind=StatefulDistributedSampler),
+    "stateful": maker(35, loader=StatefulDataLoader),
+    "stateful, no batches": maker(35, None, loader=StatefulDataLoader),
+    "stateful, counting sampler": maker(35, loader=StatefulDataLoader, kind=StatefulDistributedSampler),
+    "workers": maker(35, num_workers=1),
+    "persistent workers": maker(35, **PERSISTENT),
+    "stateful, workers": maker(35, loader=StatefulDataLoader, num_workers=1),
+    "stateful, persistent workers": maker(35, loader=StatefulDataLoader, **PERSISTENT),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda value: value.replace(" ", "-"))
+def test_every_kind_of_loader_goes_on(kind: str) -> None:
+    """Two ranks, then three, killed twice among themselves, then two again; then a plain epoch."""
+    make, order = KINDS[kind], order_of(35, epoch=1)
+    job = Job(2, make)
+    job.begin(1)
+    ledger = in_turn(job.steps(2))
+    for world, saves in ((3, 3), (2, 1)):
+        for _ in range(saves):
+            job, _ = resumed(job.save(), world, make)
+            job.begin(1)
+            ledger += in_turn(job.steps(1))
+    ledger += in_turn(job.rest())
+    assert ledger in (order, [*order, order[0]])
+    ended = job.save()  # behind its end: of the rest nothing is left to remember
+    plain = Job(2, make)
+    for one in (job, plain, resumed(ended, 2, make)[0], resumed(ended, 3, make)[0]):
+        one.begin(2)
+        found = in_turn(one.rest())
+        assert found[:35] == order_of(35, epoch=2) and len(found) == 36
+
+
+def test_a_rest_saved_and_resumed_by_as_many_is_exact() -> None:
+    """What workers draw, too: the batches of the rest are to the bit those of the three ranks that nobody killed."""
+
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, place: int) -> torch.Tensor:
+            return torch.tensor([place, torch.randint(1 << 40, ()).item()])
+
+    def make(rank: int, world: int) -> DataLoader:
+        data = Noisy()
+        return DataLoader(data, 2, sampler=DistributedSampler(data, world, rank), generator=torch.Generator().manual_seed(rank), **PERSISTENT)
+
+    job = Job(2, make)
+    job.begin(0)
+    job.steps(3)
+    saved = job.save()
+    straight, _ = resumed(saved, 3, make)
+    straight.begin(0)
+    expected = straight.rest()
+    straight.begin(1)
+    expected += straight.rest()
+    for at in (1, len(expected) - 3):
+        other, _ = resumed(saved, 3, make)
+        found = []
+        for epoch in (0, 1):
+            other.begin(epoch)
+            found += other.steps(at - len(found))
+            if len(found) == at:
+                break
+        again, _ = resumed(other.save(), 3, make)
+        again.begin(epoch)
+        found += again.rest()
+        if epoch == 0:
+            again.begin(1)
+            found += again.rest()
+        assert found == expected, at
+
+
+def test_what_is_dealt_out_is_the_samplers_matter_not_the_worlds() -> None:
+    """Two groups of two ranks that share their data; then as many ranks, each with its own; then two."""
+
+    def make(rank: int, world: int) -> DataLoader:
+        replicas = sharing.pop(0) if rank == 0 else current[0]
+        current[0] = replicas
+        return maker(24, 2)(rank * replicas // world, replicas)  # type: ignore[no-any-return]
+
+    sharing, current = [2, 4, 2], [0]
+    job = Job(4, make)
+    job.begin(0)
+    first = job.steps(2)
+    assert all(step[0] == step[1] and step[2] == step[3] for step in first)
+    ledger = in_turn([step[::2] for step in first])
+    job, carried = resumed(job.save(), 4, make)
+    assert carried[0].notes == ["data goes on behind 8 of its epoch's 24 samples, dealt out to 4 ranks now"]
+    job.begin(0)
+    ledger += in_turn(job.steps(1))
+    job, carried = resumed(job.save(), 2, make)
+    assert carried[0].notes[0] == "4 ranks saved it and 2 ranks go on"
+    job.begin(0)
+    assert ledger + in_turn(job.rest()) == order_of(24)
+
+
+def test_one_process_and_many() -> None:
+    """A ``DistributedSampler`` of one rank deals out as those of many do; a shuffling loader's order is another one."""
+    make = maker(20)
+    job = Job(1, make)
+    job.begin(0)
+    ledger = in_turn(job.steps(3))
+    job, _ = resumed(job.save(), 3, make)
+    job.begin(0)
+    ledger += in_turn(job.steps(1))
+    job, carried = resumed(job.save(), 1, make)
+    assert carried[0].notes == ["3 ranks saved it and one rank go on", "data goes on behind 12 of its epoch's 20 samples, dealt out to one rank now"]
+    job.begin(0)
+    assert ledger + in_turn(job.rest()) == order_of(20)
+    alone = Job(1, lambda rank, world: DataLoader(torch.arange(20), 2, shuffle=True))
+    alone.begin()
+    alone.steps(3)
+    job, carried = resumed(alone.save(), 2, make)
+    assert carried[0].notes[1] == "data begins its epoch anew: its RandomSampler is not one that deals a seeded order out to ranks"
+    job.begin(0)
+    assert in_turn(job.rest()) == order_of(20)
+
+
+class Reversed(DistributedSampler):
+    """An order of its own, from seed and epoch, dealt out as ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        mine = [*reversed(range(len(self.dataset))), *reversed(range(len(self.dataset)))]
+        return iter(mine[self.rank : self.total_size : self.num_replicas])
+
+
+class Blocks(DistributedSampler):
+    """Each rank has a block of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank * self.num_samples, (self.rank + 1) * self.num_samples))
+
+
+class Drawing(DistributedSampler):
+    """An order from the process's generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(len(self.dataset)).tolist()[self.rank : self.total_size : self.num_replicas])
+
+
+class Holding(Reversed):
+    """One that has a generator, which may be for its order."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.dice = random.Random(0)
+
+
+class Longer(DistributedSampler):
+    """One that gives each rank more than its share."""
+
+    def __len__(self) -> int:
+        return self.num_samples + 1
+
+
+class Bare(DistributedSampler):
+    """One that did not let its parent set it up."""
+
+    def __init__(self, data: Any, num_replicas: int, rank: int) -> None:
+        self.dataset, self.num_replicas, self.rank = data, num_replicas, rank
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 12, self.num_replicas))
+
+    def __len__(self) -> int:
+        return 12 // self.num_replicas
+
+
+class Pairs(BatchSampler):
+    """Batches in a way of its own."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return super().__iter__()
+
+
+def test_a_sampler_with_an_order_of_its_own_goes_on() -> None:
+    """If it is found again from seed and epoch, and dealt out in turn."""
+    make = maker(20, kind=Reversed)
+    job = Job(2, make)
+    job.begin(0)
+    ledger = in_turn(job.steps(1))
+    job, _ = resumed(job.save(), 3, make)
+    job.begin(0)
+    ledger += in_turn(job.rest())
+    assert ledger[:20] == list(range(20))[::-1]
+
+
+def custom_batches(rank: int, world: int) -> DataLoader:
+    """A loader whose batch sampler is the caller's."""
+    return DataLoader(torch.arange(12), batch_sampler=Pairs(DistributedSampler(range(12), world, rank), 2, False))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A data set without places."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+PLAIN = maker(12)
+REASONS = {
+    "stream": (lambda rank, world: DataLoader(Stream(), 2), None, "its data set is a stream, which no sampler deals out"),
+    "batches": (custom_batches, None, "its Pairs makes batches in a way of its own"),
+    "random": (lambda rank, world: DataLoader(torch.arange(12), 2, sampler=RandomSampler(range(12))), None,
+               "its RandomSampler is not one that deals a seeded order out to ranks"),
+    "blocks": (maker(12, kind=Blocks), None, "its Blocks does not deal out in turn an order that follows from seed and epoch alone"),
+    "drawing": (maker(12, kind=Drawing), None, "its Drawing does not deal out in turn an order that follows from seed and epoch alone"),
+    "holding": (maker(12, kind=Holding), None, "its Holding does not deal out in turn an order that follows from seed and epoch alone"),
+    "longer": (maker(12, kind=Longer), None, "its Longer gives a rank 7 samples, where an even share is 6"),
+    "bare": (maker(12, kind=Bare), None, "its Bare has no seed as DistributedSampler has it"),
+    "out of order": (maker(12, num_workers=1, in_order=False), None, "with in_order=False nobody knows which samples were delivered"),
+    "other sampler": (maker(12), maker(12, kind=Reversed), "its order was made by DistributedSampler.__iter__, and is by Reversed.__iter__ now"),
+    "other data": (maker(12), maker(14), "its data set had 12 samples, and has 14 now"),
+    "other seed": (maker(12), maker(12, dealing={"seed": 4}), "its sampler had seed 0, and has seed 4 now"),
+    "no shuffling": (maker(12), maker(12, dealing={"shuffle": False}), "its sampler had seed 0, and has no shuffling now"),
+    "no sampler now": (maker(12), lambda rank, world: DataLoader(torch.arange(12), 2), "its SequentialSampler is not one that deals a seeded order out to ranks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REASONS, ids=lambda value: value.replace(" ", "-"))
+def test_what_cannot_go_on_begins_anew_and_says_why(why: str) -> None:
+    """The loader's name and the reason; and the epoch is a whole one."""
+    before, after, said = REASONS[why]
+    job = Job(2, before)
+    job.begin()
+    job.steps(1)
+    saved = job.save()
+    before_it = torch.get_rng_state()
+    resumed(saved, 1, after or before)
+    assert torch.equal(torch.get_rng_state(), before_it), "finding that out draws nothing"
+    other, carried = resumed(saved, 3, after or before)
+    assert [one.notes[1] for one in carried] == [f"data begins its epoch anew: {said}"] * 3
+    found = []
+    for one in (other, Job(3, after or before)):
+        torch.manual_seed(0)
+        one.begin()
+        found.append(one.rest())
+    assert found[0] == found[1] or why == "out of order"
+
+
+def test_ranks_that_were_not_alike_begin_anew() -> None:
+    """Unequal numbers of batches, seeds, epochs; a rank that is not there; batches that nobody counted; a checkpoint from before."""
+    job = Job(3, PLAIN)
+    job.begin(0)
+    job.steps(1)
+    next(job.iterators[1])  # type: ignore[index]
+    assert said(job) == "ranks were not alike in it: samples delivered 6 on rank 0, 12 on rank 1"
+    job = Job(3, lambda rank, world: maker(12, dealing={"seed": rank // 2})(rank, world))
+    job.begin(0)
+    assert said(job) == "ranks were not alike in it: seed 0 on rank 0, 1 on rank 2"
+    job = Job(3, lambda rank, world: PLAIN(rank // 2, world))
+    job.begin(0)
+    assert said(job) == "of the 3 its samples were dealt out to, number 2 has not saved it"
+    job = Job(3, PLAIN)
+    job.begin(0)
+    for loader in job.loaders:
+        unwatch_loaders({"data": loader})
+    assert said(job) == "batches it delivered before it was watched were not counted"
+    job = Job(3, lambda rank, world: PLAIN(rank, world) if rank < 2 else DataLoader(torch.arange(12), 2))
+    job.begin()
+    assert said(job) == "rank 2: its SequentialSampler is not one that deals a seeded order out to ranks"
+
+
+def said(job: Job) -> str:
+    """Why a loader begins anew."""
+    _, carried = resumed(job.save(), 2, PLAIN)
+    return carried[0].notes[1].removeprefix("data begins its epoch anew: ")
+
+
+def test_between_epochs_nothing_is_said_of_loaders() -> None:
+    """Before the first and behind the end of one there is nothing to go on with."""
+    job = Job(2, PLAIN)
+    for epoch in (0, 1):
+        job, carried = resumed(job.save(), 3 - epoch, PLAIN)
+        assert not any("data" in note for note in carried[0].notes)
+        job.begin(epoch)
+        assert in_turn(job.rest()) == order_of(12, epoch=epoch)
+
+
+def test_the_rest_is_that_of_the_interrupted_epoch_unless_it_is_empty() -> None:
+    """Whatever the loop tells ``set_epoch``, what is left is delivered. Saved behind the last batch: a loop that is at the next epoch gets
+    that, and one that is still at this one an empty rest."""
+    job = Job(2, PLAIN)
+    job.begin(3)
+    ledger = in_turn(job.steps(1))
+    saved = job.save()
+    ledger += in_turn(job.steps(2))
+    ended = job.save()
+    other, _ = resumed(saved, 1, PLAIN)
+    assert len(other.loaders[0]) == 4
+    other.begin(4)
+    assert ledger[:4] + in_turn(other.rest()) == order_of(12, epoch=3)
+    assert len(other.loaders[0]) == 6
+    other.begin(4)
+    assert in_turn(other.rest()) == order_of(12, epoch=4)
+    for epoch, expected in ((3, []), (4, order_of(12, epoch=4))):
+        other, carried = resumed(ended, 3, PLAIN)
+        assert carried[0].notes[1] == "data goes on behind 12 of its epoch's 12 samples, dealt out to 3 ranks now"
+        other.begin(epoch)
+        assert in_turn(other.rest()) == expected
+
+
+def test_a_rest_that_is_left_is_over() -> None:
+    """A loop that leaves it with ``break`` and begins again gets a whole epoch, as ever."""
+    job = Job(2, PLAIN)
+    job.begin(3)
+    job.steps(1)
+    other, _ = resumed(job.save(), 1, PLAIN)
+    other.begin(3)
+    other.steps(1)
+    other.begin(4)
+    assert in_turn(other.rest()) == order_of(12, epoch=4)
+
+
+def test_generators_of_a_loader_come_from_who_had_its_place_or_from_the_id() -> None:
+    """A rank that was not there gets seeds of its own, the same each time for a checkpoint and a place in the deal."""
+
+    def make(rank: int, world: int) -> DataLoader:
+        return maker(12, generator=torch.Generator().manual_seed(100 + rank))(rank, world)  # type: ignore[no-any-return]
+
+    job = Job(2, make)
+    job.begin(0)
+    saved = job.save()
+    drawn = [[torch.rand((), generator=loader.generator).item() for loader in resumed(saved, 4, make, key=key)[0].loaders] for key in ("a", "a", "b")]
+    assert drawn[0][:2] == [torch.rand((), generator=loader.generator).item() for loader in job.loaders] == drawn[2][:2]
+    assert drawn[0] == drawn[1] and len({*drawn[0], *drawn[2]}) == 6
+
+
+def test_watching_no_longer_gives_the_sampler_its_place_back() -> None:
+    """In the middle of a rest."""
+    job = Job(2, PLAIN)
+    job.begin(0)
+    job.steps(1)
+    other, _ = resumed(job.save(), 3, PLAIN)
+    assert not isinstance(other.loaders[0].batch_sampler.sampler, DistributedSampler)
+    for loader in other.loaders:
+        unwatch_loaders({"data": loader})
+        assert isinstance(loader.batch_sampler.sampler, DistributedSampler)
