@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 import relight
-from relight.catalog.one_writer import RANKS
+from relight.catalog import open_checkpoint
+from relight.catalog.one_writer import RANKS, apart
 from relight.checkpointer import loop
 from relight.checkpointer.one_writer import OneWriter
+from relight.format import decode_tree
 from relight.store import LocalStore
 from relight.world import Alone, LateRanks, Together
 
@@ -252,3 +255,19 @@ def test_alone_it_means_nothing(tmp_path: Path) -> None:
         ckpt.save(0)
     assert RANKS not in relight.open(tmp_path / "s" / "run").run().view().records[-1].body.__struct_fields__
     assert set(relight.load(tmp_path / "s" / "run")) == {"x", "rng"}
+
+
+def test_a_part_that_does_not_hold_what_each_rank_had_is_refused(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """A root that counts other ranks than the tree has; a number no job has is a caller's own word, and means nothing."""
+    saved(tmp_path / "s" / "run", on_ranks, steps=1)
+    run = relight.open(tmp_path / "s" / "run").run()
+    view = run.view()
+    opened = open_checkpoint(run.store, run.name, run.history().live[-1], store_id=view.store_id, run_id=view.run_id)
+    tree = decode_tree(opened.parts[0].tree, len(opened.parts[0].tensors), "here")
+    common, own = apart(opened.root, tree, "here")
+    assert "rank" not in common and len(own) == SIZE and [one["own"]["number"] for one in own] == [0, 1, 2]
+    for count in (2, 4, 10_000):
+        with pytest.raises(relight.UnsafeContent, match=f"{count} ranks"):
+            apart(msgspec.structs.replace(opened.root, user={RANKS: count}), tree, "here")
+    for word in (0, 1, -1, True, "3", 10**9, None):
+        assert apart(msgspec.structs.replace(opened.root, user={RANKS: word}), tree, "here") == (tree, (tree,))
