@@ -35,7 +35,7 @@ from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Keep, keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
-from relight.testing.baton import Action, Actor, Crew, Stage, Weather
+from relight.testing.baton import Actor, Crew, Stage, Weather
 from relight.testing.promises import ROW, Promises, Saved
 from relight.testing.scenario import Names
 from relight.testing.shelf import Shelf, create
@@ -68,7 +68,8 @@ class Outcome(NamedTuple):
     given_up: int
     retired: int
     violations: list[str]
-    trace: list[Action]
+    trace: list[tuple[float, str, str, str, str]]
+    """Each an ``Action``."""
 
 
 def simulate(seed: int, crew: Crew, names: Names, kinds: frozenset[str] = KINDS) -> Outcome:
@@ -85,7 +86,7 @@ class _Play:
         self.promises = Promises(self.shelf, kinds, seed)
         self.truth = self.promises.truth
         self.stage = Stage(rng, Weather.of(rng, kinds), crew)
-        self.stage.after_step = self._late if "late" in kinds else None
+        self.stage.under_way, self.stage.after_step = self.shelf.under_way, self._late
         self.fine = rng.random() < 0.6
         self.kinds = kinds
 
@@ -95,18 +96,16 @@ class _Play:
         if "cut" in self.kinds and rng.random() < 0.15:
             stage.ends_at = rng.randrange(20, 400)
         stage.run()
+        actors = stage.actors
         if stage.over and not stage.problems:
             self._cut()
             second = Stage(rng, stage.weather._replace(budget=2, death=0.0), stage.crew)
             second.trace, second.faults, second.now = stage.trace, stage.faults, stage.now
-            second.actors, actors = [], len(stage.actors)
             self.stage = second
             self._job(9, at=0.0)
             second.run()
             second.problems += stage.problems
             second.steps += stage.steps
-        else:
-            actors = len(stage.actors)
         self.shelf.under_way.clear()
         stage = self.stage
         self.promises.judge()
@@ -260,9 +259,10 @@ class _Play:
 
     def _tagger(self, actor: Actor) -> None:
         store = self._store(actor)
+        log = Log(store, RUN)
         for number in range(12):
             with contextlib.suppress(RelightError):
-                free = [one for one in fold(Log(store, RUN).read()).live if one.id not in self.promises.tags.values()]
+                free = [one for one in fold(log.read()).live if one.id not in self.promises.tags.values()]
                 if free and len(self.promises.tags) < 4:
                     chosen = free[0].id
                     Run(store, RUN).tag(f"tag{number}", chosen)
@@ -274,7 +274,7 @@ class _Play:
     def _late(self) -> None:
         """Requests that are under way take effect at some time."""
         waiting = self.shelf.under_way
-        if waiting and self.rng.random() < 0.05:
+        if self.rng.random() < 0.05:
             key, data, who = waiting.pop(0)
             with contextlib.suppress(RelightError):
                 if create(self.shelf, key, data, who):
