@@ -17,6 +17,7 @@ from relight.commit.save import Place, Seat
 from relight.commit.together import OthersFailed, save_together
 from relight.errors import Fenced, NoSpace, RelightError
 from relight.format import encode_tree
+from relight.format.names import READY_DIR, parse_ready
 from relight.format.tree import Leaf
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
@@ -77,7 +78,9 @@ class Ranks:
             assert verify_checkpoint(self.attempt.store, view, one) == []
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.glob("run/0*-e*/*"))
+        """Names; what says that a rank is ready is called so."""
+        found = [path.name for path in self.folder.glob("run/0*-e*/**/*") if path.is_file()]
+        return sorted("ready" if parse_ready(name) else name for name in found)
 
 
 @pytest.fixture(params=[2, 5])
@@ -97,6 +100,7 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
     opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
     assert opened.root.world == ranks.world and opened.root.metrics == {"rank": 0}
     assert not [name for name in ranks.files() if name.startswith(("ready", "draft", "failed", ".tmp"))]
+    assert not list(ranks.folder.glob(f"run/0*-e*/{READY_DIR}"))
 
 
 def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:

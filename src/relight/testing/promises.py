@@ -10,7 +10,7 @@ from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
-from relight.format.names import STORE_FILE, is_written_file, parse_record_file
+from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, View, fold
 from relight.reclaim import execute_sweep, plan_sweep
@@ -162,11 +162,13 @@ class Promises:
     def _left(self) -> Iterator[str]:
         live = {f"{RUN}/{one.dir}" for one in self.truth.live.values()}
         for key in sorted(self.shelf.dirs):
-            if key not in ("", RUN, LOG) and key not in live:
+            if key not in ("", RUN, LOG) and key not in live and key.removesuffix(f"/{READY_DIR}") not in live:
                 yield key
         for key in sorted(self.shelf.files):
             folder, _, name = key.rpartition("/")
             if key == STORE_FILE or (folder == LOG and parse_record_file(name) is not None):
+                continue
+            if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_said_file(name):
                 continue
             if folder in live and (is_written_file(name) or (temporary_of(name) and "temporary" not in self.kinds)):
                 continue
