@@ -9,12 +9,12 @@ import pytest
 
 from relight.commit import Attempt, SaveRequest, plan_save
 from relight.commit.save import Place, Seat, write_part
-from relight.commit.together import _say_ready, save_together
+from relight.commit.together import _proven, save_together
 from relight.format import encode_tree
-from relight.format.names import CheckpointDir, is_written_file
+from relight.format.names import READY_DIR, CheckpointDir, is_written_file
 from relight.layout import Box, Bytes, Item
 from relight.log import Log
-from relight.store import MemoryStore
+from relight.store import MemoryStore, put
 from relight.testing.counting import CountingStore
 
 ID = "0" * 10
@@ -55,7 +55,8 @@ class Ranks:
         directory = CheckpointDir(1, ID, place.epoch)
         prefix = f"run/{directory}"
         part, data = write_part(place, request, plan, directory, prefix, {})
-        _say_ready(place, request, directory, prefix, part, data, plan.logical_bytes, plan.stored_bytes + len(data), set())
+        ready = _proven(place, request, directory, prefix, part, data, plan)
+        put(place.store, f"{prefix}/{READY_DIR}/{ready.file}", b"")
 
     def save(self) -> tuple[CountingStore, CountingStore]:
         """All of them; the last one commits, while the last but one waits for it: the stores of these two."""

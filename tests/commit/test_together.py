@@ -150,6 +150,38 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
+def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even an empty file can be made while the packs of the rank that found it full are there: it takes them back, then says so."""
+
+    class Full(LocalStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            self.look()
+            return super().put_once(key, data)
+
+        def look(self) -> None:
+            if full and "pack-00001-000.safetensors" in ranks.files():
+                raise NoSpace("the disk is full")
+
+    full: list[int] = []
+    usual = together.write_part
+
+    def write(place: Place, request: SaveRequest, *rest: Any) -> Any:
+        found = usual(place, request, *rest)
+        if request.seat is not None and request.seat.rank == 1:
+            full.append(1)
+            raise NoSpace("the disk is full")
+        return found
+
+    monkeypatch.setattr(together, "write_part", write)
+    ranks.places = [place._replace(store=Full(str(ranks.folder))) for place in ranks.places]
+    started = time.monotonic()
+    found = ranks.save(timeout_s=30)
+    assert time.monotonic() - started < 10
+    assert isinstance(found[1], NoSpace)
+    assert all(rank == 1 or (isinstance(one, OthersFailed) and "rank 1" in one.what) for rank, one in enumerate(found)), found
+    assert not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
+
+
 @pytest.mark.parametrize("death", ["before the root", "behind the root"])
 def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
     """Somebody else does."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from relight.commit.plan import plan_save
+from relight.commit.plan import SavePlan, plan_save
 from relight.commit.save import (
     Place,
     SaveReport,
@@ -46,6 +46,7 @@ from relight.format.names import (
     parse_failed,
     parse_ready,
     part_file,
+    ready_rank,
 )
 from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
@@ -59,6 +60,7 @@ WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "comp
 VOID = b"void\n"
 """What ``root.json`` begins with once a rank has given up; why, in words, comes behind it."""
 _POLL_S = 0.001
+"""The first pause of a rank that waits; longer with many, who would keep the one that commits from its work."""
 _POLL_MAX_S = 0.05
 _LOOK_AGAIN_S = 1.0
 """When a rank that waits for the last one to commit looks again whether it is the last one: that one may have died. Then less often."""
@@ -87,17 +89,19 @@ def save_together(
     directory = CheckpointDir(request.step, request.id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
+    said: list[Ready] = []
     try:
         part, data = write_part(place, request, plan, directory, prefix, timings)
-        ready = _say_ready(place, request, directory, prefix, part, data, plan.logical_bytes, plan.stored_bytes + len(data), plan.proven)
+        said.append(_proven(place, request, directory, prefix, part, data, plan))
+        put(place.store, f"{prefix}/{READY_DIR}/{said[0].file}", b"")
         mark = time.perf_counter()
         committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
-        _give_up(place.store, prefix, seat, error)
+        _give_up(place.store, prefix, seat, error, bool(said))
         raise
     plan.proven.add("read")
     with contextlib.suppress(RelightError):
-        place.store.delete(f"{prefix}/{READY_DIR}/{ready.file}")
+        place.store.delete(f"{prefix}/{READY_DIR}/{said[0].file}")
         if seat.rank == 0:
             place.store.delete(f"{prefix}/{DRAFT_FILE}")
         place.store.delete_dir(f"{prefix}/{READY_DIR}")  # the last one's is empty
@@ -107,17 +111,10 @@ def save_together(
     return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)
 
 
-def _say_ready(
-    place: Place,
-    request: SaveRequest,
-    directory: CheckpointDir,
-    prefix: str,
-    part: Part,
-    data: bytes,
-    logical: int,
-    stored: int,
-    proven: set[str],
+def _proven(
+    place: Place, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan
 ) -> Ready:
+    """What there is to be said of the part, once it is durable and reads back as it was written."""
     seat = request.seat
     assert seat is not None
     draft = root_of(place, request, directory, [], 0, 0)
@@ -126,10 +123,8 @@ def _say_ready(
     place.store.settle(prefix)
     ref = PartRef(rank=seat.rank, file=part_file(seat.rank), size=len(data), hash=hexdigest(data))
     looked_at = _with_parts(draft, [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)], 0, 0)
-    check_part_written(place.store, prefix, looked_at, ref, (part, data) if proven else (None, b""))
-    ready = Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, stored, logical)
-    put(place.store, f"{prefix}/{READY_DIR}/{ready.file}", b"")
-    return ready
+    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven else (None, b""))
+    return Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, plan.stored_bytes + len(data), plan.logical_bytes)
 
 
 def _await(
@@ -144,7 +139,7 @@ def _await(
     """Until it is committed, by whomever. What is said of it, and the number of its record."""
     began = clock()
     ends = began + seat.timeout_s
-    pause, look, again, grace, missing = _POLL_S, began, _LOOK_AGAIN_S, -1.0, list[int]()
+    pause, look, again, grace, missing = min(_POLL_S * (1 + seat.world // 16), _POLL_MAX_S), began, _LOOK_AGAIN_S, -1.0, list[int]()
     doubt: Uncertain | None = None  # once a commit is in doubt, no later error says that there is none
     while True:
         now = clock()
@@ -152,17 +147,17 @@ def _await(
             ends = min(ends, now)
         try:
             if now >= look or now >= ends:  # at first, and again now and then: who should have completed it may be gone
-                look, again = now + again, min(2 * again, _LOOK_AGAIN_MAX_S)
+                first, look, again = look == began, now + again, min(2 * again, _LOOK_AGAIN_MAX_S)
                 missing, mine = _complete(place, directory, prefix, seat)
                 if mine is not None:
                     return mine, _append(place, directory, mine)
-                if missing and now > began:
+                if missing and not first:
                     refuse_if_fenced(place.log.read(), place.epoch)
             if _is_made(place.store, prefix):
                 found = _committed(place, directory)
                 if found is not None:
                     return found
-                grace = now + _GRACE_S if grace < 0 else grace
+                grace = now + _GRACE_S * (1 + seat.rank / seat.world) if grace < 0 else grace  # one after the other
                 if now >= min(grace, ends):  # who made it may be gone, or not have come to making its name durable
                     root = _root(place, directory, prefix)
                     place.store.settle(prefix)
@@ -182,19 +177,14 @@ def _await(
 def _complete(place: Place, directory: CheckpointDir, prefix: str, seat: Seat) -> tuple[list[int], Root | None]:
     """Make ``root.json`` if all are ready: those who are not, and the root if this rank has made it."""
     store = place.store
-    found: dict[int, Ready] = {}
-    for entry in store.list(f"{prefix}/{READY_DIR}"):
-        ready = parse_ready(entry.name)
-        if ready is not None:
-            found[ready.rank] = ready
-        else:
-            failed = parse_failed(entry.name)
-            if failed is not None:
-                _void(store, prefix, f"rank {failed[0]} could not save its part: {failed[1]}")
-                return [], None
-    missing = [rank for rank in range(seat.world) if rank not in found]
+    names = [entry.name for entry in store.list(f"{prefix}/{READY_DIR}")]
+    for failed in filter(None, map(parse_failed, names)):
+        _void(store, prefix, f"rank {failed[0]} could not save its part: {failed[1]}")
+        return [], None
+    missing = sorted(set(range(seat.world)).difference(map(ready_rank, names)))
     if missing:
         return missing, None
+    found = {ready.rank: ready for ready in filter(None, map(parse_ready, names))}
     others = [rank for rank, ready in sorted(found.items()) if ready.plan != seat.plan[:PLAN_DIGITS]]
     if others:
         _void(store, prefix, f"ranks {others[:8]} hold other tensors than rank {seat.rank} was told of")
@@ -289,27 +279,37 @@ def _void(store: ByteStore, prefix: str, why: str) -> bool:
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
 
 
-def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException) -> None:
+def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, said: bool) -> None:
     """Tell the others, call the checkpoint off, and take back what this rank wrote; nothing of it if it is complete, or may be.
 
-    ``root.json`` stays, void, as long as the attempt lasts.
+    Without this rank's having ``said`` that it is ready there is no checkpoint: then it takes its files back first. On a full disk that
+    makes the room to say so. ``root.json`` stays, void, as long as the attempt lasts.
     """
-    with contextlib.suppress(RelightError):
-        if not isinstance(error, (OthersFailed, LateRanks)):
-            kind = error.kind if isinstance(error, RelightError) else "save_failed"
+    if not said:
+        with contextlib.suppress(RelightError):
+            _take_back(store, prefix, seat)
+    if not isinstance(error, (OthersFailed, LateRanks)):
+        kind = error.kind if isinstance(error, RelightError) else "save_failed"
+        with contextlib.suppress(RelightError):
             put(store, f"{prefix}/{READY_DIR}/{failed_file(seat.rank, kind)}", b"")
-        why = error.what if isinstance(error, RelightError) else f"{type(error).__name__}: {error}"
+    why = error.what if isinstance(error, RelightError) else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(RelightError):
         if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):
             return
-        for entry in list(store.list(f"{prefix}/{READY_DIR}")):
-            ready = parse_ready(entry.name)
-            if ready is not None and ready.rank == seat.rank:
-                store.delete(f"{prefix}/{READY_DIR}/{entry.name}")
-        store.delete_dir(f"{prefix}/{READY_DIR}")
-        mark = f"-{seat.rank:05d}"
-        for entry in list(store.list(prefix)):
-            if entry.name.startswith((f"part{mark}", f"pack{mark}")) or (entry.name == DRAFT_FILE and not seat.rank):
-                store.delete(f"{prefix}/{entry.name}")
+        _take_back(store, prefix, seat)
+
+
+def _take_back(store: ByteStore, prefix: str, seat: Seat) -> None:
+    """Delete what this rank wrote, first of all that it is ready."""
+    for entry in list(store.list(f"{prefix}/{READY_DIR}")):
+        ready = parse_ready(entry.name)
+        if ready is not None and ready.rank == seat.rank:
+            store.delete(f"{prefix}/{READY_DIR}/{entry.name}")
+    store.delete_dir(f"{prefix}/{READY_DIR}")
+    mark = f"-{seat.rank:05d}"
+    for entry in list(store.list(prefix)):
+        if entry.name.startswith((f"part{mark}", f"pack{mark}")) or (entry.name == DRAFT_FILE and not seat.rank):
+            store.delete(f"{prefix}/{entry.name}")
 
 
 def _get(store: ByteStore, key: str) -> bytes | None:

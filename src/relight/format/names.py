@@ -20,7 +20,8 @@ _RECORD = re.compile(r"([0-9]{12})\.json\Z")
 _PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
 _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
-_READY = re.compile(r"([0-9]{1,7})\.([0-9a-z]{1,7})\.([0-9a-z]{1,12})\.([0-9a-z]{1,12})\.([A-Za-z0-9_-]{47})\Z")
+_NUMBER = "(0|[1-9a-z][0-9a-z]{0,11})"
+_READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])\Z")
 _FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PLAN_DIGITS = 6
@@ -137,8 +138,13 @@ def parse_ready(name: str) -> Ready | None:
     if match is None:
         return None
     proof = base64.urlsafe_b64decode(f"{match[5]}=").hex()
-    parsed = Ready(int(match[1]), proof[64:], proof[:64], int(match[2], 36), int(match[3], 36), int(match[4], 36))
-    return parsed if parsed.file == name else None
+    return Ready(int(match[1]), proof[64:], proof[:64], int(match[2], 36), int(match[3], 36), int(match[4], 36))
+
+
+def ready_rank(name: str) -> int:
+    """Whose name of a ready rank this is; −1 if it is none. Each rank looks at all names, and only the last one needs more of them."""
+    match = _READY.match(name)
+    return int(match[1]) if match else -1
 
 
 def base36(number: int) -> str:

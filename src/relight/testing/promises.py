@@ -33,6 +33,8 @@ class Saved:
     agreed: bool
     doubted: bool = False
     """Whether a rank's store could not say whether a record is there."""
+    called_off: bool = False
+    """Whether a rank has called it off before it was ready."""
     told: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def row(self, rank: int) -> bytes:
@@ -134,6 +136,8 @@ class Promises:
             return
         if not saved.agreed:
             truth.wrong.append(f"(5) {saved.id} is a checkpoint, though its ranks did not agree")
+        if saved.called_off:
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank called it off before it was ready")
         final = kinds & {"late_ranks", "others_failed"}
         if final and saved.id in truth.live:
             truth.wrong.append(f"(6) {saved.id} is a checkpoint, and a rank was told {sorted(final)[0]}: {saved.told}")

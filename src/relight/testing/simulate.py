@@ -29,7 +29,7 @@ from relight.catalog.run import Run
 from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
 from relight.commit.save import Place, Seat
 from relight.commit.together import save_together
-from relight.errors import RelightError
+from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
@@ -206,8 +206,23 @@ class _Play:
         if again:  # as a layout that was saved before
             plan.proven.add("read")
         seat = None if alone else Seat(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
+        leaves = self.stage.now + self.rng.uniform(0, 3) if self.rng.random() < 0.06 else None
+
+        def packs_written() -> None:
+            if leaves is not None and self.rng.random() < 0.5:
+                saved.called_off = True
+                raise SaveFailed("called off")
+
         request = SaveRequest(
-            step=saved.step, tree=tree, items=[item], id=saved.id, plan=plan, seat=seat, metrics={"loss": 1.0 / (saved.step + 1)}
+            step=saved.step,
+            tree=tree,
+            items=[item],
+            id=saved.id,
+            plan=plan,
+            seat=seat,
+            metrics={"loss": 1.0 / (saved.step + 1)},
+            packs_written=packs_written,
+            waits=None if leaves is None else lambda: self.stage.now < leaves,
         )
         saved.told[rank] = ("died", -1)
         doubts = actor.doubts

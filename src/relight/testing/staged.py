@@ -37,6 +37,7 @@ _PURE = (
     (chain_module, "record_file"),
     (together_module, "parse_ready"),
     (together_module, "parse_failed"),
+    (together_module, "ready_rank"),
     (together_module, "part_file"),
     (save_module, "part_file"),
     (save_module, "is_written_file"),
