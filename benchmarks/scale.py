@@ -1,8 +1,8 @@
 """``python -m benchmarks.scale``: what planning and committing cost each rank of large jobs, without their bytes.
 
 The real code: tables, shares, layout of packs, parts and roots as they are encoded, for models of 8 B to 1 T parameters with AdamW on up
-to 4,096 ranks; and the commit of up to 64 ranks, as threads over a store in memory that counts what is asked of it. Writes
-``docs/scale.md``'s tables.
+to 4,096 ranks; and the commit of up to 256 ranks, as threads: what goes through each over a store that counts, and how much time it adds,
+on a disk, to one rank's own. Writes ``docs/scale.md``'s tables.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
+import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +22,14 @@ import msgspec
 
 from relight.commit import Attempt, SaveRequest, plan_save
 from relight.commit.save import Place, Seat
-from relight.commit.together import save_together
 from relight.format import Part, PartRef, Root, encode_part, encode_root, encode_tree
-from relight.format.manifest import Pack
+from relight.format.manifest import SHORT_PARTS, Pack
+from relight.format.names import LOG_DIR, parse_ready, part_file
 from relight.layout import Box, Bytes, Item
 from relight.layout.roster import REPLICATED, Entry, Mesh, Roster, Table
 from relight.log import Log
-from relight.store import MemoryStore
+from relight.store import LocalStore, MemoryStore
+from relight.testing.counting import CountingStore
 
 
 class Model(NamedTuple):
@@ -165,86 +167,106 @@ def _root(world: int) -> Root:
     refs = [PartRef(rank=rank, file=f"part-{rank:05d}.msgpack", size=100_000, hash="0" * 64) for rank in range(world)]
     return Root(
         store="0" * 32, run="0" * 32, id="0" * 10, step=1, epoch=1, created="2026-01-01T00:00:00Z", reason="every 500 steps", world=world,
-        parts=refs, logical_bytes=1, stored_bytes=1, new_bytes=1,
+        features=[SHORT_PARTS], parts=refs, logical_bytes=1, stored_bytes=1, new_bytes=1,
     )  # fmt: skip
 
 
-class Counting:
-    """A store in memory that counts, by thread, operations and bytes."""
-
-    def __init__(self, inner: MemoryStore, counts: dict[int, Counter[str]]) -> None:
-        self._inner, self._counts = inner, counts
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return found
-
-        def counted(*args: Any, **options: Any) -> Any:
-            mine = self._counts.setdefault(threading.get_ident(), Counter())
-            mine[name] += 1
-            result = found(*args, **options)
-            if name == "list":
-                result = list(result)
-                mine["bytes_listed"] += sum(len(entry.name) for entry in result)
-                return iter(result)
-            if name == "get":
-                mine["bytes_got"] += len(result)
-            if name == "put_once":
-                mine["bytes_put"] += len(args[1])
-            return result
-
-        return counted
-
-
 def committed(world: int) -> dict[str, Any]:
-    """A save of one row a rank by threads; seconds behind the part, and what was asked of the store by the busiest and by the median
-    rank.
+    """A save of one row a rank by threads over a store in memory: what went through the busiest and the median rank, packs and parts apart,
+    as each writes its own whoever commits; and what they asked of the store.
     """
-    memory, counts = MemoryStore(), {}
-    attempt = Attempt.begin(memory, "run")
-    own = attempt.place
-    commits: list[float] = []
-    ready = threading.Barrier(world)
+    memory = MemoryStore()
+    own = Attempt.begin(memory, "run").place
+    stores = [CountingStore(memory, apart=lambda name: name.startswith(("pack-", "part-"))) for _ in range(world)]
+    _save_as_threads(own, stores, world)
+    each = sorted(stores, key=lambda one: one.through)
+    busiest, median = each[-1], each[len(each) // 2]
+    return {
+        "ranks": world, "bytes_busiest_per_rank": busiest.through / world, "bytes_median_per_rank": median.through / world,
+        "bytes_busiest": dict(busiest.bytes), "asked_busiest": dict(busiest.asked), "asked_median": dict(median.asked),
+    }  # fmt: skip
+
+
+def timed(world: int, folder: Path, rounds: int) -> dict[str, Any]:
+    """Seconds from the last rank's being ready, its part durable, to COMMIT durable, on a disk; ranks are threads of this process, with one
+    row each. Beside it a save of one rank's own: from its part being durable to COMMIT durable. Medians, taken in turn.
+    """
+    own_s, all_s = [], []
+    for _ in range(rounds):
+        own_s.append(_behind_the_part(1, folder))
+        all_s.append(_behind_the_part(world, folder))
+    own, many = statistics.median(own_s), statistics.median(all_s)
+    bound = 0.005 + 0.001 * math.log2(world)
+    return {
+        "ranks": world, "rounds": rounds, "one_rank_s": own, "commit_s": many, "added_s": many - own, "times_one_rank": many / own,
+        "bound_s": bound, "one_rank_each_s": own_s, "commit_each_s": all_s,
+    }  # fmt: skip
+
+
+def _behind_the_part(world: int, folder: Path) -> float:
+    with tempfile.TemporaryDirectory(dir=folder) as root:
+        ready, done = [], []
+
+        def told(key: str, now: float) -> None:
+            name = key.rpartition("/")[2]
+            if f"/{LOG_DIR}/" in key:
+                done.append(now)
+            elif parse_ready(name) is not None or (world == 1 and name == part_file(0)):
+                ready.append(now)
+
+        own = Attempt.begin(LocalStore(root), "run").place
+        _save_as_threads(own, [CountingStore(LocalStore(root), told=told) for _ in range(world)], world)
+        return min(done) - max(ready)
+
+
+def _save_as_threads(own: Place, stores: list[CountingStore], world: int) -> None:
+    together = threading.Barrier(world)
+    failed: list[BaseException] = []
 
     def rank(number: int) -> None:
-        store: Any = Counting(memory, counts)
-        place = Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
-        place.log.read()
-        counts[threading.get_ident()].clear()
-        ready.wait()
-        row = Item("t", "uint8", (world, 64), "value", Bytes(bytes(64)), Box((number, 0), (1, 64)))
-        seat = Seat(number, world, "0" * 16, 60.0)
-        report = save_together(place, SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=seat))
-        commits.append(report.timings_s["commit"])
+        try:
+            store = stores[number]
+            place = Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
+            place.log.read()
+            store.bytes.clear()
+            store.asked.clear()
+            row = Item("t", "uint8", (world, 64), "value", Bytes(bytes(64)), Box((number, 0), (1, 64)))
+            seat = Seat(number, world, "0" * 16, 60.0) if world > 1 else None
+            request = SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=seat)
+            together.wait()
+            Attempt(place).save(request)
+        except BaseException as error:
+            failed.append(error)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    each = sorted(counts.values(), key=lambda one: one["bytes_got"] + one["bytes_listed"] + one["bytes_put"])
-    busiest, median = each[-1], each[len(each) // 2]
-    through = lambda one: one["bytes_got"] + one["bytes_listed"] + one["bytes_put"]  # noqa: E731
-    names = ("list", "get", "put_once", "write", "open", "settle", "delete")
-    return {
-        "ranks": world, "commit_s": min(commits), "bytes_busiest_per_rank": through(busiest) / world, "bytes_median_per_rank":
-        through(median) / world, "asked_busiest": {name: busiest[name] for name in names}, "asked_median": {name: median[name] for name in
-        names},
-    }  # fmt: skip
+    if failed:
+        raise failed[0]
 
 
 def main() -> None:
-    """Print both tables, as text or JSON."""
+    """Print all tables, as JSON a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a JSON file")
+    parser.add_argument("--out", "--json", type=Path, help="a JSON file")
+    parser.add_argument("--only", choices=["plans", "bytes", "time"], help="this table alone")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to be timed")
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    plans = [planned(model, layout) for model in MODELS for layout in LAYOUTS]
-    commits = [committed(world) for world in (1, 2, 4, 8, 16, 32, 64)]
-    for row in [*plans, *commits]:
-        print(json.dumps(row), flush=True)
+    makes: dict[str, Iterator[dict[str, Any]]] = {
+        "plans": (planned(model, layout) for model in MODELS for layout in LAYOUTS),
+        "bytes": (committed(world) for world in (2, 4, 8, 16, 32, 64, 256)),
+        "time": (timed(world, options.folder, options.rounds) for world in (2, 4, 8, 16, 32, 64)),
+    }
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in makes if options.only in (None, name)}
+    for name, rows in tables.items():
+        for row in makes[name]:
+            print(json.dumps(row), flush=True)
+            rows.append(row)
     if options.out:
-        options.out.write_text(json.dumps({"plans": plans, "commits": commits}, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

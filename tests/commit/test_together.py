@@ -17,6 +17,7 @@ from relight.commit.save import Place, Seat
 from relight.commit.together import OthersFailed, save_together
 from relight.errors import Fenced, NoSpace, RelightError
 from relight.format import encode_tree
+from relight.format.names import READY_DIR, parse_ready
 from relight.format.tree import Leaf
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
@@ -77,7 +78,9 @@ class Ranks:
             assert verify_checkpoint(self.attempt.store, view, one) == []
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.glob("run/0*-e*/*"))
+        """Names; what says that a rank is ready is called so."""
+        found = [path.name for path in self.folder.glob("run/0*-e*/**/*") if path.is_file()]
+        return sorted("ready" if parse_ready(name) else name for name in found)
 
 
 @pytest.fixture(params=[2, 5])
@@ -97,6 +100,7 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
     opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
     assert opened.root.world == ranks.world and opened.root.metrics == {"rank": 0}
     assert not [name for name in ranks.files() if name.startswith(("ready", "draft", "failed", ".tmp"))]
+    assert not list(ranks.folder.glob(f"run/0*-e*/{READY_DIR}"))
 
 
 def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
@@ -144,6 +148,38 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
     for rank, one in enumerate(found):
         assert rank == 1 or (isinstance(one, OthersFailed) and "rank 1 could not save" in one.what), found
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
+
+
+def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even an empty file can be made while the packs of the rank that found it full are there: it takes them back, then says so."""
+
+    class Full(LocalStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            self.look()
+            return super().put_once(key, data)
+
+        def look(self) -> None:
+            if full and "pack-00001-000.safetensors" in ranks.files():
+                raise NoSpace("the disk is full")
+
+    full: list[int] = []
+    usual = together.write_part
+
+    def write(place: Place, request: SaveRequest, *rest: Any) -> Any:
+        found = usual(place, request, *rest)
+        if request.seat is not None and request.seat.rank == 1:
+            full.append(1)
+            raise NoSpace("the disk is full")
+        return found
+
+    monkeypatch.setattr(together, "write_part", write)
+    ranks.places = [place._replace(store=Full(str(ranks.folder))) for place in ranks.places]
+    started = time.monotonic()
+    found = ranks.save(timeout_s=30)
+    assert time.monotonic() - started < 10
+    assert isinstance(found[1], NoSpace)
+    assert all(rank == 1 or (isinstance(one, OthersFailed) and "rank 1" in one.what) for rank, one in enumerate(found)), found
+    assert not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
 @pytest.mark.parametrize("death", ["before the root", "behind the root"])

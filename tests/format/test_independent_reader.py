@@ -13,7 +13,7 @@ from forge import DIRS, RUN, SEQ, STEPS, TENSORS, Forge, record_key, values, wri
 from relight.format.dtypes import DTYPES
 
 LINES_MAX = 80
-ALLOWED = {"io", "json", "math", "collections", "pathlib", "msgpack", "blake3"}
+ALLOWED = {"base64", "io", "json", "math", "collections", "pathlib", "msgpack", "blake3"}
 
 
 def checked(root: Path) -> str:

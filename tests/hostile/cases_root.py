@@ -40,6 +40,7 @@ FIELDS: list[tuple[str, str, Any]] = [
     ("features are objects", "features", [{}]),
     ("features are numbers", "features", [1]),
     ("features is text", "features", "none"),
+    ("parts that should be short", "features", ["short-parts"]),
     ("features of half a megabyte", "features", ["x" * 500_000]),
     ("store of another", "store", "0" * 32),
     ("store is a path", "store", "../../" + "a" * 26),

@@ -50,9 +50,10 @@ PHASES: dict[str, tuple[Any, str]] = {
     "during the copy": (Snapshot, "help"),
     "before the part": (together, "write_part"),
     "during the write": (NewFile, "write_at"),
-    "behind the part": (together, "_say_ready"),
+    "behind the part": (together, "_proven"),
     "during the commit": (together, "_complete"),
     "at the record": (together, "_append"),
+    "while another commits": (together, "_committed"),
     "when it is told": (Background, "_finished"),
 }
 IN_TRAINER = frozenset(("before the snapshot", "during the copy", "when it is told"))

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from relight.testing import schedules
+from relight.testing.baton import Action
 from relight.testing.planted import PLANTED, planted
 from relight.testing.schedules import find, main, play, trace
 from relight.testing.simulate import KINDS
@@ -44,7 +45,7 @@ def test_a_seed_repeats_a_schedule() -> None:
         check=True,
         timeout=60,
     )
-    assert json.loads(told.stdout)["trace"] == [str(one) for one in trace(7).trace]
+    assert json.loads(told.stdout)["trace"] == [str(Action(*one)) for one in trace(7).trace]
 
 
 @pytest.mark.parametrize("bug", [name for name in PLANTED if name not in RARE])

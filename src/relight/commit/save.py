@@ -15,7 +15,7 @@ from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete
-from relight.format.names import ROOT_FILE, STEP_MAX, CheckpointDir, is_written_file, part_file
+from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file
 from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
@@ -301,6 +301,11 @@ def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, 
 def delete_directory(store: ByteStore, prefix: str) -> bool:
     """Delete what Relight wrote below ``prefix``, and the directory if nothing else is in it. Unknown files stay."""
     for entry in list(store.list(prefix)):
+        if entry.is_dir and entry.name == READY_DIR:
+            for said in list(store.list(f"{prefix}/{READY_DIR}")):
+                if not said.is_dir and is_said_file(said.name):
+                    store.delete(f"{prefix}/{READY_DIR}/{said.name}")
+            store.delete_dir(f"{prefix}/{READY_DIR}")
         if not entry.is_dir and (is_written_file(entry.name) or temporary_of(entry.name) == ROOT_FILE):
             store.delete(f"{prefix}/{entry.name}")
     return store.delete_dir(prefix)

@@ -1,8 +1,9 @@
 """Several ranks, one checkpoint, no leader: whoever comes last commits, and anybody may.
 
 Each rank writes packs and part and makes them durable; then it says so by an empty file whose *name* holds all that the commit needs to
-know of its part (``ready-…``). Rank 0 has put down what the root says besides (``draft.json``). Who finds all ranks ready makes
-``root.json`` of that, which comes out the same whoever makes it, and appends COMMIT, unless it is there.
+know of its part (in ``ready/``). Rank 0 has put down what the root says besides (``draft.json``). Who finds all ranks ready, the last one
+as a rule, makes ``root.json`` of that, which comes out the same whoever makes it, and appends COMMIT, unless it is there. The others look
+for the root, and then for the COMMIT: but for that one, nobody reads what grows with the number of ranks more than once.
 
 ``root.json`` is created once: it decides. A rank that gives up waiting creates it as *void*, and only then takes its files back: a
 checkpoint that is complete in somebody's eyes cannot lose a part, and one that lost a part cannot be completed.
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from relight.commit.plan import plan_save
+from relight.commit.plan import SavePlan, plan_save
 from relight.commit.save import (
     Place,
     SaveReport,
@@ -32,9 +33,12 @@ from relight.commit.save import (
 )
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
+from relight.format.manifest import SHORT_PARTS
 from relight.format.names import (
     DRAFT_FILE,
     LOG_DIR,
+    PLAN_DIGITS,
+    READY_DIR,
     ROOT_FILE,
     CheckpointDir,
     Ready,
@@ -42,20 +46,27 @@ from relight.format.names import (
     parse_failed,
     parse_ready,
     part_file,
+    ready_rank,
 )
 from relight.format.records import CommitBody
-from relight.format.strict import ROOT_BYTES_MAX, from_json
+from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
 from relight.log import View, fold
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 from relight.world import LateRanks, late
 
+WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "components", "exact")
+"""What the draft of a root holds: the rest is known to every rank, or comes from their parts."""
 VOID = b"void\n"
 """What ``root.json`` begins with once a rank has given up; why, in words, comes behind it."""
-_POLL_S = 0.002
+_POLL_S = 0.001
+"""The first pause of a rank that waits; longer with many, who would keep the one that commits from its work."""
 _POLL_MAX_S = 0.05
 _LOOK_AGAIN_S = 1.0
-"""How often a rank that waits for the last one to commit looks whether it is the last one: that one may have died."""
+"""When a rank that waits for the last one to commit looks again whether it is the last one: that one may have died. Then less often."""
+_LOOK_AGAIN_MAX_S = 8.0
+_GRACE_S = 0.2
+"""How long whoever made the root has until others append the COMMIT."""
 
 
 class OthersFailed(SaveFailed):
@@ -78,47 +89,42 @@ def save_together(
     directory = CheckpointDir(request.step, request.id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
+    said: list[Ready] = []
     try:
         part, data = write_part(place, request, plan, directory, prefix, timings)
-        ready = _say_ready(place, request, directory, prefix, part, data, plan.logical_bytes, plan.stored_bytes + len(data), plan.proven)
+        said.append(_proven(place, request, directory, prefix, part, data, plan))
+        put(place.store, f"{prefix}/{READY_DIR}/{said[0].file}", b"")
         mark = time.perf_counter()
-        root, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
+        committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
-        _give_up(place.store, prefix, seat, error)
+        _give_up(place.store, prefix, seat, error, bool(said))
         raise
     plan.proven.add("read")
-    for name in (ready.file, *([DRAFT_FILE] if seat.rank == 0 else [])):
-        with contextlib.suppress(RelightError):
-            place.store.delete(f"{prefix}/{name}")
+    with contextlib.suppress(RelightError):
+        place.store.delete(f"{prefix}/{READY_DIR}/{said[0].file}")
+        if seat.rank == 0:
+            place.store.delete(f"{prefix}/{DRAFT_FILE}")
+        place.store.delete_dir(f"{prefix}/{READY_DIR}")  # the last one's is empty
     timings["commit"] = time.perf_counter() - mark
     timings["total"] = time.perf_counter() - started
     digest = trainable_digest(plan, part.packs)
-    return SaveReport(request.id, request.step, str(directory), seq, root.logical_bytes, root.stored_bytes, timings, digest)
+    return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)
 
 
-def _say_ready(
-    place: Place,
-    request: SaveRequest,
-    directory: CheckpointDir,
-    prefix: str,
-    part: Part,
-    data: bytes,
-    logical: int,
-    stored: int,
-    proven: set[str],
+def _proven(
+    place: Place, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan
 ) -> Ready:
+    """What there is to be said of the part, once it is durable and reads back as it was written."""
     seat = request.seat
     assert seat is not None
     draft = root_of(place, request, directory, [], 0, 0)
     if seat.rank == 0:
-        put(place.store, f"{prefix}/{DRAFT_FILE}", encode_root(draft))
+        put(place.store, f"{prefix}/{DRAFT_FILE}", _words(draft))
     place.store.settle(prefix)
     ref = PartRef(rank=seat.rank, file=part_file(seat.rank), size=len(data), hash=hexdigest(data))
     looked_at = _with_parts(draft, [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)], 0, 0)
-    check_part_written(place.store, prefix, looked_at, ref, (part, data) if proven else (None, b""))
-    ready = Ready(seat.rank, seat.plan, ref.hash, ref.size, stored, logical)
-    put(place.store, f"{prefix}/{ready.file}", b"")
-    return ready
+    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven else (None, b""))
+    return Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, plan.stored_bytes + len(data), plan.logical_bytes)
 
 
 def _await(
@@ -129,27 +135,34 @@ def _await(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
     waits: Callable[[], bool] | None,
-) -> tuple[Root, int]:
-    """Until it is committed, by whomever. The root, and the number of its record."""
+) -> tuple[Root | CommitBody, int]:
+    """Until it is committed, by whomever. What is said of it, and the number of its record."""
     began = clock()
     ends = began + seat.timeout_s
-    pause, looked, missing = _POLL_S, -_LOOK_AGAIN_S, list[int]()
+    pause, look, again, grace, missing = min(_POLL_S * (1 + seat.world // 16), _POLL_MAX_S), began, _LOOK_AGAIN_S, -1.0, list[int]()
     doubt: Uncertain | None = None  # once a commit is in doubt, no later error says that there is none
     while True:
         now = clock()
         if waits is not None and not waits():
             ends = min(ends, now)
         try:
-            if now - looked >= _LOOK_AGAIN_S or now >= ends:  # at first, and again now and then: who should have completed it may be gone
-                looked = now
-                missing = _complete(place, prefix, seat)
-                if missing:
+            if now >= look or now >= ends:  # at first, and again now and then: who should have completed it may be gone
+                first, look, again = look == began, now + again, min(2 * again, _LOOK_AGAIN_MAX_S)
+                missing, mine = _complete(place, directory, prefix, seat)
+                if mine is not None:
+                    return mine, _append(place, directory, mine)
+                if missing and not first:
                     refuse_if_fenced(place.log.read(), place.epoch)
-            root = _root(place, directory, prefix)
-            if root is not None:  # whoever made it may have been killed between its name and that being durable
-                place.store.settle(prefix)
-                return root, _append(place, directory, root)
-            if now >= ends:
+            if _is_made(place.store, prefix):
+                found = _committed(place, directory)
+                if found is not None:
+                    return found
+                grace = now + _GRACE_S * (1 + seat.rank / seat.world) if grace < 0 else grace  # one after the other
+                if now >= min(grace, ends):  # who made it may be gone, or not have come to making its name durable
+                    root = _root(place, directory, prefix)
+                    place.store.settle(prefix)
+                    return root, _append(place, directory, root)
+            elif now >= ends:
                 error = late(missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began)
                 if _void(place.store, prefix, error.what):
                     raise error
@@ -158,57 +171,81 @@ def _await(
             if now >= ends:
                 raise doubt or error from None
         sleep(min(pause, max(_POLL_S, ends - now)))
-        pause = min(pause * 1.2, _POLL_MAX_S)
+        pause = min(pause * 1.6, _POLL_MAX_S)
 
 
-def _complete(place: Place, prefix: str, seat: Seat) -> list[int]:
-    """Make ``root.json`` if all are ready; those who are not."""
+def _complete(place: Place, directory: CheckpointDir, prefix: str, seat: Seat) -> tuple[list[int], Root | None]:
+    """Make ``root.json`` if all are ready: those who are not, and the root if this rank has made it."""
     store = place.store
-    found: dict[int, Ready] = {}
-    for entry in store.list(prefix):
-        ready = parse_ready(entry.name)
-        if ready is not None:
-            found[ready.rank] = ready
-        else:
-            failed = parse_failed(entry.name)
-            if failed is not None:
-                _void(store, prefix, f"rank {failed[0]} could not save its part: {failed[1]}")
-                return []
-    missing = [rank for rank in range(seat.world) if rank not in found]
+    names = [entry.name for entry in store.list(f"{prefix}/{READY_DIR}")]
+    for failed in filter(None, map(parse_failed, names)):
+        _void(store, prefix, f"rank {failed[0]} could not save its part: {failed[1]}")
+        return [], None
+    missing = sorted(set(range(seat.world)).difference(map(ready_rank, names)))
     if missing:
-        return missing
-    others = [rank for rank, ready in sorted(found.items()) if ready.plan != seat.plan]
+        return missing, None
+    found = {ready.rank: ready for ready in filter(None, map(parse_ready, names))}
+    others = [rank for rank, ready in sorted(found.items()) if ready.plan != seat.plan[:PLAN_DIGITS]]
     if others:
         _void(store, prefix, f"ranks {others[:8]} hold other tensors than rank {seat.rank} was told of")
-        return []
+        return [], None
     try:
         draft = from_json(store.get(f"{prefix}/{DRAFT_FILE}", ROOT_BYTES_MAX), prefix, ROOT_BYTES_MAX)
     except CheckpointNotFound:  # rank 0 has seen it committed, and tidied up
-        return []
+        return [], None
     store.settle(place.log.run)  # the directory's own name: whoever made it may not have come to that
-    store.put_once(f"{prefix}/{ROOT_FILE}", encode_root(_joined(draft, [found[rank] for rank in range(seat.world)])))
-    return []
+    root = _joined(place, directory, draft, [found[rank] for rank in range(seat.world)])
+    return [], root if store.put_once(f"{prefix}/{ROOT_FILE}", encode_root(root)) else None
 
 
-def _joined(draft: Mapping[str, Any], ready: list[Ready]) -> Root:
+def _words(draft: Root) -> bytes:
+    """What only rank 0 can say of the checkpoint: short, since whoever commits reads it."""
+    said = from_json(encode_root(draft), DRAFT_FILE, ROOT_BYTES_MAX)
+    return to_json({name: said[name] for name in WORDS if said[name]})
+
+
+def _joined(place: Place, directory: CheckpointDir, words: Mapping[str, Any], ready: list[Ready]) -> Root:
+    known = {"store": place.store_id, "run": place.run_id, "id": directory.id, "step": directory.step, "epoch": directory.epoch}
+    draft = msgspec.convert({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
     refs = [PartRef(rank=one.rank, file=part_file(one.rank), size=one.size, hash=one.hash) for one in ready]
-    return _with_parts(msgspec.convert(draft, Root), refs, sum(one.logical for one in ready), sum(one.stored for one in ready))
+    return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready))
 
 
 def _with_parts(draft: Root, parts: list[PartRef], logical: int, stored: int) -> Root:
     return msgspec.structs.replace(
-        draft, parts=parts, world=len(parts), logical_bytes=logical, stored_bytes=stored, new_bytes=stored
+        draft, features=[SHORT_PARTS], parts=parts, world=len(parts), logical_bytes=logical, stored_bytes=stored, new_bytes=stored
     )
 
 
-def _root(place: Place, directory: CheckpointDir, prefix: str) -> Root | None:
-    """The root if it is made. ``OthersFailed``, which says why, if it is void."""
-    data = _get(place.store, f"{prefix}/{ROOT_FILE}")
-    if data is None:
-        return None
-    if data.startswith(VOID):
-        why = data[len(VOID) : 1000].decode("utf-8", "replace").strip()
+def _is_made(store: ByteStore, prefix: str) -> bool:
+    """Whether there is a root, of which no more than its beginning is read. ``OthersFailed``, which says why, if it is void."""
+    try:
+        reader = store.open(f"{prefix}/{ROOT_FILE}")
+    except CheckpointNotFound:
+        return False
+    try:
+        head = bytearray(min(len(VOID), reader.size))
+        reader.read_into(0, memoryview(head))
+    finally:
+        reader.close()
+    if head == VOID:
+        why = (_get(store, f"{prefix}/{ROOT_FILE}") or VOID)[len(VOID) : 1000].decode("utf-8", "replace").strip()
         raise OthersFailed(f"given up: {why}", where=prefix, hint="that rank's own log says more")
+    return True
+
+
+def _committed(place: Place, directory: CheckpointDir) -> tuple[CommitBody, int] | None:
+    """What COMMIT says, and its number, if it is there; made durable, as whoever appended it may not have come to that."""
+    history = fold(place.log.read())
+    found = history.find(directory.id) or history.retired.get(directory.id)
+    if found is None:
+        return None
+    place.store.settle(f"{place.log.run}/{LOG_DIR}")
+    return found.body, found.seq
+
+
+def _root(place: Place, directory: CheckpointDir, prefix: str) -> Root:
+    data = place.store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
     root = decode_root(data, hexdigest(data), f"{prefix}/{ROOT_FILE}")
     if (root.store, root.run, root.id, root.epoch) != (place.store_id, place.run_id, directory.id, place.epoch):
         raise CorruptCheckpoint("root.json is another checkpoint's", where=prefix)
@@ -242,22 +279,37 @@ def _void(store: ByteStore, prefix: str, why: str) -> bool:
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
 
 
-def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException) -> None:
+def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, said: bool) -> None:
     """Tell the others, call the checkpoint off, and take back what this rank wrote; nothing of it if it is complete, or may be.
 
-    ``root.json`` stays, void, as long as the attempt lasts.
+    Without this rank's having ``said`` that it is ready there is no checkpoint: then it takes its files back first. On a full disk that
+    makes the room to say so. ``root.json`` stays, void, as long as the attempt lasts.
     """
+    if not said:
+        with contextlib.suppress(RelightError):
+            _take_back(store, prefix, seat)
+    if not isinstance(error, (OthersFailed, LateRanks)):
+        kind = error.kind if isinstance(error, RelightError) else "save_failed"
+        with contextlib.suppress(RelightError):
+            put(store, f"{prefix}/{READY_DIR}/{failed_file(seat.rank, kind)}", b"")
+    why = error.what if isinstance(error, RelightError) else f"{type(error).__name__}: {error}"
     with contextlib.suppress(RelightError):
-        if not isinstance(error, (OthersFailed, LateRanks)):
-            kind = error.kind if isinstance(error, RelightError) else "save_failed"
-            put(store, f"{prefix}/{failed_file(seat.rank, kind)}", b"")
-        why = error.what if isinstance(error, RelightError) else f"{type(error).__name__}: {error}"
         if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):
             return
-        mark = f"-{seat.rank:05d}"
-        for entry in sorted(store.list(prefix), key=lambda entry: not entry.name.startswith("ready")):
-            if entry.name.startswith((f"ready{mark}", f"part{mark}", f"pack{mark}")) or (entry.name == DRAFT_FILE and not seat.rank):
-                store.delete(f"{prefix}/{entry.name}")
+        _take_back(store, prefix, seat)
+
+
+def _take_back(store: ByteStore, prefix: str, seat: Seat) -> None:
+    """Delete what this rank wrote, first of all that it is ready."""
+    for entry in list(store.list(f"{prefix}/{READY_DIR}")):
+        ready = parse_ready(entry.name)
+        if ready is not None and ready.rank == seat.rank:
+            store.delete(f"{prefix}/{READY_DIR}/{entry.name}")
+    store.delete_dir(f"{prefix}/{READY_DIR}")
+    mark = f"-{seat.rank:05d}"
+    for entry in list(store.list(prefix)):
+        if entry.name.startswith((f"part{mark}", f"pack{mark}")) or (entry.name == DRAFT_FILE and not seat.rank):
+            store.delete(f"{prefix}/{entry.name}")
 
 
 def _get(store: ByteStore, key: str) -> bytes | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
@@ -24,8 +26,11 @@ CHUNK_BYTES_MAX = 128 << 20
 NAME_BYTES_MAX = 4096
 DIMS_MAX = 64
 ROLES = ("param", "buffer", "optim", "grad", "rng", "value")
-FEATURES: frozenset[str] = frozenset()
-"""What this Relight understands beyond version 1 of the page."""
+SHORT_PARTS = "short-parts"
+"""A root whose ``parts`` are texts: whoever commits for thousands of ranks writes one for each of them."""
+FEATURES: frozenset[str] = frozenset({SHORT_PARTS})
+"""What this Relight understands beyond the first roots there were."""
+_SHORT = re.compile(r"([A-Za-z0-9_-]{43})(0|[1-9a-z][0-9a-z]{0,6})\Z")
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,7 +154,10 @@ def encode_part(part: Part) -> bytes:
 def encode_root(root: Root) -> bytes:
     """The bytes of ``root.json``."""
     try:
-        data = to_json(msgspec.to_builtins(root))
+        value = msgspec.to_builtins(root)
+        if SHORT_PARTS in root.features:
+            value["parts"] = [_shortened(ref) for ref in root.parts]
+        data = to_json(value)
     except (TypeError, ValueError, RecursionError) as error:  # of Unicode too
         raise IncompatibleState(
             f"metadata that cannot be written as JSON: {shown(error)}", hint="text, finite numbers, booleans, lists and dicts can be"
@@ -176,6 +184,8 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
             where=where,
             hint="upgrade relight",
         )
+    if isinstance(features, list) and SHORT_PARTS in features:
+        value["parts"] = _lengthened(value.get("parts"), where)
     root = convert(value, Root, where)
     if not names.RUN_ID.match(root.store) or not names.RUN_ID.match(root.run) or not names.is_id(root.id):
         raise UnsafeContent("malformed store, run or checkpoint id", where=where)
@@ -191,6 +201,22 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
         raise UnsafeContent("a negative size or epoch", where=where)
     check_metrics(root.metrics, where)
     return root
+
+
+def _shortened(ref: PartRef) -> str:
+    """Its hash to the base of 64, and its size to that of 36: rank and file are told by its place."""
+    return base64.urlsafe_b64encode(bytes.fromhex(ref.hash)).decode()[:43] + names.base36(ref.size)
+
+
+def _lengthened(parts: Any, where: str) -> list[dict[str, Any]]:
+    found = [_SHORT.match(one) if isinstance(one, str) else None for one in parts] if isinstance(parts, list) else [None]
+    texts = [match.groups() for match in found if match]
+    if len(texts) < len(found):
+        raise UnsafeContent("its parts are not as the format says", where=where)
+    return [
+        {"rank": rank, "file": names.part_file(rank), "size": int(size, 36), "hash": base64.urlsafe_b64decode(f"{value}=").hex()}
+        for rank, (value, size) in enumerate(texts)
+    ]
 
 
 def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import NamedTuple
 
@@ -19,8 +20,14 @@ _RECORD = re.compile(r"([0-9]{12})\.json\Z")
 _PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
 _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
-_READY = re.compile(r"ready-([0-9]{5})-([0-9a-f]{16})-([0-9a-f]{64})-([0-9]{1,10})-([0-9]{1,18})-([0-9]{1,18})\Z")
+_NUMBER = "(0|[1-9a-z][0-9a-z]{0,11})"
+_READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])\Z")
 _FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+PLAN_DIGITS = 6
+"""So many of the hexadecimal digits that all ranks must agree on are in the names."""
+READY_DIR = "ready"
+"""Below a checkpoint's directory, while ranks are writing: empty files whose names say who is done, and who could not save."""
 DRAFT_FILE = "draft.json"
 """The root of several ranks' checkpoint, but for its parts: what whoever comes last makes ``root.json`` of."""
 RUN_ID = re.compile(r"[0-9a-f]{32}\Z")
@@ -103,11 +110,14 @@ def pack_file(rank: int, index: int) -> str:
 
 
 class Ready(NamedTuple):
-    """What a rank says by the name of an empty file, once its part and packs are durable: all that the commit needs to know of them."""
+    """What a rank says by the name of an empty file, once its part and packs are durable: all that the commit needs to know of them.
+
+    Whoever commits reads as many names as there are ranks: they are short.
+    """
 
     rank: int
     plan: str
-    """What all ranks must agree on, as 16 hexadecimal digits."""
+    """The first ``PLAN_DIGITS`` of what all ranks must agree on: a slip of whoever told them, which nobody tries 16 million times."""
     hash: str
     """The part's."""
     size: int
@@ -117,8 +127,9 @@ class Ready(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file's name."""
-        return f"ready-{self.rank:05d}-{self.plan}-{self.hash}-{self.size}-{self.stored}-{self.logical}"
+        """The file's name: rank, sizes to the base of 36, and hash and plan to that of 64."""
+        proof = base64.urlsafe_b64encode(bytes.fromhex(self.hash + self.plan)).decode()[:47]
+        return f"{self.rank}.{base36(self.size)}.{base36(self.stored)}.{base36(self.logical)}.{proof}"
 
 
 def parse_ready(name: str) -> Ready | None:
@@ -126,8 +137,23 @@ def parse_ready(name: str) -> Ready | None:
     match = _READY.match(name)
     if match is None:
         return None
-    parsed = Ready(int(match[1]), match[2], match[3], int(match[4]), int(match[5]), int(match[6]))
-    return parsed if parsed.file == name else None
+    proof = base64.urlsafe_b64decode(f"{match[5]}=").hex()
+    return Ready(int(match[1]), proof[64:], proof[:64], int(match[2], 36), int(match[3], 36), int(match[4], 36))
+
+
+def ready_rank(name: str) -> int:
+    """Whose name of a ready rank this is; −1 if it is none. Each rank looks at all names, and only the last one needs more of them."""
+    match = _READY.match(name)
+    return int(match[1]) if match else -1
+
+
+def base36(number: int) -> str:
+    """To the base of 36, as ``int(text, 36)`` reads it."""
+    digits = ""
+    while number >= 36:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return _DIGITS[number] + digits
 
 
 def failed_file(rank: int, kind: str) -> str:
@@ -141,9 +167,14 @@ def parse_failed(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
+def is_said_file(name: str) -> bool:
+    """Whether ``name`` is one that Relight writes into ``READY_DIR``."""
+    return any(pattern.match(name) for pattern in (_READY, _FAILED))
+
+
 def is_written_file(name: str) -> bool:
     """Whether ``name`` is one that Relight writes into a checkpoint directory. Others are never deleted."""
-    return name in (ROOT_FILE, DRAFT_FILE) or any(pattern.match(name) for pattern in (_PART, _PACK, _READY, _FAILED))
+    return name in (ROOT_FILE, DRAFT_FILE) or any(pattern.match(name) for pattern in (_PART, _PACK))
 
 
 def require_name(actual: str, expected: str, where: str) -> None:

@@ -17,12 +17,13 @@ DEPTH_MAX = 32
 
 _HEAD, _MIDDLE, _TAIL = b'{"seal":"', b'","body":', b"}\n"
 _START = len(_HEAD) + 64 + len(_MIDDLE)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 T = TypeVar("T")
 
 
 def to_json(value: Any) -> bytes:
     """``value`` as compact JSON; ``ValueError`` on NaN or infinity, as the format has no such numbers."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def from_json(data: bytes | memoryview, where: str, limit: int) -> Any:

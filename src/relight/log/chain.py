@@ -72,6 +72,8 @@ class Log:
         self._run_id = ""
         self._settled = False
         self._own_head = -1
+        self._judged: View | None = None
+        """The last view, as long as nothing was read or written since."""
         self._texts: dict[str, str] = {}
 
     @property
@@ -92,6 +94,7 @@ class Log:
             self._store_id = require_store(self._store).id
         except (CorruptCheckpoint, UnsafeContent):
             self._store_id = ""  # the records know: a damaged relight.json must not stop a run
+        self._judged = None
         view = self._view()
         if view.head >= 0 and not view.records and any(slot.record for slot in self._slots.values()):
             raise CorruptCheckpoint(
@@ -156,7 +159,7 @@ class Log:
                 raise Uncertain(f"created, but its name may not be durable: {error.what}", where=key) from error
         self._own_head = record.seq
         written = decode_record(data, record.seq, key)
-        self._slots[record.seq] = _Slot(written.file_hash, self._shared(written))
+        self._put(record.seq, _Slot(written.file_hash, self._shared(written)))
         return written
 
     def _is_ours(self, key: str, data: bytes) -> bool:
@@ -201,10 +204,13 @@ class Log:
                 slot = self._load(seq)
                 if slot.file_hash is not None or slot.unreadable:
                     self._put(seq, slot)
-        return self._judge(head)
+        if self._judged is None or self._judged.head != head:
+            self._judged = self._judge(head)
+        return self._judged
 
     def _put(self, seq: int, slot: _Slot) -> None:
         self._slots[seq] = slot
+        self._judged = None
         self._unread.discard(seq)
         if slot.unreadable:
             self._unread.add(seq)

@@ -6,10 +6,11 @@ nothing depends on the machine. A process that dies is refused everything from t
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from relight.format.names import LOG_DIR
@@ -86,7 +87,6 @@ class Actor:
         self.stage, self.name, self.program = stage, name, program
         self.wake = at
         self.dead = False
-        self.done = False
         self.epoch: int | None = None
         self.struck = 0
         """Faults it has met."""
@@ -94,6 +94,8 @@ class Actor:
         """Records of which it was told that they may be there or not."""
         self.rank_of_all = rng.random()
         self._rate, self._offset = rng.choice((0.5, 0.9, 1.0, 1.0, 1.1, 2.0)), rng.uniform(-1e6, 1e6)
+        self.step: Callable[[str, str], None] = functools.partial(stage.step, self)
+        """Let others go on."""
         self.worker = stage.crew.hire(self)
 
     def clock(self) -> float:
@@ -107,15 +109,20 @@ class Actor:
         self.wake = stage.now + seconds / self._rate + more
         stage.step(self, "sleep", "")
 
-    def step(self, operation: str, key: str) -> None:
-        """Let others go on."""
-        self.stage.step(self, operation, key)
+    def takes(self, operation: str, key: str, moments: int) -> None:
+        """Do something that takes so many moments, in which others go on."""
+        stage = self.stage
+        self.wake = max(self.wake, stage.now + moments * MOMENT_S)
+        stage.step(self, operation, key)
 
     def fault(self, operation: str, key: str) -> str:
         """What goes wrong with an operation, if anything."""
-        if operation == "get" and f"/{LOG_DIR}/" in key and not self.stage.weather.unread:
+        stage = self.stage
+        if not stage.budget or not stage.tables[operation]:
             return ""
-        kind = self.stage.fault(self, operation)
+        if operation == "get" and f"/{LOG_DIR}/" in key and not stage.weather.unread:
+            return ""
+        kind = stage.fault(self, operation)
         if kind in ("unsure", "unsure_done", "late") and f"/{LOG_DIR}/" in key:
             self.doubts += 1
         return kind
@@ -127,30 +134,39 @@ class Stage:
     def __init__(self, rng: random.Random, weather: Weather, crew: Crew) -> None:
         self.rng, self.weather, self.crew = rng, weather, crew
         self.now = 0.0
-        self.actors: list[Actor] = []
-        self.trace: list[Action] = []
+        self.actors = 0
+        """How many there were."""
+        self.trace: list[tuple[float, str, str, str, str]] = []
+        """Each an ``Action``."""
         self.faults: Counter[str] = Counter()
+        self.budget = weather.budget
+        """Faults that may still happen."""
         self.problems: list[str] = []
         self.steps = 0
+        self.under_way: Sequence[object] = ()
         self.after_step: Callable[[], None] | None = None
-        self.ends_at: int | None = None
+        """Called at each step while anything is ``under_way``."""
+        self.ends_at = STEPS_MAX + 1
         """The step at which all die."""
         self.over = False
+        self._waiting: list[Actor] = []
         self._main = threading.Lock()
         self._main.acquire()
-        self._tables: dict[str, list[tuple[float, str]]] = {}
+        self.tables: dict[str, list[tuple[float, str]]] = {}
+        """The faults of each operation, by the number that has to be drawn."""
         for operation, kinds in FAULTS.items():
             total, table = 0.0, []
             for kind in kinds:
                 if (operation, kind) in weather.rates:
                     total += weather.rates[operation, kind]
                     table.append((total, kind))
-            self._tables[operation] = table
+            self.tables[operation] = table
 
     def add(self, name: str, program: Callable[[Actor], None], at: float = 0.0) -> Actor:
         """One more process, from that time on."""
         actor = Actor(self, name, program, self.now + at)
-        self.actors.append(actor)
+        self.actors += 1
+        self._waiting.append(actor)
         return actor
 
     def run(self) -> None:
@@ -165,22 +181,21 @@ class Stage:
         if actor.dead or self.over:
             actor.dead = True
             raise Died
+        weather, draw = self.weather, self.rng.random
         self.steps += 1
-        rng, weather = self.rng, self.weather
         self.now += MOMENT_S
-        if operation != "sleep" and weather.slow and rng.random() < weather.slow:
-            actor.wake = self.now + rng.choice((0.01, 0.3, 2.0)) * rng.random()
-        if weather.pause and rng.random() < weather.pause:
-            actor.wake = self.now + rng.uniform(0.5, 15.0)
+        if weather.slow and operation != "sleep" and draw() < weather.slow:
+            actor.wake = self.now + self.rng.choice((0.01, 0.3, 2.0)) * draw()
+        if weather.pause and draw() < weather.pause:
+            actor.wake = self.now + self.rng.uniform(0.5, 15.0)
             self.note(actor, "paused", "", f"until {actor.wake:.3f}")
-        if self.after_step is not None:
+        if self.under_way and self.after_step is not None:
             self.after_step()
-        if self.ends_at is not None and self.steps >= self.ends_at:
+        if self.steps >= self.ends_at:
             self.over = True
-        if self.steps > STEPS_MAX:
-            self.over = True
-            self.problems.append(f"(8) {actor.name} is still at it after {self.steps} steps and {self.now:.0f} s")
-        if not self.over and not (actor.wake <= self.now and rng.random() < weather.sticky):
+            if self.steps > STEPS_MAX:
+                self.problems.append(f"(8) {actor.name} is still at it after {self.steps} steps and {self.now:.0f} s")
+        elif actor.wake > self.now or draw() >= weather.sticky:
             chosen = self._next(actor)
             if chosen is not actor and chosen is not None:
                 chosen.worker.lock.release()
@@ -188,35 +203,33 @@ class Stage:
         if self.over:
             actor.dead = True
             raise Died
-        if weather.death and weather.deaths > self.faults["death"] and rng.random() < weather.death:
+        if weather.death and draw() < weather.death and weather.deaths > self.faults["death"]:
             self.faults["death"] += 1
             actor.dead = True
             self.note(actor, operation, key, "dies instead")
             raise Died
-        self.trace.append(Action(self.now, actor.name, operation, key))
+        self.trace.append((self.now, actor.name, operation, key, ""))
 
     def fault(self, actor: Actor, operation: str) -> str:
         """Draw a fault."""
-        table = self._tables[operation]
-        if table and self.weather.budget > 0:
-            drawn = self.rng.random()
-            if drawn < table[-1][0]:
-                kind = next(kind for limit, kind in table if drawn < limit)
-                self.weather = self.weather._replace(budget=self.weather.budget - 1)
-                self.faults[f"{operation} {kind}"] += 1
-                actor.struck += 1
-                last = self.trace[-1]
-                self.trace[-1] = last._replace(note=kind)
-                return kind
-        return ""
+        table = self.tables[operation]
+        drawn = self.rng.random()
+        if drawn >= table[-1][0]:
+            return ""
+        kind = next(kind for limit, kind in table if drawn < limit)
+        self.budget -= 1
+        self.faults[f"{operation} {kind}"] += 1
+        actor.struck += 1
+        self.trace[-1] = (*self.trace[-1][:4], kind)
+        return kind
 
     def note(self, actor: Actor | None, operation: str, key: str, note: str = "") -> None:
         """A line of the trace that is no operation."""
-        self.trace.append(Action(self.now, actor.name if actor else "", operation, key, note))
+        self.trace.append((self.now, actor.name if actor else "", operation, key, note))
 
     def ended(self, actor: Actor) -> None:
         """``actor`` is done, or dead: hand the baton on."""
-        actor.done = True
+        self._waiting.remove(actor)
         chosen = self._next(None)
         if chosen is None:
             self._main.release()
@@ -224,22 +237,27 @@ class Stage:
             chosen.worker.lock.release()
 
     def _next(self, actor: Actor | None) -> Actor | None:
-        waiting = [one for one in self.actors if not one.done]
+        waiting = self._waiting
         if not waiting:
             return None
         if self.over:
-            return waiting[0] if actor is None or actor.done else actor
-        able = [one for one in waiting if one.wake <= self.now]
+            return waiting[0] if actor is None else actor
+        now = self.now
+        able = [one for one in waiting if one.wake <= now]
         if not able:
-            self.now = min(one.wake for one in waiting)
-            able = [one for one in waiting if one.wake <= self.now]
+            self.now = now = min([one.wake for one in waiting])
+            able = [one for one in waiting if one.wake <= now]
         if len(able) == 1:
             return able[0]
         if self.weather.ranked:
             if self.rng.random() < 0.03:
                 self.rng.choice(able).rank_of_all = self.rng.random()
-            return min(able, key=lambda one: one.rank_of_all)
+            return min(able, key=_rank_of_all)
         return able[int(self.rng.random() * len(able))]
+
+
+def _rank_of_all(actor: Actor) -> float:
+    return actor.rank_of_all
 
 
 class Crew:

@@ -64,21 +64,21 @@ PLANTED: dict[str, Bug] = {
     "a root overwrites the void one": Bug(
         Edit(
             f"{TOGETHER}:_complete",
-            '    store.put_once(f"{prefix}/{ROOT_FILE}", encode',
-            '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once(f"{prefix}/{ROOT_FILE}", encode',
+            '    return [], root if store.put_once(',
+            '    store.delete(f"{prefix}/{ROOT_FILE}")\n    return [], root if store.put_once(',
         ),
     ),
     "a rank says that it is ready before its part is there": Bug(
         Edit(f"{SAVE}:write_part", '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n', "    if request.seat is None:\n        put(place.store, f\"{prefix}/{part_file(rank)}\", data)\n"),
-        Edit(f"{TOGETHER}:_say_ready", "    check_part_written(place.store, prefix, looked_at, ref, (part, data) if proven else (None, b\"\"))\n", ""),
+        Edit(f"{TOGETHER}:_proven", "    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven else (None, b\"\"))\n", ""),
         Edit(f"{TOGETHER}:save_together", "        mark = time.perf_counter()\n", "        mark = time.perf_counter()\n        put(place.store, f\"{prefix}/{part_file(seat.rank)}\", data)\n"),
     ),
     "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if found is not None:", "if False:")),
     "COMMIT is written though a rank is missing": Bug(
-        Edit(f"{TOGETHER}:_complete", "    if missing:\n", "    if not found:\n"),
+        Edit(f"{TOGETHER}:_complete", "    if missing:\n", "    if len(missing) == seat.world:\n"),
         Edit(f"{TOGETHER}:_complete", "[found[rank] for rank in range(seat.world)]", "[found[rank] for rank in sorted(found)]"),
     ),
-    "what ranks agreed on is not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan]", "if False]")),
+    "what ranks agreed on is not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")),
     "a save that may have been committed is removed": Bug(
         Edit(f"{SAVE}:save", "(isinstance(error, RelightError) and not isinstance(error, Uncertain))", "isinstance(error, RelightError)"),
     ),
@@ -86,7 +86,20 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{TOGETHER}:_await", "                if _void(place.store, prefix, error.what):\n", "                if True:\n"),
         Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, LateRanks):\n            return\n" + _VOIDED),
     ),
-    "a rank waits without end": Bug(Edit(f"{TOGETHER}:_await", "            if now >= ends:\n                error", "            if False:\n                error")),
+    "a rank that may be ready takes its files back before it calls it off": Bug(Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")),
+    "a COMMIT is believed before it is durable": Bug(
+        Edit(f"{TOGETHER}:_committed", '    place.store.settle(f"{place.log.run}/{LOG_DIR}")\n', ""),
+    ),
+    "a root is believed to be a COMMIT": Bug(
+        Edit(f"{TOGETHER}:_await", "                found = _committed(place, directory)\n", "                found = _root(place, directory, prefix), 0\n"),
+    ),
+    "who appends for another does not make the root durable": Bug(
+        Edit(f"{TOGETHER}:_await", "                    place.store.settle(prefix)\n", ""),
+    ),
+    "nobody else commits": Bug(
+        Edit(f"{TOGETHER}:_await", "                if now >= min(grace, ends):", "                if False:"),
+    ),
+    "a rank waits without end": Bug(Edit(f"{TOGETHER}:_await", "            elif now >= ends:\n", "            elif False:\n")),
     # the log
     "creating a name that is there overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
     "whose record it is is not asked": Bug(
@@ -100,7 +113,7 @@ PLANTED: dict[str, Bug] = {
     # durability
     "the names of packs and parts are not settled": Bug(
         Edit(f"{SAVE}:_write", "    place.store.settle(prefix)\n", ""),
-        Edit(f"{TOGETHER}:_say_ready", "    place.store.settle(prefix)\n", ""),
+        Edit(f"{TOGETHER}:_proven", "    place.store.settle(prefix)\n", ""),
     ),
     # deletion
     "sweep takes what its attempt may still be writing": Bug(

@@ -10,7 +10,7 @@ from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
-from relight.format.names import STORE_FILE, is_written_file, parse_record_file
+from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, View, fold
 from relight.reclaim import execute_sweep, plan_sweep
@@ -33,6 +33,8 @@ class Saved:
     agreed: bool
     doubted: bool = False
     """Whether a rank's store could not say whether a record is there."""
+    called_off: bool = False
+    """Whether a rank has called it off before it was ready."""
     told: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def row(self, rank: int) -> bytes:
@@ -134,6 +136,8 @@ class Promises:
             return
         if not saved.agreed:
             truth.wrong.append(f"(5) {saved.id} is a checkpoint, though its ranks did not agree")
+        if saved.called_off:
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank called it off before it was ready")
         final = kinds & {"late_ranks", "others_failed"}
         if final and saved.id in truth.live:
             truth.wrong.append(f"(6) {saved.id} is a checkpoint, and a rank was told {sorted(final)[0]}: {saved.told}")
@@ -162,11 +166,13 @@ class Promises:
     def _left(self) -> Iterator[str]:
         live = {f"{RUN}/{one.dir}" for one in self.truth.live.values()}
         for key in sorted(self.shelf.dirs):
-            if key not in ("", RUN, LOG) and key not in live:
+            if key not in ("", RUN, LOG) and key not in live and key.removesuffix(f"/{READY_DIR}") not in live:
                 yield key
         for key in sorted(self.shelf.files):
             folder, _, name = key.rpartition("/")
             if key == STORE_FILE or (folder == LOG and parse_record_file(name) is not None):
+                continue
+            if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_said_file(name):
                 continue
             if folder in live and (is_written_file(name) or (temporary_of(name) and "temporary" not in self.kinds)):
                 continue

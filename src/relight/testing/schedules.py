@@ -10,12 +10,15 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
 
+from relight.testing.baton import Action
 from relight.testing.planted import PLANTED, planted
 from relight.testing.simulate import KINDS, Outcome, simulate
 from relight.testing.staged import staged
@@ -108,7 +111,17 @@ def trace(seed: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | No
 def _told(seed: int, kinds: frozenset[str], mutation: str | None) -> list[str]:
     """All that happened, and what is wrong with it."""
     found = trace(seed, kinds=kinds, mutation=mutation)
-    return [*map(str, found.trace), *(f"{WRONG} {text}" for text in found.violations)]
+    return [*(str(Action(*one)) for one in found.trace), *(f"{WRONG} {text}" for text in found.violations)]
+
+
+def _take_core(turns: Synchronized[int]) -> None:
+    """Stay on one core, each process on another: threads that hand a baton on cost a fifth less there."""
+    if hasattr(os, "sched_setaffinity"):
+        with turns.get_lock():
+            turn = turns.value
+            turns.value += 1
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[turn % len(cores)]})
 
 
 def _block(work: tuple[int, int, frozenset[str], str | None]) -> Report:
@@ -125,7 +138,8 @@ def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: 
     """Schedules in several processes, with progress on stderr."""
     report = Report()
     started = told = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(jobs, _take_core, (spawn.Value("i", 0),)) as pool:
         for one in pool.imap_unordered(_block, _blocks(first, count, kinds, mutation)):
             report.join(one)
             report.seconds = time.perf_counter() - started

@@ -29,13 +29,13 @@ from relight.catalog.run import Run
 from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
 from relight.commit.save import Place, Seat
 from relight.commit.together import save_together
-from relight.errors import RelightError
+from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Keep, keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
-from relight.testing.baton import Action, Actor, Crew, Stage, Weather
+from relight.testing.baton import Actor, Crew, Stage, Weather
 from relight.testing.promises import ROW, Promises, Saved
 from relight.testing.scenario import Names
 from relight.testing.shelf import Shelf, create
@@ -68,7 +68,8 @@ class Outcome(NamedTuple):
     given_up: int
     retired: int
     violations: list[str]
-    trace: list[Action]
+    trace: list[tuple[float, str, str, str, str]]
+    """Each an ``Action``."""
 
 
 def simulate(seed: int, crew: Crew, names: Names, kinds: frozenset[str] = KINDS) -> Outcome:
@@ -85,7 +86,7 @@ class _Play:
         self.promises = Promises(self.shelf, kinds, seed)
         self.truth = self.promises.truth
         self.stage = Stage(rng, Weather.of(rng, kinds), crew)
-        self.stage.after_step = self._late if "late" in kinds else None
+        self.stage.under_way, self.stage.after_step = self.shelf.under_way, self._late
         self.fine = rng.random() < 0.6
         self.kinds = kinds
 
@@ -95,18 +96,16 @@ class _Play:
         if "cut" in self.kinds and rng.random() < 0.15:
             stage.ends_at = rng.randrange(20, 400)
         stage.run()
+        actors = stage.actors
         if stage.over and not stage.problems:
             self._cut()
             second = Stage(rng, stage.weather._replace(budget=2, death=0.0), stage.crew)
             second.trace, second.faults, second.now = stage.trace, stage.faults, stage.now
-            second.actors, actors = [], len(stage.actors)
             self.stage = second
             self._job(9, at=0.0)
             second.run()
             second.problems += stage.problems
             second.steps += stage.steps
-        else:
-            actors = len(stage.actors)
         self.shelf.under_way.clear()
         stage = self.stage
         self.promises.judge()
@@ -207,8 +206,23 @@ class _Play:
         if again:  # as a layout that was saved before
             plan.proven.add("read")
         seat = None if alone else Seat(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
+        leaves = self.stage.now + self.rng.uniform(0, 3) if self.rng.random() < 0.06 else None
+
+        def packs_written() -> None:
+            if leaves is not None and self.rng.random() < 0.5:
+                saved.called_off = True
+                raise SaveFailed("called off")
+
         request = SaveRequest(
-            step=saved.step, tree=tree, items=[item], id=saved.id, plan=plan, seat=seat, metrics={"loss": 1.0 / (saved.step + 1)}
+            step=saved.step,
+            tree=tree,
+            items=[item],
+            id=saved.id,
+            plan=plan,
+            seat=seat,
+            metrics={"loss": 1.0 / (saved.step + 1)},
+            packs_written=packs_written,
+            waits=None if leaves is None else lambda: self.stage.now < leaves,
         )
         saved.told[rank] = ("died", -1)
         doubts = actor.doubts
@@ -260,9 +274,10 @@ class _Play:
 
     def _tagger(self, actor: Actor) -> None:
         store = self._store(actor)
+        log = Log(store, RUN)
         for number in range(12):
             with contextlib.suppress(RelightError):
-                free = [one for one in fold(Log(store, RUN).read()).live if one.id not in self.promises.tags.values()]
+                free = [one for one in fold(log.read()).live if one.id not in self.promises.tags.values()]
                 if free and len(self.promises.tags) < 4:
                     chosen = free[0].id
                     Run(store, RUN).tag(f"tag{number}", chosen)
@@ -274,7 +289,7 @@ class _Play:
     def _late(self) -> None:
         """Requests that are under way take effect at some time."""
         waiting = self.shelf.under_way
-        if waiting and self.rng.random() < 0.05:
+        if self.rng.random() < 0.05:
             key, data, who = waiting.pop(0)
             with contextlib.suppress(RelightError):
                 if create(self.shelf, key, data, who):

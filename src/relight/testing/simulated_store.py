@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -50,6 +51,9 @@ class Who(Protocol):
 
     def step(self, operation: str, key: str) -> None:
         """Let others go on. ``Died`` if this one does not."""
+
+    def takes(self, operation: str, key: str, moments: int) -> None:
+        """The same, for something that takes so many of others' steps."""
 
     def fault(self, operation: str, key: str) -> str:
         """What goes wrong with this operation: one of its ``FAULTS``, or nothing."""
@@ -139,15 +143,14 @@ class SimulatedStore:
         shelf = self.shelf
         names = shelf.past(prefix, self._who.name, self._rng) if fault == "stale" else dict(shelf.dirs.get(prefix, {}))
         if self._torn is not None and fault != "stale" and self._torn(prefix):
-            before = dict(names)
-            for _ in range(self._rng.choice((1, 1, 2, 6, 40) if prefix.endswith(LOG_DIR) else (1, 1, 2))):  # the log's may be long
-                self._who.step("listed", prefix)
+            moments = self._rng.choice((1, 1, 2, 6, 40) if prefix.endswith(LOG_DIR) else (1, 1, 2))  # the log's may be long
+            self._who.takes("listed", prefix, moments)
             after = shelf.dirs.get(prefix, {})
-            for name in sorted(before.keys() ^ after.keys()):
+            for name in sorted(names.keys() ^ after.keys()):
                 if self._rng.random() < 0.5:
                     names.pop(name, None) if name in names else names.setdefault(name, after.get(name, False))
-        order = sorted(names, reverse=self._rng.random() < 0.5)
-        return iter([Entry(name, names[name]) for name in order])
+        order = sorted(names.items(), reverse=self._rng.random() < 0.5)
+        return map(_entry, order)
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``."""
@@ -201,6 +204,9 @@ class SimulatedStore:
             raise CheckpointNotFound("no such file", where=key) from None
 
 
+_entry = functools.lru_cache(maxsize=1 << 12)(Entry._make)
+
+
 class _Writer:
     align = 1
 
@@ -243,6 +249,9 @@ class Nobody:
     name = "outside"
 
     def step(self, operation: str, key: str) -> None:
+        """At once."""
+
+    def takes(self, operation: str, key: str, moments: int) -> None:
         """At once."""
 
     def fault(self, operation: str, key: str) -> str:

@@ -6,20 +6,76 @@ import contextlib
 import functools
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
+import relight.catalog.opened as opened_module
 import relight.catalog.read as read_module
 import relight.commit.pack_writer as pack_writer_module
 import relight.commit.save as save_module
 import relight.commit.together as together_module
 import relight.format.strict as strict_module
 import relight.log.chain as chain_module
+import relight.log.history as history_module
 import relight.log.identity as identity_module
+import relight.reclaim.sweep as sweep_module
+import relight.testing.promises as promises_module
+import relight.testing.truth as truth_module
+from relight.format import PartRef, Root
 from relight.testing.baton import Crew
 from relight.testing.scenario import Names, prepared
 
 THEN = "2026-01-01T00:00:00Z"
+
+
+_PURE = (
+    (together_module, "decode_root"),
+    (save_module, "decode_root"),
+    (identity_module, "decode_store"),
+    (chain_module, "parse_record_file"),
+    (chain_module, "record_file"),
+    (together_module, "parse_ready"),
+    (together_module, "parse_failed"),
+    (together_module, "ready_rank"),
+    (together_module, "part_file"),
+    (save_module, "part_file"),
+    (save_module, "is_written_file"),
+    (save_module, "temporary_of"),
+    (sweep_module, "temporary_of"),
+    (sweep_module, "parse_dir"),
+    (history_module, "parse_dir"),
+    (truth_module, "parse_dir"),
+    (truth_module, "parse_record_file"),
+    (promises_module, "parse_record_file"),
+    (promises_module, "is_written_file"),
+    (promises_module, "temporary_of"),
+)
+"""What is asked again and again, by all processes, and always answered alike."""
+
+
+class _AtOnce:
+    """Threads to read with that are none: what is handed to them is done before they return."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **options: object) -> None:
+        pass
 
 
 def _then() -> str:
@@ -45,9 +101,12 @@ def staged() -> Iterator[tuple[Crew, Names]]:
         (strict_module, "_check", lambda value, where, depth: None),
         (pack_writer_module, "page_buffer", _buffer),
         (read_module, "page_buffer", _buffer),
+        (read_module, "ThreadPoolExecutor", _AtOnce),
         (chain_module, "decode_record", _remembered(chain_module.decode_record)),
-        (together_module, "decode_root", functools.lru_cache(maxsize=256)(together_module.decode_root)),
-        (save_module, "decode_root", functools.lru_cache(maxsize=256)(save_module.decode_root)),
+        (chain_module.Log, "_shared", staticmethod(_same)),
+        (opened_module, "decode_part", _remembered_part(opened_module.decode_part)),
+        (save_module, "decode_part", _remembered_part(save_module.decode_part)),
+        *((module, name, functools.lru_cache(maxsize=1 << 12)(getattr(module, name))) for module, name in _PURE),
     ]
     with prepared() as names:
         kept = [(where, name, getattr(where, name)) for where, name, _ in patched]
@@ -68,6 +127,11 @@ def staged() -> Iterator[tuple[Crew, Names]]:
                 gc.enable()
 
 
+def _same(record: Any) -> Any:
+    """``_shared``, of a record that all logs share."""
+    return record
+
+
 def _remembered(decode: Any) -> Any:
     """``decode_record``, told a record's bytes again: it has the same to say, wherever they lie."""
     known: dict[tuple[bytes, int], Any] = {}
@@ -78,6 +142,22 @@ def _remembered(decode: Any) -> Any:
             if len(known) > 4096:
                 known.clear()
             found = known[data, seq] = decode(data, seq, where)
+        return found
+
+    return decoded
+
+
+def _remembered_part(decode: Any) -> Any:
+    """``decode_part``, told the same bytes again by a root that says the same of them."""
+    known: dict[tuple[object, ...], Any] = {}
+
+    def decoded(data: bytes, root: Root, ref: PartRef, where: str) -> Any:
+        key = (data, root.store, root.run, root.id, root.step, root.epoch, root.world, ref.rank, ref.hash, ref.size)
+        found = known.get(key)
+        if found is None:
+            if len(known) > 1024:
+                known.clear()
+            found = known[key] = decode(data, root, ref, where)
         return found
 
     return decoded

@@ -149,9 +149,9 @@ class Truth:
         names = ["root.json"]
         if root is not None:
             try:
-                for part in json.loads(bytes(root.data))["parts"]:
-                    mark = part["file"][len("part-") : len("part-00000")]
-                    names += [part["file"], *(name for name in self._shelf.dirs.get(prefix, {}) if name.startswith(f"pack-{mark}-"))]
+                for rank in range(json.loads(bytes(root.data))["world"]):
+                    packs = [name for name in self._shelf.dirs.get(prefix, {}) if name.startswith(f"pack-{rank:05d}-")]
+                    names += [f"part-{rank:05d}.msgpack", *packs]
             except ValueError:
                 pass
         found = Counted(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in (f"{prefix}/{name}" for name in names)})

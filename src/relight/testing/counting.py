@@ -1,0 +1,128 @@
+"""A store that counts what goes through the process that uses it, and says when each of its calls came back."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from relight.store import ByteStore
+from relight.store.base import Entry, Properties, Reader, Writer
+
+
+class CountingStore:
+    """``inner``, counted. Of the files that ``apart`` is true of (by their names) bytes are not counted: they would be there anyway.
+
+    ``asked`` counts calls, ``bytes`` counts by *listed* (the names), *read* and *written*. ``told`` is called behind each call that makes a
+    name, with its key and ``time.perf_counter()``.
+    """
+
+    def __init__(
+        self, inner: ByteStore, *, apart: Callable[[str], bool] = lambda name: False, told: Callable[[str, float], None] | None = None
+    ) -> None:
+        self.inner, self.url = inner, inner.url
+        self.asked: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self._apart, self._told = apart, told
+
+    @property
+    def through(self) -> int:
+        """All bytes."""
+        return self.bytes.total()
+
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return self.inner.properties()
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        self.count("put_once", key, "written", len(data))
+        created = self.inner.put_once(key, data)
+        self.tell(key)
+        return created
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        self.count("write", key, "written", size)
+        return _Writer(self, self.inner.write(key, size), key)
+
+    def settle(self, prefix: str) -> None:
+        """See ``ByteStore``."""
+        self.asked["settle"] += 1
+        self.inner.settle(prefix)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        data = self.inner.get(key, limit)
+        self.count("get", key, "read", len(data))
+        return data
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``."""
+        self.asked["open"] += 1
+        return _Reader(self, self.inner.open(key), key)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        found = list(self.inner.list(prefix))
+        self.count("list", "", "listed", sum(len(entry.name) for entry in found))
+        return iter(found)
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        self.asked["delete"] += 1
+        self.inner.delete(key)
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``."""
+        self.asked["delete_dir"] += 1
+        return self.inner.delete_dir(prefix)
+
+    def free_bytes(self) -> int | None:
+        """See ``ByteStore``."""
+        return self.inner.free_bytes()
+
+    def count(self, call: str, key: str, how: str, length: int) -> None:
+        """One call, if it has a name, and the bytes it moved."""
+        if call:
+            self.asked[call] += 1
+        if not self._apart(key.rpartition("/")[2]):
+            self.bytes[how] += length
+
+    def tell(self, key: str) -> None:
+        """A name was made."""
+        if self._told is not None:
+            self._told(key, time.perf_counter())
+
+
+class _Writer:
+    def __init__(self, store: CountingStore, inner: Writer, key: str) -> None:
+        self._store, self._inner, self._key, self.align = store, inner, key, inner.align
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self._inner.write_at(offset, data)
+
+    def finish(self) -> None:
+        self._inner.finish()
+        self._store.tell(self._key)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
+class _Reader:
+    def __init__(self, store: CountingStore, inner: Reader, key: str) -> None:
+        self._store, self._inner, self._key, self.size = store, inner, key, inner.size
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        found = self._inner.fetch(offset, length, room)
+        if found is not None:
+            self._store.count("", self._key, "read", length)
+        return found
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        self._inner.read_into(offset, into)
+        self._store.count("", self._key, "read", len(into))
+
+    def close(self) -> None:
+        self._inner.close()

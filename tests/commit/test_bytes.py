@@ -1,0 +1,99 @@
+"""What the commit of several ranks puts through any one of them: names listed, root, record. Counted, not timed."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from relight.commit import Attempt, SaveRequest, plan_save
+from relight.commit.save import Place, Seat, write_part
+from relight.commit.together import _proven, save_together
+from relight.format import encode_tree
+from relight.format.names import READY_DIR, CheckpointDir, is_written_file
+from relight.layout import Box, Bytes, Item
+from relight.log import Log
+from relight.store import MemoryStore, put
+from relight.testing.counting import CountingStore
+
+ID = "0" * 10
+WORLDS = (2, 16, 64, 256)
+BESIDES = 2000
+"""Bytes that do not depend on the number of ranks: draft, the root's head, the record, the log's names."""
+
+
+def apart(name: str) -> bool:
+    """A rank's own packs and part: each writes those, and reads them back, whoever commits."""
+    return is_written_file(name) and name.startswith(("pack-", "part-"))
+
+
+class Ranks:
+    """Ranks of one save, one after the other in one thread; each with a store that counts."""
+
+    def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket, "gethostname", lambda: "node-0123.cluster")  # it is in the record
+        self.world, self.memory = world, MemoryStore()
+        self.own = Attempt.begin(self.memory, "run").place
+        self.stores = [CountingStore(self.memory, apart=apart) for _ in range(world)]
+        self.places = []
+        for store in self.stores:
+            place = Place(store, Log(store, "run"), self.own.store_id, self.own.run_id, self.own.epoch)
+            place.log.read()
+            store.bytes.clear()
+            store.asked.clear()
+            self.places.append(place)
+
+    def request(self, rank: int) -> SaveRequest:
+        row = Item("t", "uint8", (self.world, 64), "value", Bytes(bytes(64)), Box((rank, 0), (1, 64)))
+        return SaveRequest(step=1, tree=encode_tree({}), items=[row], id=ID, seat=Seat(rank, self.world, "0" * 16, 60.0))
+
+    def ready(self, rank: int) -> None:
+        """``rank`` writes, and says that it is ready."""
+        request, place = self.request(rank), self.places[rank]
+        plan = plan_save(request.items, id=ID, rank=rank)
+        directory = CheckpointDir(1, ID, place.epoch)
+        prefix = f"run/{directory}"
+        part, data = write_part(place, request, plan, directory, prefix, {})
+        ready = _proven(place, request, directory, prefix, part, data, plan)
+        put(place.store, f"{prefix}/{READY_DIR}/{ready.file}", b"")
+
+    def save(self) -> tuple[CountingStore, CountingStore]:
+        """All of them; the last one commits, while the last but one waits for it: the stores of these two."""
+        for rank in range(self.world - 2):
+            self.ready(rank)
+        last = self.world - 1
+        rest = [lambda: save_together(self.places[last], self.request(last))]
+
+        def others_go_on(seconds: float) -> None:
+            for one in rest:
+                one()
+            rest.clear()
+
+        save_together(self.places[last - 1], self.request(last - 1), time.monotonic, others_go_on)
+        assert not rest
+        return self.stores[last], self.stores[last - 1]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 128 bytes a rank go through the one that commits, and through one that waits; the calls do not depend on the ranks' number."""
+    commits, waits = Ranks(world, monkeypatch).save()
+    assert commits.through <= 128 * world + BESIDES, commits.bytes
+    assert waits.through <= 128 * world + BESIDES, waits.bytes
+    assert (commits.asked["list"], commits.asked["put_once"]) == (4, 2) and commits.asked["get"] <= 2
+    assert waits.asked["get"] <= 2 and waits.asked["put_once"] == 0
+
+
+def test_of_64_ranks_all_that_is_moved_is_128_bytes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with what does not depend on their number."""
+    commits, waits = Ranks(64, monkeypatch).save()
+    assert commits.through <= 128 * 64, commits.bytes
+    assert waits.through <= 128 * 64, waits.bytes
+
+
+def test_each_further_rank_costs_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 64 to 256 ranks."""
+    (few, few_waits), (many, many_waits) = Ranks(64, monkeypatch).save(), Ranks(256, monkeypatch).save()
+    assert many.through - few.through <= 120 * (256 - 64)
+    assert many_waits.through - few_waits.through <= 80 * (256 - 64)
