@@ -1,4 +1,4 @@
-"""A rank's program that counts: how many bytes of a checkpoint it reads from the store, how many from the device, how long it takes.
+"""A rank's program that counts what a restore reads from the store and from the device, and how long it takes.
 
 ``python reading.py RANK WORLD PORT PLAN``: the plan is a JSON list of ``[verb, layout, run, options]``.
 """
@@ -50,8 +50,6 @@ def spread(layout: str, width: int, layers: int, zero: bool) -> nn.Module:
     if layout == "fsdp":
         fully_shard(net, mesh=mesh(size))
     elif layout in ("rows", "columns"):
-        held: list[nn.Module] = [net.large, net.small]
-        assert held
         by_hand(net, mesh(size), [Shard(0 if layout == "rows" else 1)])  # type: ignore[arg-type]
     return net
 
@@ -81,11 +79,19 @@ def barrier() -> None:
         dist.barrier()
 
 
-def save(layout: str, run: str, *, width: int, layers: int) -> dict[str, Any]:
+def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False) -> dict[str, Any]:
+    """Twice; ``damage``: the newer one is not what was committed."""
     ckpt = relight.Checkpointer(run, model=spread(layout, width, layers, zero=False), signals=False, background=False)
     ckpt.restore()
-    ckpt.save(1)
+    for step in (1, 2) if damage else (1,):
+        newest = ckpt.save(step).id
     ckpt.close(save=False)
+    if damage and dist.get_rank() == 0:
+        pack = next(Path(run).glob(f"*{newest}*/pack-00001-*"))
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 4
+        pack.write_bytes(data)
+    barrier()
     return {}
 
 
@@ -101,7 +107,7 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
             drop(run)
         barrier()
         before, started = device_bytes(), time.perf_counter()
-        ckpt.restore()
+        start = ckpt.restore()
         barrier()
         seconds.append(time.perf_counter() - started)
         device = device_bytes() - before
@@ -114,7 +120,7 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     state = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     return {
         "read": counted.pack_bytes, "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds,
-        "said": ckpt._resumed.bytes_read,
+        "said": ckpt._resumed.bytes_read, "start": start,
     }  # fmt: skip
 
 

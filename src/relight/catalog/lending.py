@@ -7,7 +7,7 @@
    reads by itself: lending is never what a restore fails of.
 
 A socket for each pair carries a few bytes for each run. Its end is how a rank sees that the other one is gone. The device reads into memory
-of the rank's own, as the small pages of what is shared take it half as long again, and the copy a tenth of that.
+of the rank's own, as the small pages of what is shared take it half as long again; the copy is made while it reads on.
 """
 
 from __future__ import annotations
@@ -125,6 +125,10 @@ class _Table:
             hand_on(data[want.offset - run.offset :][: want.length], want)
 
 
+class _NothingToLend(Exception):
+    """It has no memory for it."""
+
+
 class _Door:
     """Where the others of the node find this rank: a socket without a name in the file system, and a token that only they are told."""
 
@@ -139,18 +143,19 @@ class _Door:
             self.close()
 
     def accept(self, stall_s: float) -> tuple[socket.socket, int, Memory]:
-        """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes."""
+        """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
         while True:
             self.socket.settimeout(stall_s)
             connection, _ = self.socket.accept()
             connection.settimeout(stall_s)
-            data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1)
-            if len(data) == _HELLO.size:
-                token, rank = _HELLO.unpack(data)
-                if secrets.compare_digest(token, self.token):
-                    if not fds:
-                        raise OSError("it has no memory to lend")
-                    return connection, rank, adopt(fds[0], writable=True)  # not that it is written to: ctypes wants it so
+            fds: list[int] = []
+            with contextlib.suppress(OSError):
+                data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1)
+                if len(data) == _HELLO.size and secrets.compare_digest(data[:16], self.token):
+                    if fds:
+                        return connection, _HELLO.unpack(data)[1], adopt(fds[0], writable=True)  # only read, but ctypes wants it so
+                    connection.close()
+                    raise _NothingToLend
             for fd in fds:
                 os.close(fd)
             connection.close()
@@ -333,7 +338,7 @@ class _Lending:
         """Take what one of the others lends, until that is all, or he is gone."""
         try:
             connection, owner, memory = self._door.accept(self._stall_s)
-        except OSError:
+        except (OSError, _NothingToLend):
             return
         with self._lock:
             self._open.append(connection)
@@ -352,15 +357,21 @@ class _Lending:
 
     def _take_from(self, connection: socket.socket, owner: int, memory: Memory) -> None:
         left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
+        heard = True
         while left and self._error is None:
             kind, number, begin = _frame(connection)
             if kind == _FAILED:
                 raise _told(owner, _bytes(connection, min(begin, _FAILED_BYTES_MAX)))
             length = self._table.runs[number].length
-            if kind != _LENT or number not in left or begin + length > memory.size:
-                return
+            assert kind == _LENT and number in left and begin + length <= memory.size, (kind, number, begin)
+            if not heard:
+                continue
             self._table.take(number, memory.view[begin : begin + length])
-            connection.sendall(_FRAME.pack(_BACK, number, begin))  # an error: he has given up, and may have used the place again
+            try:
+                connection.sendall(_FRAME.pack(_BACK, number, begin))
+            except OSError:  # he has given up, and may have used the place again: only why can still be learnt
+                heard = False
+                continue
             self._came.add(number)
             left.remove(number)
 

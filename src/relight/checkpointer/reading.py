@@ -13,7 +13,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.errors import CorruptCheckpoint
 from relight.layout import Sink
 from relight.observe import emit
-from relight.world.node import this_node
+from relight.world import this_node
 
 
 class Reading:
