@@ -74,6 +74,12 @@ def drop(run: str) -> None:
             os.close(fd)
 
 
+def warm(run: str) -> None:
+    """The run's packs into the page cache."""
+    for path in Path(run).rglob("pack-*"):
+        path.read_bytes()
+
+
 def barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
@@ -98,16 +104,17 @@ def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False
 def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, times: int = 1, alone: bool = False) -> dict[str, Any]:
     """What a restore reads and takes. ``cold``: nothing of it in the page cache; ``alone``: nobody lends."""
     net = spread(layout, width, layers, zero=True)
-    seconds = []
+    seconds, cpu = [], []
     lending.INLINE_BYTES = 1 << 62 if alone else INLINE_BYTES
     for _ in range(times):
         ckpt = relight.Checkpointer(run, model=net, signals=False, background=False)
         counted = ckpt._store = CountingStore(ckpt._store)  # type: ignore[assignment]
-        if cold and (not dist.is_initialized() or dist.get_rank() == 0):
-            drop(run)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            (drop if cold else warm)(run)
         barrier()
-        before, started = device_bytes(), time.perf_counter()
+        before, started, used = device_bytes(), time.perf_counter(), time.process_time()
         start = ckpt.restore()
+        cpu.append(time.process_time() - used)
         barrier()
         seconds.append(time.perf_counter() - started)
         device = device_bytes() - before
@@ -119,7 +126,7 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
         wrong = [name for name, one in named.items() if not torch.equal(full(one), value_of(name, tuple(one.shape)))]
     state = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     return {
-        "read": counted.pack_bytes, "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds,
+        "read": counted.pack_bytes, "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds, "cpu": cpu,
         "said": ckpt._resumed.bytes_read, "start": start,
     }  # fmt: skip
 

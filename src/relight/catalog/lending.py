@@ -31,8 +31,8 @@ from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_r
 from relight.errors import CorruptCheckpoint, NoSpace, RelightError, error_of
 from relight.layout.sources import copy_bytes
 
-LENT_BYTES = 32 << 20
-"""Shared memory of all ranks of a node together, or two places a rank if that is more."""
+LENT_BYTES = 16 << 20
+"""Shared memory of all ranks of a node together, or two places a rank if that is more. More costs time: its pages are made each time."""
 STALL_S = 60.0
 """So long a rank waits for another that says nothing before it reads by itself."""
 _FRAME = struct.Struct("<BxxxIQ")
