@@ -2,8 +2,9 @@
 
 For each rival and round: steps without a save, steps from the call of a save until it is durable on all ranks, as many without again:
 *lost* is the difference of their wall times. *durable* is from the call; *idle* the same with nobody training. *load* goes into the live
-objects, cold; *reshard* into the same model with every parameter cut along its second dimension, cold as well. DCP's async save has a gloo
-group of its own and one stager for all saves, which is its best.
+objects, cold; *reshard* into the same model with every parameter cut along its second dimension, cold as well; *read* is what all ranks
+together read from the device for that, over the state's size. DCP's async save has a gloo group of its own and one stager for all saves,
+which is its best.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return model, optimizer
+
+
+def device_bytes() -> int:
+    """What this process has had read from devices so far."""
+    text = Path("/proc/self/io").read_text(encoding="ascii")
+    return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
 
 
 class Rank:
@@ -166,7 +173,11 @@ class Rank:
         model, optimizer = sharded(self.size, columns=True)
         if dist.get_rank() == 0:
             drop_cache(self.folder)
-        return {**found, "reshard": self.timed(lambda: self.read(rival, model, optimizer))}
+        before = device_bytes()
+        found["reshard"] = self.timed(lambda: self.read(rival, model, optimizer))
+        amount = torch.tensor([device_bytes() - before])
+        dist.all_reduce(amount)
+        return {**found, "read": int(amount) / (3 * sum(one.numel() * one.element_size() for one in model.parameters()))}
 
     def read(self, rival: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if rival == "Relight":
@@ -253,7 +264,7 @@ def main() -> None:
 
 def table(found: dict[str, Any]) -> str:
     """Medians, and Relight over each of the others, round by round."""
-    figures = ("blocks", "lost", "durable", "idle", "load", "reshard")
+    figures = ("blocks", "lost", "durable", "idle", "load", "reshard", "read")
     rows = found["rows"]
     by_rival = {rival: {row["round"]: row for row in rows if row["rival"] == rival} for rival in RIVALS}
     lines = [

@@ -23,11 +23,26 @@ FIRST, STATE, LOADERS, LAST = range(4)
 class RestorePlan:
     """Fill ``sinks``, then call ``finish``. ``values`` are those of components that cannot be changed in place, set by ``finish``."""
 
+    strict: bool = True
+    where: str = ""
     sinks: dict[int, Sink] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    """What is in the checkpoint and not here, in sentences, if it may be on other ranks."""
     notes: list[str] = field(default_factory=list)
     actions: list[tuple[int, Thunk]] = field(default_factory=list)
+
+    def refuse(self, wrong: Sequence[str]) -> None:
+        """``IncompatibleState`` if there is something, and it counts; else it is skipped."""
+        if wrong and self.strict:
+            raise IncompatibleState(
+                f"the checkpoint does not fit: {len(wrong)} mismatches" if len(wrong) > 1 else "the checkpoint does not fit",
+                where=self.where,
+                details=list(wrong),
+                hint="strict=False restores what fits; only=[patterns] restores a part; map={'old/*': 'new/*'} renames",
+            )
+        self.skipped += wrong
 
     def finish(self) -> None:
         """Set what is not tensors: loaders before generators, as making an iterator draws random numbers."""
@@ -48,9 +63,10 @@ class Planning:
         strict: bool,
         rename: Callable[[str], str] | None,
         memory: Memory,
+        where: str,
     ) -> None:
         self.components, self.tensors, self.only, self.rename, self.memory = components, tensors, only, rename, memory
-        self.result = RestorePlan()
+        self.result = RestorePlan(strict, where)
         self.wrong: list[str] = []
         self.unused: list[str] = []
         self.targets = Targets(tensors, self.wrong, strict=strict)

@@ -13,7 +13,7 @@ from relight.errors import IncompatibleState
 from relight.format import Tensor
 from relight.layout import Box, Sink, whole
 from relight.layout.shards import boxes_of_run, intersection, placed, relative, run_of
-from relight.layout.sources import Place
+from relight.layout.sources import Place, address_of
 
 
 class Region(NamedTuple):
@@ -70,17 +70,25 @@ class _Piece:
             if shared is None:
                 continue
             if flat is None:
-                flat = torch.empty(box.elements, dtype=self._dtype)
-                memory = memory_of(flat)
-                assert memory is not None
-                memory[:] = data
-                flat = flat.view(box.size)
+                flat = _elements(data, self._dtype).view(box.size)
             source = part(flat, relative(shared, box))
             target = part(region.tensor.detach(), relative(shared, region.box))
             if target.dtype == self._dtype:
                 source, target = as_integers(source), as_integers(target)
             with torch.inference_mode() if target.is_inference() else torch.no_grad():
                 target.copy_(source)
+
+
+def _elements(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    """The bytes as elements: where they lie if they may lie there, else a copy. Valid as long as they are."""
+    address = address_of(data)
+    if address and address % dtype.itemsize == 0:
+        return torch.frombuffer(data, dtype=torch.uint8).view(dtype)
+    flat = torch.empty(len(data) // dtype.itemsize, dtype=dtype)
+    memory = memory_of(flat)
+    assert memory is not None
+    memory[:] = data
+    return flat
 
 
 def regions_for(tensor: torch.Tensor | Flat, dtype: torch.dtype) -> Regions:

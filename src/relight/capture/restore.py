@@ -36,7 +36,6 @@ from relight.capture.restore_optimizer import OptimizerPlan
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats
-from relight.errors import IncompatibleState
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
 
@@ -53,24 +52,20 @@ def plan_restore(
     rename: Rename = None,
     where: str = "",
     check: Check | None = None,
-    nowhere: Callable[[Sequence[str]], Sequence[str]] = list,
+    elsewhere: bool = False,
 ) -> RestorePlan:
     """Plan how what is stored goes into ``components``. ``IncompatibleState`` lists every mismatch at once; nothing was changed then.
 
-    ``tree``: encoded, or decoded. ``nowhere`` is given sentences about what is in the checkpoint and not here, and gives back those that
-    count: what another rank has is not missed. ``check``: see ``Memory``.
+    ``tree``: encoded, or decoded. ``elsewhere``: what is in the checkpoint and not here may be on other ranks, so that the caller has to
+    ``refuse`` what is on none. ``check``: see ``Memory``.
     """
-    planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check))
+    planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check), where)
     planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
-    planner.wrong += nowhere(planner.unused)
-    if planner.wrong and strict:
-        raise IncompatibleState(
-            f"the checkpoint does not fit: {len(planner.wrong)} mismatches" if len(planner.wrong) > 1 else "the checkpoint does not fit",
-            where=where,
-            details=planner.wrong,
-            hint="strict=False restores what fits; only=[patterns] restores a part; map={'old/*': 'new/*'} renames",
-        )
-    planner.result.skipped = planner.wrong
+    if elsewhere:
+        planner.result.unused = planner.unused
+    else:
+        planner.wrong += planner.unused
+    planner.result.refuse(planner.wrong)
     return planner.close()
 
 

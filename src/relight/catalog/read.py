@@ -33,9 +33,10 @@ INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
 Progress = Callable[[int], None]
+Lend = Callable[["Run", memoryview], None]
 
 
-class _Want(NamedTuple):
+class Want(NamedTuple):
     """One chunk to be read, and the tensors in it that are wanted: ``(tensor, sink)``."""
 
     chunk: int
@@ -45,12 +46,16 @@ class _Want(NamedTuple):
     takers: list[tuple[Tensor, Sink]]
 
 
-class _Run(NamedTuple):
+Wants = dict[int, list[Want]]
+"""Of a part: for each pack that is to be read, its chunks in order."""
+
+
+class Run(NamedTuple):
     """Chunks that follow one another in a pack, read in one go."""
 
     offset: int
     length: int
-    wants: list[_Want]
+    wants: list[Want]
 
 
 class _File(NamedTuple):
@@ -73,19 +78,34 @@ def read_tensors(
     then hold bytes that are wrong or missing: they are to be filled again or thrown away. Memory: ``readers + hashers + 1`` buffers of
     ``READ_BYTES``, or of the longest chunk. ``progress`` is called in other threads, with the bytes of each chunk that was found right.
     """
-    plan = sorted(_plan(part, sinks).items())
-    total = sum(run.length for _, runs in plan for run in runs)
-    longest = max((run.length for _, runs in plan for run in runs), default=0)
+    runs = {index: runs_of(wants) for index, wants in plan_wants(part, sinks).items()}
+    return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress)
+
+
+def read_runs(
+    opened: Opened,
+    part: Part,
+    runs: Mapping[int, list[Run]],
+    *,
+    readers: int = READERS,
+    hashers: int = HASHERS,
+    progress: Progress | None = None,
+    lend: Lend | None = None,
+) -> int:
+    """As ``read_tensors``, of what is planned for each pack. ``lend`` is called in other threads, with each run that was found right, and
+    its bytes, valid until it returns."""
+    plan = sorted(runs.items())
+    total = sum(run.length for _, found in plan for run in found)
+    longest = max((run.length for _, found in plan for run in found), default=0)
     if total <= INLINE_BYTES:
         readers = hashers = 0
-    work = _Work(readers, hashers, longest, progress)
+    work = _Work(readers, hashers, longest, progress, lend)
     try:
-        for index, runs in plan:
-            pack = part.packs[index]
-            key = f"{opened.prefix}/{pack.file}"
-            file = _File(key, _open(opened, key, pack))
+        for index, found in plan:
+            key = f"{opened.prefix}/{part.packs[index].file}"
+            file = _File(key, open_pack(opened, part, index))
             try:
-                work.read(file, runs)
+                work.read(file, found)
             finally:
                 file.reader.close()
         work.finish()
@@ -97,8 +117,8 @@ def read_tensors(
 class _Work:
     """The threads, and the buffers between them."""
 
-    def __init__(self, readers: int, hashers: int, longest: int, progress: Progress | None) -> None:
-        self._progress = progress
+    def __init__(self, readers: int, hashers: int, longest: int, progress: Progress | None, lend: Lend | None) -> None:
+        self._progress, self._lend = progress, lend
         self._threads = readers
         self._hashing: list[Future[None]] = []
         self._failed = False
@@ -110,7 +130,7 @@ class _Work:
             self._readers = ThreadPoolExecutor(readers, thread_name_prefix="relight-read")
             self._hashers = ThreadPoolExecutor(hashers, thread_name_prefix="relight-hash")
 
-    def read(self, file: _File, runs: list[_Run]) -> None:
+    def read(self, file: _File, runs: list[Run]) -> None:
         """Read all of ``runs``; what was read may still be waiting to be hashed."""
         if not self._threads:
             for run in runs:
@@ -135,7 +155,7 @@ class _Work:
             self._readers.shutdown(wait=True)
             self._hashers.shutdown(wait=True)
 
-    def _drain(self, file: _File, queued: Iterator[_Run]) -> None:
+    def _drain(self, file: _File, queued: Iterator[Run]) -> None:
         while not self._failed:
             run = next(queued, None)  # a list's iterator: one step at a time, whoever asks
             if run is None:
@@ -146,7 +166,7 @@ class _Work:
                 self._failed = True
                 raise
 
-    def _read(self, file: _File, run: _Run) -> None:
+    def _read(self, file: _File, run: Run) -> None:
         room = self._rooms.get() or page_buffer(self._room_bytes)
         try:
             data = file.reader.fetch(run.offset, run.length, room)
@@ -162,18 +182,20 @@ class _Work:
             raise
         self._settle(file.key, run, data, data is not target, room)
 
-    def _settle(self, key: str, run: _Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
+    def _settle(self, key: str, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
         """Check what was read, and hand it on if it isn't where it belongs."""
         try:
             if self._failed:
                 return
             for want in run.wants:
                 held = data[want.offset - run.offset :][: want.length]
-                _check(held, want, key)
+                check_chunk(held, want, key)
                 if on_its_way:
-                    _hand_on(held, want)
+                    hand_on(held, want)
                 if self._progress:
                     self._progress(want.length)
+            if self._lend:
+                self._lend(run, data)
         except BaseException:
             self._failed = True
             raise
@@ -230,11 +252,11 @@ def _places(pack: Pack) -> Iterator[tuple[int, int, int]]:
 
 def check_pack(opened: Opened, part: Part, index: int) -> None:
     """``CorruptCheckpoint`` if that pack is missing, or not as long as was committed: to be asked before memory is made for its tensors."""
-    pack = part.packs[index]
-    _open(opened, f"{opened.prefix}/{pack.file}", pack).close()
+    open_pack(opened, part, index).close()
 
 
-def _plan(part: Part, sinks: Mapping[int, Sink]) -> dict[int, list[_Run]]:
+def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
+    """The chunks that ``sinks``, keyed by index into ``part.tensors``, need."""
     wanted: list[list[tuple[Tensor, Sink]]] = [[] for _ in part.packs]
     for index, sink in sinks.items():
         tensor = part.tensors[index]
@@ -245,33 +267,43 @@ def _plan(part: Part, sinks: Mapping[int, Sink]) -> dict[int, list[_Run]]:
             raise AssertionError(f"a sink of {sink.length} bytes for {tensor.name}, which has {tensor.length}")
         if tensor.length:
             wanted[tensor.pack].append((tensor, sink))
-    return {index: _runs(part.packs[index], takers) for index, takers in enumerate(wanted) if takers}
+    return {index: _wants(part.packs[index], takers) for index, takers in enumerate(wanted) if takers}
 
 
-def _runs(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[_Run]:
+def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[Want]:
     order = sorted(range(len(takers)), key=[tensor.offset for tensor, _ in takers].__getitem__)
     takers = [takers[index] for index in order]
     offsets = [tensor.offset for tensor, _ in takers]
-    runs: list[_Run] = []
+    wants: list[Want] = []
     start = first = 0
     for chunk, (length, value) in enumerate(pack.chunks):
         end = start + length
         behind = bisect_left(offsets, end, first)
         if behind > first:
-            want = _Want(chunk, start, length, value, takers[first:behind])
-            last = runs[-1] if runs else None
-            if last and last.offset + last.length == start and last.length + length <= READ_BYTES:
-                last.wants.append(want)
-                runs[-1] = last._replace(length=last.length + length)
-            else:
-                runs.append(_Run(start, length, [want]))
+            wants.append(Want(chunk, start, length, value, takers[first:behind]))
             tensor = takers[behind - 1][0]
             first = behind - 1 if tensor.offset + tensor.length > end else behind  # tensors do not overlap: only the last may go on
         start = end
+    return wants
+
+
+def runs_of(wants: list[Want]) -> list[Run]:
+    """Chunks, in order, as what is read in one go."""
+    runs: list[Run] = []
+    for want in wants:
+        last = runs[-1] if runs else None
+        if last and last.offset + last.length == want.offset and last.length + want.length <= READ_BYTES:
+            last.wants.append(want)
+            runs[-1] = last._replace(length=last.length + want.length)
+        else:
+            runs.append(Run(want.offset, want.length, [want]))
     return runs
 
 
-def _open(opened: Opened, key: str, pack: Pack) -> Reader:
+def open_pack(opened: Opened, part: Part, index: int) -> Reader:
+    """That pack, open. ``CorruptCheckpoint`` if it is missing, or not as long as was committed."""
+    pack = part.packs[index]
+    key = f"{opened.prefix}/{pack.file}"
     try:
         reader = opened.store.open(key)
     except CheckpointNotFound as error:
@@ -282,7 +314,7 @@ def _open(opened: Opened, key: str, pack: Pack) -> Reader:
     return reader
 
 
-def _target(run: _Run) -> memoryview | None:
+def _target(run: Run) -> memoryview | None:
     """Where the run may be read to at once: a single chunk that is all one tensor's."""
     if len(run.wants) != 1 or len(run.wants[0].takers) != 1:
         return None
@@ -294,7 +326,8 @@ def _target(run: _Run) -> memoryview | None:
     return view[start : start + run.length]
 
 
-def _hand_on(held: memoryview, want: _Want) -> None:
+def hand_on(held: memoryview, want: Want) -> None:
+    """Give a chunk's bytes, which were checked, to the sinks that want some of them."""
     start, stop, source = want.offset, want.offset + want.length, address_of(held)
     for tensor, sink in want.takers:
         offset, length = tensor.offset, tensor.length
@@ -310,7 +343,8 @@ def _hand_on(held: memoryview, want: _Want) -> None:
             sink.absorb(begin - offset, data)
 
 
-def _check(data: memoryview, want: _Want, key: str) -> None:
+def check_chunk(data: memoryview, want: Want, key: str) -> None:
+    """``CorruptCheckpoint``, which names the tensors, if a chunk is not what was committed."""
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
         held = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")

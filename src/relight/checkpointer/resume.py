@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
-from relight.catalog import candidates, check_pack, open_checkpoint, read_tensors
+from relight.catalog import candidates, check_pack, open_checkpoint
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.whole import check_pieces, whole_of
@@ -20,6 +20,7 @@ from relight.checkpointer.agree import together
 from relight.checkpointer.carried import carry
 from relight.checkpointer.near import Near
 from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.reading import Reading
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
 from relight.format.collector import collector_paused
@@ -178,8 +179,9 @@ def _restore(
     ranks: Ranks | None,
 ) -> None:
     rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
-    with collector_paused():
+    with together(ranks, f"opening checkpoint {checkpoint.id}"):  # nobody goes on to what is exchanged by all while another gives up
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+    with together(ranks, f"planning to restore checkpoint {checkpoint.id}"), collector_paused():
         part, nearer = opened.parts[0], near.view(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:
@@ -197,16 +199,19 @@ def _restore(
             rename=rename,
             where=opened.prefix,
             check=partial(_check_pack, opened, nearer) if joined is None else partial(check_pieces, opened, joined),
-            nowhere=list if ranks is None else ranks.nowhere,
+            elsewhere=ranks is not None,
         )
-    if joined is None:
-        by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks)]
-    else:
-        by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
-    result.bytes_read, result.source = 0, "memory"
-    for number, sinks in enumerate(by_part):
-        if sinks or joined is None:
-            result.bytes_read += read_part(opened, near.view(opened, number), number, sinks, result)
+        if joined is None:
+            by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks)]
+        else:
+            by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
+    if ranks is not None:
+        plan.refuse(ranks.nowhere(plan.unused))
+    reading = Reading(opened, by_part, near)
+    with together(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
+        reading.from_memory()
+    reading.from_store(ranks)
+    result.bytes_read, result.source = reading.bytes_read, reading.source
     plan.finish()
     if only is None:
         carried.finish()
@@ -224,17 +229,6 @@ def _check_pack(opened: Opened, nearer: Opened | None, index: int) -> None:
             check_pack(nearer, nearer.parts[0], index)
             return
     check_pack(opened, opened.parts[0], index)
-
-
-def read_part(opened: Opened, nearer: Opened | None, number: int, sinks: Mapping[int, Sink], result: Resumed) -> int:
-    """A part: from memory if it is there and what was committed, else from the store."""
-    if nearer is not None:
-        try:
-            return read_tensors(nearer, nearer.parts[number], sinks)
-        except CorruptCheckpoint as error:
-            emit("restore.skipped", f"the copy in memory is not used: {error}", id=opened.checkpoint.id, kind=error.kind)
-    result.source = "store"
-    return read_tensors(opened, opened.parts[number], sinks)
 
 
 def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:

@@ -29,7 +29,8 @@ from relight.checkpointer.near import Near
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.rank_0 import error_word, told_error
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.resume import Resumed, read_part, resume, say_suspect
+from relight.checkpointer.reading import Reading
+from relight.checkpointer.resume import Resumed, resume, say_suspect
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.collector import collector_paused
@@ -175,6 +176,7 @@ def _restore(
     told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, doing), type=_Manifest)
     with together(ranks, doing), collector_paused():
         plan, carried = _planned(asked, told, checkpoint, ranks)
+    plan.refuse(ranks.nowhere(plan.unused))
     needs = {index: _boxes(sink, told.tensors[index]) for index, sink in plan.sinks.items() if told.tensors[index].length}
     result.bytes_read, result.source = 0, "memory"
     if opened is None or joined is None or near is None:
@@ -212,7 +214,7 @@ def _planned(asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneW
     carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=checkpoint.id, own=own)
     plan = plan_restore(
         carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
-        nowhere=ranks.nowhere,
+        elsewhere=True,
     )  # fmt: skip
     return plan, carried
 
@@ -313,15 +315,17 @@ def _give(
             sink = _sink(dealer, index, joined.tensors[index], one.box, owners, sinks)
             if sink is not None:
                 by_part[one.part][one.tensor] = sink
+    reading = Reading(opened, by_part, near)
     try:
-        for number, chosen in enumerate(by_part):
-            result.bytes_read += read_part(opened, near.view(opened, number), number, chosen, result)
+        reading.from_memory()
+        reading.from_store(None)
     except LateRanks:
         raise
     except RelightError as error:
         dealer.end(_FAILED + error_word(error))
         return error
     dealer.end(_END)
+    result.bytes_read, result.source = reading.bytes_read, reading.source
     return None
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from relight.store import ByteStore
 from relight.store.base import Entry, Properties, Reader, Writer
+
+
+def but_packs(name: str) -> bool:
+    """True of files that are no packs: given as ``apart``, the bytes of packs alone are counted."""
+    return not name.endswith(".safetensors")
 
 
 class CountingStore:
@@ -24,6 +31,10 @@ class CountingStore:
         self.asked: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self._apart, self._told = apart, told
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     @property
     def through(self) -> int:
@@ -84,10 +95,11 @@ class CountingStore:
 
     def count(self, call: str, key: str, how: str, length: int) -> None:
         """One call, if it has a name, and the bytes it moved."""
-        if call:
-            self.asked[call] += 1
-        if not self._apart(key.rpartition("/")[2]):
-            self.bytes[how] += length
+        with self._lock:
+            if call:
+                self.asked[call] += 1
+            if not self._apart(key.rpartition("/")[2]):
+                self.bytes[how] += length
 
     def tell(self, key: str) -> None:
         """A name was made."""

@@ -1,0 +1,341 @@
+"""Reading once a node: what several ranks need is read by one, and every rank has it to the bit, whoever dies, lags or finds damage."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from relight.catalog import Run, candidates, dealing, lending
+from relight.catalog.dealing import deal, heard_needs, told_needs
+from relight.catalog.lending import read_together
+from relight.catalog.opened import Opened
+from relight.catalog.read import Wants, plan_wants
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CorruptCheckpoint, RelightError
+from relight.format import encode_tree
+from relight.layout import Bytes, Item, cut_chunks
+from relight.store import LocalStore, Reader
+from relight.testing.counting import CountingStore, but_packs
+from relight.world import Together, this_node
+
+NODE = this_node()
+
+
+class Some:
+    """A sink for ``length`` bytes of a tensor, from ``skip`` on."""
+
+    def __init__(self, skip: int, length: int) -> None:
+        self.skip, self.length, self.held = skip, length, bytearray(length)
+
+    def view(self) -> memoryview | None:
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        self.held[start : start + len(data)] = data
+
+
+class Made(NamedTuple):
+    root: Path
+    values: list[bytes]
+
+    def opened(self) -> Opened:
+        run = Run(CountingStore(LocalStore(self.root), apart=but_packs), "r")
+        return run.open(candidates(run.history())[0])
+
+    def damage(self) -> None:
+        """Turn one bit, in the middle."""
+        pack = next(self.root.glob("r/*/pack-*"))
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 4
+        pack.write_bytes(data)
+
+
+def make(root: Path, values: list[bytes]) -> Made:
+    items = [Item(f"t/{i}", "uint8", (len(value),), "param", Bytes(value)) for i, value in enumerate(values)]
+    Attempt.begin(LocalStore(root), "r").save(SaveRequest(step=1, items=items, tree=encode_tree({"t": []})))
+    return Made(root, values)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 4 kB, so that a little is much."""
+    monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=4096, group_bytes=1024))
+    monkeypatch.setattr(dealing, "LENT_RUN_BYTES", 8192)
+    monkeypatch.setattr(lending, "LENT_BYTES", 1 << 16)
+    monkeypatch.setattr(lending, "INLINE_BYTES", 0)
+
+
+@pytest.fixture
+def made(tmp_path: Path, small: None) -> Made:
+    chance = random.Random(5)
+    return make(tmp_path, [chance.randbytes(chance.randrange(1, 60_000)) for _ in range(30)])
+
+
+def bytes_of(opened: Opened, wants: Sequence[Wants]) -> int:
+    """Of all chunks that somebody wants."""
+    chunks = {(pack, want.chunk): want.length for one in wants for pack, found in one.items() for want in found}
+    return sum(chunks.values())
+
+
+def all_of(made: Made, opened: Opened) -> tuple[Wants, list[Some]]:
+    sinks = [Some(0, len(value)) for value in made.values]
+    return plan_wants(opened.parts[0], dict(enumerate(sinks))), sinks
+
+
+def read_all(made: Made, world: Together, node: bytes = NODE, **options: Any) -> tuple[int, list[bytes]]:
+    """As a rank that wants everything: what it read, and what it has."""
+    opened = made.opened()
+    wants, sinks = all_of(made, opened)
+    told = read_together(world.gather, world.rank, node, opened, {0: wants}, **options)
+    assert told == opened.store.bytes["read"]  # type: ignore[attr-defined]
+    return told, [bytes(one.held) for one in sinks]
+
+
+def outcomes(size: int, action: Callable[[Together], Any]) -> list[Any]:
+    """What each rank gave, or the error that it raised."""
+
+    def guarded(world: Together) -> Any:
+        try:
+            return action(world)
+        except RelightError as error:
+            return error
+
+    return Together.run(size, guarded, timeout_s=20)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Random tensors, chunks, runs, places, ranks on one or two nodes, each wanting random stretches."""
+    chance = random.Random(seed)
+    chunk = 16 * chance.randrange(16, 1000)
+    monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk, group_bytes=min(chunk, 700)))
+    monkeypatch.setattr(dealing, "LENT_RUN_BYTES", chance.choice([1, 5000, 100_000]))
+    monkeypatch.setattr(dealing, "LENT_CHUNK_BYTES_MAX", chance.choice([1 << 20, 1 << 20, 9000]))
+    monkeypatch.setattr(lending, "LENT_BYTES", chance.choice([1, 100_000]))
+    monkeypatch.setattr(lending, "INLINE_BYTES", 0)
+    if chance.random() < 0.5:
+        monkeypatch.setattr("relight.catalog.read.INLINE_BYTES", 0)
+    made = make(tmp_path, [chance.randbytes(chance.choice([0, 3, 500, 20_000, 70_000])) for _ in range(chance.randrange(1, 40))])
+    size = chance.randrange(1, 6)
+    nodes = [chance.choice([b"a", b"a", b"b"]) for _ in range(size)]
+    spans = []
+    for _ in range(size):
+        share = chance.random()
+        spans.append({i: sorted(chance.choices(range(len(value) + 1), k=2)) for i, value in enumerate(made.values) if chance.random() < share})
+        if chance.random() < 0.4:
+            spans[-1] = {i: [0, len(value)] for i, value in enumerate(made.values)}
+
+    def rank(world: Together) -> tuple[int, Wants]:
+        opened = made.opened()
+        sinks = {i: Some(first, last - first) for i, (first, last) in spans[world.rank].items()}
+        wants = plan_wants(opened.parts[0], sinks)
+        told = read_together(world.gather, world.rank, nodes[world.rank], opened, {0: wants} if wants else {})
+        for i, sink in sinks.items():
+            assert sink.held == made.values[i][sink.skip : sink.skip + sink.length]
+        assert told == opened.store.bytes["read"]  # type: ignore[attr-defined]
+        return told, wants
+
+    found = Together.run(size, rank, timeout_s=20)
+    if dealing.LENT_CHUNK_BYTES_MAX > chunk:
+        for node in (b"a", b"b"):
+            told = [one for one, name in zip(found, nodes, strict=True) if name == node]
+            assert sum(count for count, _ in told) == bytes_of(made.opened(), [wants for _, wants in told])
+
+
+def test_what_all_want_is_dealt_evenly(made: Made) -> None:
+    """Each of four reads a quarter, within a few runs."""
+    found = outcomes(4, lambda world: read_all(made, world))
+    total = sum(count for count, _ in found)
+    assert all(held == made.values for _, held in found)
+    assert all(abs(count - total / 4) <= 3 * dealing.LENT_RUN_BYTES for count, _ in found)
+
+
+def test_other_nodes_lend_nothing(made: Made) -> None:
+    """Each reads all of it."""
+    found = outcomes(2, lambda world: read_all(made, world, node=bytes([world.rank])))
+    assert found[0][0] == found[1][0] == bytes_of(made.opened(), [all_of(made, made.opened())[0]])
+
+
+def test_little_is_not_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it twice costs less than meeting."""
+    monkeypatch.setattr(lending, "INLINE_BYTES", 1 << 30)
+    monkeypatch.setattr(lending, "_Lending", None)
+    assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
+
+
+def test_damage_that_one_finds_is_an_error_on_all(made: Made) -> None:
+    """Who reads it names file and chunk; the others name the rank."""
+    made.damage()
+    found = outcomes(3, lambda world: read_all(made, world))
+    assert all(isinstance(one, CorruptCheckpoint) for one in found)
+    said = [str(one) for one in found]
+    assert all("is not what was committed" in one and "pack-" in one for one in said)
+    assert sum("rank " in one for one in said) == 2
+
+
+def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket ends in the middle: what it had not lent yet the others read."""
+    send, count = lending._Link.send, iter(range(1000))
+
+    def fails(self: lending._Link, *frame: Any) -> None:
+        if next(count) >= 8:
+            self.shut()
+            raise BrokenPipeError
+        send(self, *frame)
+
+    monkeypatch.setattr(lending._Link, "send", fails)
+    assert all(held == made.values for _, held in outcomes(3, lambda world: read_all(made, world)))
+
+
+def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is late: its places are used again, and it reads by itself what it could not take in time."""
+    take, late = lending._Table.take, threading.Event()
+
+    def slow(self: lending._Table, number: int, data: memoryview) -> None:
+        if not late.is_set():
+            late.set()
+            time.sleep(0.6)
+        take(self, number, data)
+
+    monkeypatch.setattr(lending._Table, "take", slow)
+    started = time.monotonic()
+    assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world, stall_s=0.15)))
+    assert time.monotonic() - started < 10
+
+
+def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that gets none says so; nobody waits for it."""
+    monkeypatch.setattr(lending, "allocate", lambda *_: (_ for _ in ()).throw(lending.NoSpace("none left")))
+    started = time.monotonic()
+    assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
+    assert time.monotonic() - started < 10
+
+
+def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
+    """Who does not know the token is not listened to, and his descriptors are closed."""
+    door = lending._Door()
+    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
+    strangers = [lending._Link(door.address, token, 7, mine, 1.0) for token in (b"x" * 16, b"\0" * 16)]
+    friend = lending._Link(door.address, door.token, 3, mine, 1.0)
+    before = len(os.listdir("/proc/self/fd"))
+    connection, rank, memory = door.accept(1.0)
+    assert rank == 3 and memory.size == 4096
+    assert len(os.listdir("/proc/self/fd")) == before + 3  # the connection, the memory, its mapping
+    for one in (*strangers, friend):
+        one.socket.close()
+    connection.close()
+    memory.close()
+    mine.close()
+    door.close()
+
+
+class _Killed(LocalStore):
+    """A store whose reader kills its process at the fifth read."""
+
+    def open(self, key: str) -> Reader:
+        reader = super().open(key)
+        if "pack-" in key:
+            count, read = iter(range(1000)), reader.read_into
+
+            def read_into(offset: int, into: memoryview) -> None:
+                if next(count) == 4:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                read(offset, into)
+
+            reader.fetch, reader.read_into = lambda *_: None, read_into  # type: ignore[method-assign]
+        return reader
+
+
+def _exchange(one: socket.socket, rank: int) -> Callable[[bytes, str], list[bytes]]:
+    def gather(data: bytes, doing: str) -> list[bytes]:
+        one.sendall(struct.pack("<I", len(data)) + data)
+        size = struct.unpack("<I", one.recv(4, socket.MSG_WAITALL))[0]
+        other = one.recv(size, socket.MSG_WAITALL)
+        return [data, other] if rank == 0 else [other, data]
+
+    return gather
+
+
+def test_a_killed_reader_is_done_without(made: Made) -> None:
+    """Two processes; one is killed as it reads: the other has all of it all the same."""
+    here, there = socket.socketpair()
+    child = os.fork()
+    if not child:
+        try:
+            run = Run(_Killed(made.root), "r")
+            opened = run.open(candidates(run.history())[0])
+            read_together(_exchange(there, 1), 1, NODE, opened, {0: all_of(made, opened)[0]})
+        finally:
+            os._exit(1)
+    there.close()
+    opened = made.opened()
+    wants, sinks = all_of(made, opened)
+    read_together(_exchange(here, 0), 0, NODE, opened, {0: wants})
+    here.close()
+    assert [bytes(one.held) for one in sinks] == made.values
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_nothing_is_left_behind(made: Made) -> None:
+    """Descriptors and threads are as many as before."""
+    outcomes(3, lambda world: read_all(made, world))
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        outcomes(3, lambda world: read_all(made, world))
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_dealing_covers_what_several_need_once(seed: int) -> None:
+    """Each chunk that two or more need is in one run; its takers are those who need it, its owner one of them; loads are even."""
+    chance = random.Random(seed)
+    ranks = range(chance.randrange(2, 7))
+    lengths = {(0, pack): [chance.randrange(1, 3 << 20) for _ in range(chance.randrange(1, 60))] for pack in range(3)}
+    share = chance.choice([0.2, 0.7, 1.0])
+    needs = {
+        key: {rank: bytes(chance.random() < share for _ in found) for rank in ranks if chance.random() < 0.9} for key, found in lengths.items()
+    }
+    runs = deal({key: held for key, held in needs.items() if held}, lengths)
+    seen: dict[tuple[Any, int], tuple[int, ...]] = {}
+    loads = dict.fromkeys(ranks, 0)
+    for run in runs:
+        assert run.owner in run.takers and run.length == sum(lengths[run.pack][run.first : run.last])
+        assert run.offset == sum(lengths[run.pack][: run.first])
+        assert run.length <= dealing.LENT_RUN_BYTES or run.last - run.first == 1
+        loads[run.owner] += run.length
+        for chunk in range(run.first, run.last):
+            assert seen.setdefault((run.pack, chunk), run.takers) is run.takers
+    expected = {}
+    for key, held in needs.items():
+        for chunk, length in enumerate(lengths[key]):
+            takers = tuple(rank for rank in ranks if rank in held and held[rank][chunk])
+            if len(takers) > 1:
+                expected[key, chunk] = takers
+            elif takers:
+                loads[takers[0]] += length
+    assert seen == expected
+    if share == 1.0 and all(len(held) == len(ranks) for held in needs.values()):
+        assert max(loads.values()) - min(loads.values()) <= dealing.LENT_RUN_BYTES
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
+def test_needs_are_heard_as_they_were_told(count: int) -> None:
+    """Some, none, all; what says of too many chunks, or nothing, is refused."""
+    chance = random.Random(count)
+    for chunks in ([], list(range(count)), sorted(chance.sample(range(count), count // 2))):
+        told = told_needs(chunks, count)
+        assert list(heard_needs(told, count)) == [int(chunk in chunks) for chunk in range(count)]
+        for wrong in (told_needs([], count + 8), b"", b"no"):
+            with pytest.raises(ValueError):
+                heard_needs(wrong, count)
