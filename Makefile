@@ -8,6 +8,7 @@ STAMP := $(VENV)/.ready
 BENCH := build/bench
 BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
+WORKERS ?= 2
 
 .PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage bench gpu wheel lock clean
 
@@ -39,8 +40,8 @@ check: $(STAMP) docs ## lint, types, layers, docs
 docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins
 	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
 
-unit: $(STAMP) ## the tests, without the long proofs
-	$(BIN)/python -m pytest
+unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 crash: $(STAMP) ## 100,000 crash points
 	$(BIN)/python -m relight.testing.crash --points 100000

@@ -149,7 +149,7 @@ def named(net: nn.Module) -> dict[str, torch.Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in [*net.named_parameters(), *net.named_buffers()]}
 
 
-def optimizer_of(net: nn.Module, zero: bool, apart: bool) -> torch.optim.Optimizer:
+def optimizer_of(net: nn.Module, zero: bool, apart: bool = False) -> torch.optim.Optimizer:
     """AdamW with moments that follow from the parameters. ``apart``: each rank has those of some parameters."""
     lr = 0.25 if zero else 0.125
     if apart:

@@ -55,8 +55,17 @@ class Original(NamedTuple):
 
 
 def is_flattened(module: nn.Module) -> bool:
-    """Whether some of its parameters are kept flat."""
-    return any(type(one).__name__ == _KIND for one in module.modules())
+    """Whether some of its parameters are kept flat. Asked of every model: no call for each of its modules."""
+    seen, left = {id(module)}, [module]
+    while left:
+        one = left.pop()
+        if type(one).__name__ == _KIND:
+            return True
+        for child in one._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
+    return False
 
 
 def originals_of(module: nn.Module) -> dict[int, list[Original]]:
