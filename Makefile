@@ -41,7 +41,7 @@ docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, 
 	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
 
 unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 crash: $(STAMP) ## 100,000 crash points
 	$(BIN)/python -m relight.testing.crash --points 100000
