@@ -52,7 +52,7 @@ kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000
 
-layouts: $(STAMP) ## 15 layouts on one to four ranks, each restored under every other
+layouts: $(STAMP) ## 20 layouts on one to four ranks, each restored under every other
 	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
 
 simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and deletion on a store that fails: two to three hours

@@ -155,8 +155,9 @@ def in_child(*arguments: object, **more: str) -> Answer:
 
 
 TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever was started in the background ignores it, and so would all it starts
 os.execv(sys.executable, [sys.executable, "-m", "relight", *sys.argv[1:]])
 """
 
@@ -176,7 +177,9 @@ def on_terminal(*arguments: object, typed: str = "", prompt: str = "", columns: 
     ) as child:
         os.close(theirs)
         while True:
-            assert time.monotonic() < deadline, f"it hangs: {said[-200:]!r}"
+            if time.monotonic() > deadline:
+                child.kill()
+                raise AssertionError(f"it hangs: {said[-200:]!r}")
             if not select.select([ours], [], [], 1.0)[0]:
                 if (
                     typed and prompt.encode() in said

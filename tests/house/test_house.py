@@ -14,6 +14,8 @@ import relight
 BROAD_MAY_STAND = {
     "agent/serve.py": "one trainer's error is not another's: told, and the process goes on",
     "agent/writing.py": "a save that fails in any way is reported to its trainer",
+    "checkpointer/agree.py": "other ranks wait to hear of it: told, and raised again",
+    "checkpointer/ranks.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
     "capture/planning.py": "somebody else's load_state_dict: kept as the cause",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",

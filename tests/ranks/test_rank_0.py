@@ -236,6 +236,25 @@ def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks
     assert [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()] == [0]
 
 
+def test_a_tensor_without_elements_that_rank_0_does_not_hold(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+    """Beside small ones that others hold: nothing is asked for."""
+
+    def save(rank: int) -> None:
+        model = torch.nn.Linear(3, 3)
+        if rank == 1:
+            model.more = torch.nn.Linear(2, 2)
+            model.register_buffer("none", torch.zeros(0, 4))
+            model.register_buffer("one", torch.ones(1))
+        path = tmp_path / "s" / "run" if rank == 0 else f"nowhere://{tmp_path}/run"
+        with relight.Checkpointer(path, model=model, signals=False, background=False, writer="rank 0") as ckpt:
+            saved = ckpt.save(1)
+            assert saved.done and saved.error is None, saved.error
+
+    on_ranks(save)
+    found = relight.load(tmp_path / "s" / "run")["model"]
+    assert found["none"].shape == (0, 4) and bool(found["one"] == 1) and found["more.weight"].shape == (2, 2)
+
+
 def test_ranks_must_be_given_the_same_writer(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
     """Else some would wait for what others never do; and it is one of two words."""
 
@@ -244,7 +263,7 @@ def test_ranks_must_be_given_the_same_writer(tmp_path: Path, on_ranks: Callable[
             make(tmp_path / "s" / "run", rank, 1.0, writer="rank 0" if rank else "every rank")
         return caught.value.what
 
-    assert all("on rank 0 and another on others" in one for one in on_ranks(start))
+    assert all("writer= is 'every rank' on rank 0, and 'rank 0' on rank 1" in one for one in on_ranks(start))
     with pytest.raises(relight.ConfigError, match="writer="):
         relight.Checkpointer(tmp_path / "s" / "run", model=torch.nn.Linear(2, 2), writer="rank 1", signals=False)
 

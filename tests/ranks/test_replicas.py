@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import relight
+from relight.capture.tensors import TensorSource
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import Difference, differences
 from relight.checkpointer.replicas import _sum as sum_of
 from relight.commit import Attempt, SaveRequest
 from relight.commit.save import SUSPECT, Place
 from relight.format import encode_tree
+from relight.layout import Bytes
 from relight.log import Log
 from relight.observe import counters
 from relight.store import LocalStore
@@ -87,10 +89,20 @@ def test_sums_see_any_single_change(seed: int) -> None:
     for _ in range(300):
         data = torch.tensor(list(rng.randbytes(rng.randint(1, 70))), dtype=torch.uint8)
         cut = rng.randrange(len(data))
-        before = sum_of(data), sum_of(data[cut:])
+        begin = cut // 16 * 16
+        before = sum_of(TensorSource(data), 0, len(data)), sum_of(TensorSource(data), begin, len(data))
         place = rng.randrange(cut, len(data))
         data[place] ^= 1 << rng.randrange(8)
-        assert sum_of(data) != before[0] and sum_of(data[cut:]) != before[1]
+        assert sum_of(TensorSource(data), 0, len(data)) != before[0] and sum_of(TensorSource(data), begin, len(data)) != before[1]
+
+
+def test_sums_are_of_the_bytes_however_they_lie() -> None:
+    """In order, transposed, at odd places in memory, as a plain run of bytes."""
+    data = torch.arange(1009, dtype=torch.int16)
+    wide = torch.arange(1000, dtype=torch.float32).view(10, 100)
+    odd = torch.cat([torch.zeros(3, dtype=torch.int16), data])[3:]
+    assert sum_of(TensorSource(odd), 16, 2018) == sum_of(TensorSource(data), 16, 2018) == sum_of(Bytes(data.numpy().tobytes()), 16, 2018)
+    assert sum_of(TensorSource(wide.t()), 0, 4000) == sum_of(TensorSource(wide.t().contiguous()), 0, 4000)
 
 
 def test_the_odd_ones_are_those_in_the_minority() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from relight.capture import rng as generators
 from relight.capture.fixed import Fixed, Recall, basis_of
-from relight.capture.flattened import flattened_state, is_flattened
+from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, own_parameters, steps_of
@@ -203,6 +203,9 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 node[key] = walker.tensor(value, at, "param", trainable=trainable)
         elif isinstance(value, torch.Tensor):
             is_parameter = isinstance(value, nn.Parameter)
+            if not flattened and without_wrapper(value):
+                walker.refuse(at, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
+                continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
             node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
         else:

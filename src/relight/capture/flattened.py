@@ -25,6 +25,7 @@ _FLAT = "_flat_param"
 _KIND = "FullyShardedDataParallel"
 _INSIDE = "_fsdp_wrapped_module"
 _EXTRA = "_extra_state"
+OUTERMOST = "give the Checkpointer the outermost wrapper"
 
 
 class Original(NamedTuple):
@@ -80,10 +81,12 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
     ``IncompatibleState`` if a module gives its state in a way of its own.
     """
     found: dict[str, Any] = {}
+    wrappers = list(_wrappers(module))
+    whole, cut = _told_of(wrappers)
     for path, one in module.named_modules(remove_duplicate=False):
-        if wraps(one) is not None:
+        if wraps(one) is not None and not one._parameters:
             continue
-        if has_own_ways(one):
+        if wraps(one) is None and has_own_ways(one):
             raise IncompatibleState(
                 f"a {type(one).__qualname__} has its own way of giving its state, which {_KIND} does not leave alone",
                 where=path,
@@ -91,11 +94,14 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
             )
         prefix = f"{path}." if path else ""
         for key, value in (*one._parameters.items(), *one._buffers.items()):
-            if value is not None and key != _FLAT and key not in one._non_persistent_buffers_set:
-                found[prefix + key] = value
-        if type(one).get_extra_state is not nn.Module.get_extra_state:
+            if value is None or id(value) in cut or key in one._non_persistent_buffers_set:
+                continue
+            if without_wrapper(value) and id(value) not in whole:
+                raise IncompatibleState(f"flattened by a {_KIND} around the module that was given", where=prefix + key, hint=OUTERMOST)
+            found[prefix + key] = value
+        if wraps(one) is None and type(one).get_extra_state is not nn.Module.get_extra_state:
             found[prefix + _EXTRA] = one.get_extra_state()
-    for path, wrapper in _wrappers(module):
+    for path, wrapper in wrappers:
         prefix = f"{path}.{_INSIDE}." if path else f"{_INSIDE}."
         for live, held, originals in _held(wrapper):
             found.update((prefix + original.full_name, original.of(held, live)) for original in originals)
@@ -106,20 +112,58 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
     return found
 
 
+def without_wrapper(tensor: torch.Tensor) -> bool:
+    """Of a tensor that no wrapper told of: whether one has flattened it, so that only that one knows what it is."""
+    return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
+
+
+def drop_gathered(module: nn.Module) -> None:
+    """Give back what was gathered from parameters that have been written since: the next forward pass gathers anew."""
+    from torch.distributed.fsdp._runtime_utils import _reshard
+    from torch.distributed.utils import _free_storage
+
+    for _, wrapper in _wrappers(module):
+        handle = wrapper._handle
+        if handle.uses_sharded_strategy and hasattr(handle.flat_param, "_full_param_padded"):
+            _reshard(wrapper, handle, True)
+            for name in ("_full_param_padded", "_full_prec_full_param_padded"):
+                gathered = getattr(handle.flat_param, name, None)
+                if gathered is not None:
+                    _free_storage(gathered)
+
+
+def _told_of(wrappers: Sequence[tuple[str, Any]]) -> tuple[set[int], set[int]]:
+    """By ``id``, the live parameters that are what they seem to be, though they lie in a flat one, and those that are not."""
+    whole: set[int] = set()
+    cut: set[int] = set()
+    for _, wrapper in wrappers:
+        flat = wrapper._handle.flat_param
+        cut.add(id(flat))
+        into = cut if wrapper._handle.uses_sharded_strategy else whole
+        into.update(map(id, (*(flat._params or ()), *(flat._shared_params or ()))))
+    return whole, cut
+
+
 def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """All that keep a flat parameter, outermost first, in the state that they have between steps."""
     for path, one in module.named_modules():
-        if type(one).__name__ == _KIND and getattr(one, "_handle", None) is not None:
+        if type(one).__name__ == _KIND:
             _settle(one)
-            yield path, one
+            if getattr(one, "_handle", None) is not None:
+                yield path, one
 
 
 def _settle(wrapper: Any) -> None:
-    """Give back what was gathered for a forward pass that no backward pass followed: the wrapper would, at the next one."""
-    handle = wrapper._handle
-    if handle.uses_sharded_strategy and not handle.is_sharded(handle.flat_param):
-        from torch.distributed.fsdp._runtime_utils import _reshard
+    """As between steps: what a first forward pass would set up is set up (buffers have their dtype then), and what was gathered for a
+    forward pass that no backward pass followed is given back, as the wrapper would at the next one.
+    """
+    from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
+    _lazy_init(wrapper, wrapper)
+    handle = wrapper._handle
+    if handle is None or not handle.uses_sharded_strategy:
+        return
+    if not handle.is_sharded(handle.flat_param) or handle._skipped_use_sharded_views:
         _reshard(wrapper, handle, True)
 
 

@@ -96,9 +96,14 @@ def own_name(key: str, wrappers: list[tuple[str, str]]) -> str:
 
 def named_parameters(module: nn.Module, *, repeats: bool = False) -> list[tuple[str, nn.Parameter]]:
     """The parameters of the unwrapped module under their own names."""
-    inner = unwrap(module)
+    inner, flattened = module, False
+    while (name := wraps(inner)) is not None:
+        flattened = flattened or name == "_fsdp_wrapped_module"
+        inner = getattr(inner, name)
+    if flattened:
+        inner = module  # it may keep parameters on a wrapper further in
     wrappers = wrapped(inner)
-    if type(inner).named_parameters is nn.Module.named_parameters:
+    if flattened or type(inner).named_parameters is nn.Module.named_parameters:
         found = _own_parameters(inner, repeats)
     else:
         found = list(inner.named_parameters(remove_duplicate=not repeats))

@@ -67,6 +67,15 @@ def holder_of(optimizer: Optimizer) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
+def why_not_apart(optimizer: Optimizer) -> str:
+    """Of a ``ZeroRedundancyOptimizer``, why its state cannot be told; empty if it can, and for others."""
+    if type(optimizer).__name__ != "ZeroRedundancyOptimizer":
+        return ""
+    if holder_of(optimizer) is optimizer:
+        return "its inner optimizer keeps its state where nobody can see it: overlap_with_ddp=False"
+    return "its inner optimizer has its own way of giving its state" if is_custom(optimizer) else ""
+
+
 def is_custom(optimizer: Optimizer) -> bool:
     """Whether its class or a hook has its own idea of ``state_dict``: then only through it."""
     optimizer = holder_of(optimizer)
@@ -100,10 +109,11 @@ class Moments(NamedTuple):
 
 def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]) -> Moments | None:
     """What an optimizer without ideas of its own keeps for its parameters; None if they have no names, or cannot be told apart."""
-    names, flattened = parameter_names(optimizer, components), flattened_in(optimizer, components)
+    flattened = flattened_in(optimizer, components)
+    names = parameter_names(optimizer, components)
     nameless = [position for position, p in enumerate(own_parameters(optimizer)) if id(p) not in names]
-    if type(optimizer).__name__ == "ZeroRedundancyOptimizer" and not hasattr(optimizer, "optim"):
-        walker.refuse(path, "it has not been told yet which parameters are this rank's (overlap_with_ddp=True): save after its first steps")
+    if why_not_apart(optimizer):
+        walker.refuse(path, why_not_apart(optimizer))
         return None
     if nameless:
         walker.refuse(
@@ -130,13 +140,18 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
                 continue
             for one in flattened[id(parameter)]:
                 if one.here:
-                    mine = {key: one.of(value, value) if _is_like(value, parameter) else value for key, value in held.items()}
+                    odd = [key for key, value in held.items() if isinstance(value, torch.Tensor) and value.ndim and key != "step"]
+                    odd = [key for key in odd if held[key].shape != parameter.shape]
+                    if odd:
+                        walker.refuse(join_path(f"{path}/state", name), f"{odd[0]} is neither like the flattened parameter nor a scalar")
+                        break
+                    mine = {key: one.of(value, value) if _is_like(key, value) else value for key, value in held.items()}
                     state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
     return Moments(state, params)
 
 
-def _is_like(value: object, parameter: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+def _is_like(key: str, value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and key != "step"
 
 
 def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: Moments) -> Any:
@@ -174,10 +189,22 @@ def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[i
     groups = []
     for live, group in zip(optimizer.param_groups, saved["groups"], strict=True):
         groups.append({**group, "params": [numbers[names[id(parameter)]] for parameter in live["params"]]})
+    met: set[int] = set()
+
+    def own(value: Any) -> Any:
+        """Parameters that were flattened share what counts their steps; here each has its own."""
+        if isinstance(value, torch.Tensor) and id(value) in met:
+            return value.clone()
+        met.add(id(value))
+        return value
+
+    state = {
+        key: {name: own(one) for name, one in value.items()} if isinstance(value, dict) else value for key, value in saved["state"].items()
+    }
     optimizer.load_state_dict(
         {
             **saved["extra"],
-            "state": {numbers.get(key, key): value for key, value in saved["state"].items()},
+            "state": {numbers.get(key, key): value for key, value in state.items()},
             "param_groups": groups,
         }
     )

@@ -12,7 +12,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.build import thunks
 from relight.capture.captured import loose_tensors, named_gradients
-from relight.capture.flattened import flattened_state, is_flattened
+from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import (
     LOADER,
     MODULE,
@@ -76,7 +76,8 @@ class _Planner(Planning):
             return
         if self.rename is not None:
             root = _renamed(root, self.rename)
-        for name, value in self.components.items():
+        modules_first = sorted(self.components.items(), key=lambda pair: kind_of(pair[1]) != MODULE)  # optimizers ask what fits
+        for name, value in modules_first:
             if not self.touches(name):
                 continue
             if name not in root:
@@ -129,6 +130,8 @@ class _Planner(Planning):
             self.wrong.append(f"{path}: stored as something other than a module")
             return
         flattened = is_flattened(module)
+        if flattened:
+            self.do(FIRST, partial(drop_gathered, module))
         plain = flattened_state(module) if flattened else plain_state(module)
         state: dict[str, Any] = module.state_dict(keep_vars=True) if plain is None else plain
         direct = plain is not None or is_plain(module, state)
@@ -149,6 +152,9 @@ class _Planner(Planning):
                 continue
             if key not in stored:
                 self.wrong.append(f"{at}: missing in the checkpoint{_live(tensor)}")
+                continue
+            if not flattened and without_wrapper(tensor):
+                self.wrong.append(f"{at}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             if isinstance(tensor, (torch.Tensor, Flat)) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
                 if not self.targets.fits(at, leaf, tensor):

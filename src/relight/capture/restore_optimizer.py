@@ -20,6 +20,7 @@ from relight.capture.optimizers import (
     own_parameters,
     parameter_names,
     place_like,
+    why_not_apart,
 )
 from relight.capture.planning import STATE, Planning
 from relight.capture.rebuild import torch_dtype
@@ -48,7 +49,11 @@ class OptimizerPlan:
         if not _is_optimizers(node):
             planning.wrong.append(f"{path}: stored as something other than an optimizer")
             return
-        names, flattened = parameter_names(optimizer, planning.components), flattened_in(optimizer, planning.components)
+        if why_not_apart(optimizer):
+            planning.wrong.append(f"{path}: {why_not_apart(optimizer)}")
+            return
+        flattened = flattened_in(optimizer, planning.components)
+        names = parameter_names(optimizer, planning.components)
         renamed = _renamed_parameters(node, planning)
         lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
         live = set().union(*lives)
@@ -84,7 +89,7 @@ class OptimizerPlan:
                         continue
                     if id(parameter) in flattened:
                         originals = {one.named(name): one for one in flattened[id(parameter)]}
-                        self._flattened(parameter, originals, state)
+                        self._flattened(group, parameter, originals, state)
                     elif name in held:
                         self._parameter(group, parameter, name, state)
             planning.do(STATE, self._set_states)
@@ -171,41 +176,55 @@ class OptimizerPlan:
         if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
             self._made[parameter] = made
 
-    def _flattened(self, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
+    def _flattened(self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
         """State of one that holds elements of several, or some of one: each of those has its own stored."""
         planning, path = self._planning, f"{self._path}/state"
-        here = {name: one for name, one in originals.items() if one.here and planning.takes(join_path(path, name))}
+        here = {name: one for name, one in originals.items() if one.here}
         saved: dict[str, dict[Any, Any]] = {name: state[name] for name in here if isinstance(state.get(name), dict)}
-        if not saved or id(parameter) in planning.resized:
-            if here and planning.only is None:
-                planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
+        if not here:
+            return
+        leaves = {(name, key): leaf for name, one in saved.items() for key, leaf in one.items()}
+        like = {at for at, leaf in leaves.items() if at[1] != "step" and self._is_like(leaf, here[at[0]], at[1])}
+        if id(parameter) in planning.resized or any(at[1] in _LIKE_PARAMETER and at not in like for at in leaves):
+            # Half a state is worse than none: the optimizer begins it afresh, of all that lie in one.
+            planning.wrong.append(f"{path}: state of {', '.join(here)} is not restored: flattened with one of another shape")
             return
         current = self._holder.state.get(parameter, {})
+        if not saved:
+            if current and planning.only is None:
+                planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
+            return
         made: dict[Any, Any] = {} if planning.only is None else dict(current)
-        for key in dict.fromkeys(key for one in saved.values() for key in one):
-            leaves = {name: one[key] for name, one in saved.items() if key in one}
-            name, leaf = next(iter(leaves.items()))
+        for key in dict.fromkeys(key for _, key in leaves):
+            taken = {name: leaves[name, key] for name in saved if (name, key) in leaves}
+            taken = {name: leaf for name, leaf in taken.items() if planning.takes(join_path(join_path(path, name), key))}
+            if not taken:
+                continue
+            name, leaf = next(iter(taken.items()))
             at = join_path(join_path(path, name), key)
-            if not all(type(one) is Leaf and one.kind == "tensor" for one in leaves.values()):
+            if not all(type(one) is Leaf and one.kind == "tensor" for one in taken.values()):
                 made[key] = whole(leaf, at, planning.memory)
                 continue
             stored, tensor = planning.tensors[leaf.tensors[0]], current.get(key)
             dtype = torch_dtype(stored)
-            like = [planning.tensors[one.tensors[0]].shape == here[where].shape for where, one in leaves.items()]
-            if key in _LIKE_PARAMETER and not all(like):
-                planning.wrong.append(f"{at}: stored for parameters of other shapes")
-                return
-            if all(like) and (stored.shape or key in _LIKE_PARAMETER):
+            if all((one, key) in like for one in taken):
                 if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape or tensor.dtype != dtype:
                     tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # what pads it stays zero
-                for where, one in leaves.items():
+                for where, one in taken.items():
                     planning.targets.into(one, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
             else:  # one for all of them, as they are stepped together
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
-                    tensor = planning.memory.make(stored, partial(torch.empty, stored.shape, dtype=dtype))
+                    tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
                 planning.targets.into(leaf, tensor, at)
             made[key] = Later(partial(touched, tensor))
-        self._made[parameter] = made
+        if made:
+            self._made[parameter] = made
+
+    def _is_like(self, leaf: Any, original: Original, key: str) -> bool:
+        if type(leaf) is not Leaf or leaf.kind != "tensor":
+            return False
+        shape = self._planning.tensors[leaf.tensors[0]].shape
+        return shape == original.shape and bool(shape or key in _LIKE_PARAMETER)
 
     def _set_states(self) -> None:
         for parameter, state in self._made.items():

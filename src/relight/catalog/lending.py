@@ -19,6 +19,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,7 @@ from relight.arena import PAGE, Memory, adopt, allocate
 from relight.catalog.dealing import LentRun, PackKey, deal, heard_needs, told_needs
 from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
-from relight.errors import CorruptCheckpoint, NoSpace, RelightError, error_of
+from relight.errors import NoSpace, RelightError, SaveFailed, error_of
 from relight.layout.sources import copy_bytes
 
 LENT_BYTES = 16 << 20
@@ -134,22 +135,25 @@ class _Door:
 
     def __init__(self) -> None:
         self.token = secrets.token_bytes(16)
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.address = f"relight-{secrets.token_hex(8)}"
-        try:
+        self.socket: socket.socket | None = None
+        with contextlib.suppress(OSError):  # then nobody comes, and each reads by itself
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.socket.bind(f"\0{self.address}")
             self.socket.listen(1024)
-        except OSError:  # then nobody comes, and each reads by itself
-            self.close()
 
     def accept(self, stall_s: float) -> tuple[socket.socket, int, Memory]:
         """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
+        ends = time.monotonic() + stall_s
         while True:
-            self.socket.settimeout(stall_s)
+            if self.socket is None or (left := ends - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left)
             connection, _ = self.socket.accept()
-            connection.settimeout(stall_s)
+            connection.settimeout(left)
             fds: list[int] = []
             with contextlib.suppress(OSError):
+                _own_user(connection)
                 data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1)
                 if len(data) == _HELLO.size and secrets.compare_digest(data[:16], self.token):
                     if fds:
@@ -162,9 +166,18 @@ class _Door:
 
     def close(self) -> None:
         """Nobody comes in any more."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+        if self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+            self.socket.close()
+
+
+def _own_user(connection: socket.socket) -> None:
+    """``ConnectionError`` if it is another user's: whoever is in the same network namespace can find the door, or take its name when it is
+    free again."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if user != os.geteuid():
+        raise ConnectionError("another user's")
 
 
 class _Link:
@@ -179,6 +192,7 @@ class _Link:
         self.socket.settimeout(stall_s)
         try:
             self.socket.connect(f"\0{address}")
+            _own_user(self.socket)
             socket.send_fds(self.socket, [_HELLO.pack(token, rank)], [] if memory is None else [memory.fd])
         except OSError:
             self.socket.close()
@@ -263,7 +277,7 @@ class _Lending:
             if self._error is not None:
                 return
             self._error = error
-        told = error if isinstance(error, RelightError) else CorruptCheckpoint(f"{type(error).__name__}: {error}")
+        told = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
         data = msgspec.json.encode([told.kind, told.what[:4096], told.where[:4096]])
         for link in self._links.values():
             with contextlib.suppress(OSError):

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 import msgspec
 
+from relight.checkpointer.error_words import known
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt
 from relight.commit.save import Place
-from relight.errors import RelightError, error_of
+from relight.errors import error_of
 from relight.log import Log
 from relight.store import ByteStore
+from relight.world import LateRanks
 
 _PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
 """Kinds of errors with which a restore goes on to the next checkpoint."""
@@ -24,24 +26,27 @@ def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
 
     Errors that a caller may pass over give way to those that it may not.
     """
-    error: RelightError | None = None
+    error: Exception | None = None
+    kind = ""
     try:
         yield
-    except RelightError as found:
+    except LateRanks:  # they have lost each other
+        raise
+    except Exception as found:  # whatever it is, also of the user's own code: the others wait to hear of it
         if ranks is None:
             raise
-        error = found
+        error, kind = found, known(found).kind
     if ranks is None:
         return
-    told = b"" if error is None else msgspec.json.encode([error.kind, str(error).splitlines()[0]])
+    told = b"" if error is None else msgspec.json.encode([kind, str(known(error)).splitlines()[0]])
     outcomes = [msgspec.json.decode(one) if one else None for one in ranks.world.gather(told, doing)]
     serious = next((rank for rank, one in enumerate(outcomes) if one is not None and one[0] not in _PASSED_OVER), None)
     rank = serious if serious is not None else next((rank for rank, one in enumerate(outcomes) if one is not None), None)
     if rank is None:
         return
-    kind, said = outcomes[rank] or ("", "")
-    if error is not None and (error.kind not in _PASSED_OVER or serious is None):
+    if error is not None and (kind not in _PASSED_OVER or serious is None):
         raise error
+    kind, said = outcomes[rank] or ("", "")
     raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
 
 

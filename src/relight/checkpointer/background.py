@@ -199,23 +199,28 @@ class Background:
             return None
         with self._changed:
             shape.busy[index] = number
-        slot.begin(number)
-        slot.view[shape.layout.request : shape.layout.request + len(body)] = body
-        if self._finishing is not None:
-            self._finishing.result(self._limits.deadline_s)  # what arrives from devices arrives in the same memory each time
-        base = ctypes.addressof(ctypes.c_char.from_buffer(slot.view))
-        self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
-        copies = shape.copies_of(state, self._overlaps)
-        devices = [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for one in copies for device in one.devices]
+        devices: list[DeviceSnapshot] = []
         try:
+            slot.begin(number)
+            slot.view[shape.layout.request : shape.layout.request + len(body)] = body
+            if self._finishing is not None:
+                self._finishing.result(self._limits.deadline_s)  # what arrives from devices arrives in the same memory each time
+            base = ctypes.addressof(ctypes.c_char.from_buffer(slot.view))
+            self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
+            copies = shape.copies_of(state, self._overlaps)
+            for one in copies:
+                devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in one.devices]
             for one in copies:
                 one.copy_now(slot.view, base)
-        except RelightError as error:  # what is elsewhere did not come
-            for device in devices:
-                device.finish()
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):
+                for device in devices:
+                    device.finish()
             slot.clear()
             self._free(number)
-            self._on_done(Done(_report(number, checkpoint_id), error))
+            if not isinstance(error, RelightError):
+                raise
+            self._on_done(Done(_report(number, checkpoint_id), error))  # what is elsewhere did not come
             return number
         later = [one.later for one in copies if one.later.slices]
         watched = later[0] if len(later) == 1 else Watched(in_order(placed for one in later for placed in one.placed))

@@ -25,9 +25,9 @@ from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begi
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.signals import Signals
+from relight.checkpointer.signals import ENDS, URGENT, Signals
 from relight.checkpointer.stale import Stale
-from relight.checkpointer.upkeep import put_tag, retire, sweep
+from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
@@ -98,8 +98,9 @@ class Checkpointer:
         self._policy = check_failures(on_failure)
         self._metadata = plain_json(metadata or {})
         self._limits = check_limits(limits)
+        settings = {"background": wants_background(background), "save": save is not None, "signals": signals}
         self._world = find_world(self._limits.deadline_s)
-        self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer)
+        self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._wants_background = open_for(self._ranks, url, wants_background(background))
         self._background: Background | BackgroundElsewhere | None = None
         self._begun: dict[int, _Begun] = {}
@@ -187,10 +188,10 @@ class Checkpointer:
         reason = self._why_now(step, metrics, micro_step)
         save = None
         if reason is not None:
-            save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in _URGENT)
+            save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
-            if self._signals.ending and (self._ranks is None or reason in _URGENT):
+            if self._signals.ending and (self._ranks is None or reason in ENDS):
                 self._drain()
                 self._finish()
                 self._signals.end()
@@ -357,8 +358,7 @@ class Checkpointer:
         except LateRanks as error:
             failed = Save(step, reason)
             failed.error = self._failed(error, step, self._policy.retries)
-            self._count_failure(failed)
-            return failed
+            return self._count_failure(failed)
         if background is not None:
             save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
             if save is not None:
@@ -409,10 +409,20 @@ class Checkpointer:
                 state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None,
             )  # fmt: skip
 
-        number = background.save(state, request, self._ranks.id_of(background.place) if self._ranks is not None else "")
+        number: int | None = None
+        try:
+            number = background.save(state, request, self._ranks.id_of(background.place) if self._ranks is not None else "")
+        except (Fenced, IncompatibleState, ConfigError):
+            raise
+        except Exception as error:  # the trainer's edge, as in _write
+            save.error = self._failed(error, step, self._policy.retries)
+        finally:
+            if number is None:
+                self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
         if number is None:
-            self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
-            return None
+            if save.error is None:
+                return None
+            return self._count_failure(save)
         save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
         emit("save.requested", step=step, reason=reason, id=save.id)
         save.timings["blocked"] = perf_counter() - started
@@ -497,22 +507,22 @@ class Checkpointer:
             except Exception as error:  # the trainer's edge: told, counted, and decided by the policy
                 save.error = self._failed(error, step, turn)
         else:
-            self._count_failure(save)
-            return save
+            return self._count_failure(save)
         save.error = None
         self._committed(save, report, numbers, perf_counter() - started)
         if tag is not None and self._world.rank == 0:
-            put_tag(self._store, self._run, tag, report.id)
+            tag_if_possible(self._store, self._run, tag, report.id)
         if self._attempt is not None and self._world.rank == 0:
             retire(self._attempt.place, self._keep, self._verified)
         return save
 
-    def _count_failure(self, save: Save) -> None:
+    def _count_failure(self, save: Save) -> Save:
         self._failed_in_a_row += 1
         self._last_save_s = monotonic()
         limit = self._policy.raise_after
         if limit is not None and self._failed_in_a_row >= limit:
             raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {save.step}") from save.error
+        return save
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
         words = self._ranks.words if self._ranks is not None else {}
@@ -588,7 +598,3 @@ class Checkpointer:
             self._signals.restore()
         unwatch_loaders(self._components)
         self._closed = True
-
-
-_URGENT = frozenset(("SIGTERM", "SIGINT", "SIGUSR1"))
-"""Reasons that are not put off."""

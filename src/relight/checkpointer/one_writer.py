@@ -128,7 +128,7 @@ class OneWriter(Ranks):
         here = index < len(common.items)
         if here and all(route.rank == 0 and route.box == whole(entry.shape) for route in routes):
             return common.items[index]
-        source = Gathered(self.desk, entry.shape, entry.weight, routes)
+        source = Gathered(self.desk, entry.shape, entry.weight, routes) if prod(entry.shape) else Bytes(b"")
         trains = common.items[index].trainable if here else trainable.get(entry.name, False)
         return Item(entry.name, entry.dtype, entry.shape, entry.role, source, None, trains)
 

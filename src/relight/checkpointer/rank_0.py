@@ -21,15 +21,16 @@ from relight.capture import Captured
 from relight.checkpointer.agree import begin_together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.error_words import error_from, error_word, told_error
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
-from relight.errors import ConfigError, RelightError, SaveFailed, error_of
+from relight.errors import ConfigError
 from relight.log import History
 from relight.policy import Keep, Limits
 from relight.store import ByteStore, LocalStore, open_bytes
-from relight.world import LateRanks, World
+from relight.world import LateRanks, World, late
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 """How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
@@ -40,14 +41,22 @@ GRACE_S = 5.0
 """How long rank 0 waits, at its end, until the others have read the last outcome."""
 
 
-def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: str) -> Ranks | None:
-    """This process among the others; None where there are none. ``ConfigError`` if they were not given the same ``writer``."""
+def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> Ranks | None:
+    """This process among the others; None where there are none.
+
+    ``ConfigError`` if they were not given the same ``writer``, or ``settings`` that say who exchanges what when.
+    """
     check_writer(writer)
     if world.size == 1:
         return None
-    told = [one.decode() for one in world.gather(writer.encode(), "comparing settings")]
-    if len(set(told)) > 1:
-        raise ConfigError(f"writer= is {told[0]!r} on rank 0 and another on others", hint="every rank is given the same")
+    mine = {"writer": writer, **settings}
+    told = [msgspec.json.decode(one) for one in world.gather(msgspec.json.encode(mine), "comparing settings")]
+    for name in mine:
+        for rank, one in enumerate(told):
+            if one[name] != told[0][name]:
+                raise ConfigError(
+                    f"{name}= is {told[0][name]!r} on rank 0, and {one[name]!r} on rank {rank}", hint="every rank is given the same"
+                )
     return (OneWriter if writer == ONE else Ranks)(world, per_rank, timeout_s)
 
 
@@ -218,7 +227,8 @@ class BackgroundElsewhere:
         self.place = place
         self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed
         self._number = 0
-        self._waiting: deque[Report] = deque()
+        self._waiting: deque[tuple[Report, float]] = deque()
+        """And since when."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -240,7 +250,7 @@ class BackgroundElsewhere:
             raise told_error(word[1:])
         self._on_sealed(self._number, time.perf_counter() - started)
         with self._changed:
-            self._waiting.append(report)
+            self._waiting.append((report, time.monotonic()))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
@@ -273,7 +283,7 @@ class BackgroundElsewhere:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._ranks.timeout_s)
 
     def _look(self) -> None:
         """In a thread."""
@@ -282,7 +292,7 @@ class BackgroundElsewhere:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
                 if self._closed:
                     return
-                report = self._waiting[0]
+                report, since = self._waiting[0]
             try:
                 found = self._ranks.world.look_up(report.id)
                 if found is not None:
@@ -291,24 +301,13 @@ class BackgroundElsewhere:
                 self._waiting.popleft()
                 self._on_done(Done(report, error))
                 continue
-            if found is None:
+            waited = time.monotonic() - since
+            if found is None and waited <= self._ranks.timeout_s:
                 time.sleep(POLL_S)
                 continue
             self._waiting.popleft()
+            if found is None:
+                self._on_done(Done(report, late([0], "telling what came of a save", waited)))
+                continue
             told = msgspec.structs.replace(msgspec.msgpack.decode(found, type=Report), number=report.number)
-            self._on_done(Done(told, None if told.error is None else _error(*told.error)))
-
-
-def error_word(error: BaseException) -> bytes:
-    """An error, for those who hear of it."""
-    known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
-    return msgspec.msgpack.encode((known.kind, known.what, known.where, known.hint, known.retryable))
-
-
-def told_error(word: bytes) -> RelightError:
-    """Rank 0's error, of the same kind."""
-    return _error(*msgspec.msgpack.decode(word))
-
-
-def _error(kind: str, what: str, where: str, hint: str, retryable: bool) -> RelightError:
-    return error_of(kind)(f"rank 0: {what}", where=where, hint=hint, retryable=retryable)
+            self._on_done(Done(told, None if told.error is None else error_from(*told.error)))

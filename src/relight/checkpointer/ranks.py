@@ -11,11 +11,12 @@ import msgspec
 from relight.capture import Captured, Recall, capture, kind_of
 from relight.capture.kinds import LOADER, RNG
 from relight.capture.sharded import table_of
+from relight.checkpointer.error_words import error_word, told_error
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.signals import Signals
 from relight.commit.save import SUSPECT, Place, Seat
-from relight.errors import ConfigError, RelightError, SaveFailed
+from relight.errors import ConfigError
 from relight.format import Digest, encode_tree
 from relight.layout import Item
 from relight.layout.roster import Roster, Table, Work
@@ -52,7 +53,7 @@ class Ranks:
     """A rank among others. Every rank makes the same calls."""
 
     def __init__(self, world: World, per_rank: Sequence[str], timeout_s: float) -> None:
-        self.world, self._per_rank, self._timeout_s = world, tuple(per_rank), timeout_s
+        self.world, self._per_rank, self.timeout_s = world, tuple(per_rank), timeout_s
         self._shared: Shared | None = None
         self._written: Written | None = None
         self._tables: dict[bytes, Table] = {}
@@ -150,19 +151,18 @@ class Ranks:
     def first(self, action: Callable[[], bytes], doing: str) -> bytes:
         """What rank 0's ``action`` gives, on every rank; its error, too."""
         told = b""
-        error: RelightError | None = None
+        error: Exception | None = None
         if self.world.rank == 0:
             try:
                 told = b"+" + action()
-            except RelightError as found:
+            except Exception as found:  # whatever it is: the others wait to hear of it
                 error = found
-                told = b"-" + msgspec.json.encode([found.what, found.where, found.hint])
+                told = b"-" + error_word(found)
         told = self.world.tell(told if self.world.rank == 0 else None, 0, doing)
         if error is not None:
             raise error
         if told[:1] == b"-":
-            what, where, hint = msgspec.json.decode(told[1:])
-            raise SaveFailed(f"rank 0: {what}", where=where, hint=hint)
+            raise told_error(told[1:])
         return told[1:]
 
     def nowhere(self, unused: Sequence[str]) -> list[str]:
@@ -184,7 +184,7 @@ class Ranks:
             [*common.missed, *own.missed], written,
         )  # fmt: skip
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
-        self.seat = Seat(self.world.rank, self.world.size, digest, self._timeout_s)
+        self.seat = Seat(self.world.rank, self.world.size, digest, self.timeout_s)
         return state
 
     def _agree(self, common: Captured, values: Mapping[str, bytes]) -> Shared:

@@ -18,10 +18,12 @@ from relight.format import Digest
 from relight.layout import Item
 from relight.layout.roster import Roster
 from relight.layout.shards import Piece
+from relight.layout.sources import Source, copy_from
 
 CHECKED_BYTES = 32 << 20
 """How much of what is replicated each save compares, besides the first."""
 _MASK = (1 << 64) - 1
+_SLAB_BYTES = 16 << 20
 
 
 class Copy(NamedTuple):
@@ -87,7 +89,7 @@ class Replicas:
 def _between(line: Sequence[Copy], begin: int, end: int) -> list[Stretch]:
     found, at = [], 0
     for copy in line:
-        first, last = max(begin - at, 0) // 8 * 8, min(end - at, copy.length)
+        first, last = max(begin - at, 0) // 16 * 16, min(end - at, copy.length)
         if first < last:
             found.append(Stretch(copy, first, last))
         at += copy.length
@@ -95,33 +97,36 @@ def _between(line: Sequence[Copy], begin: int, end: int) -> list[Stretch]:
 
 
 def sums(stretches: Sequence[Stretch], items: Sequence[Item], spreads: Mapping[int, Spread]) -> list[int]:
-    """The sum of each stretch."""
-    return [_sum(_bytes(one.copy, items, spreads)[one.start : one.end]) for one in stretches]
+    """The sum of each stretch: 64-bit words, added up, the last one filled up with zeros. In the memory's own device where it lies in order
+    there, else by way of a slab.
+    """
+    return [_sum(_source(one.copy, items, spreads), one.start, one.end) for one in stretches]
 
 
-def _bytes(copy: Copy, items: Sequence[Item], spreads: Mapping[int, Spread]) -> torch.Tensor:
-    item, spread = items[copy.item], spreads.get(copy.item)
-    if spread is not None:
-        tensor = spread.held(copy.piece).detach()
-    elif isinstance(item.source, TensorSource):
-        tensor = item.source.tensor.detach()
-    else:
-        view = item.source.view()
-        assert view is not None
-        return torch.frombuffer(view, dtype=torch.uint8) if not view.readonly else torch.tensor(bytearray(view), dtype=torch.uint8)
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _sum(source: Source, start: int, end: int) -> int:
+    tensor = source.tensor.detach() if isinstance(source, TensorSource) else None
+    if tensor is not None and tensor.is_contiguous():
+        data = tensor.reshape(-1).view(torch.uint8)[start:end]
+        if data.storage_offset() % 8 == 0:
+            return _added(data)
+    total = 0
+    for at in range(start, end, _SLAB_BYTES):
+        slab = bytearray(min(_SLAB_BYTES, end - at))
+        copy_from(source, at, memoryview(slab))
+        total += _added(torch.frombuffer(slab, dtype=torch.uint8))
+    return total & _MASK
 
 
-def _sum(data: torch.Tensor) -> int:
-    """Little-endian 64-bit words, added up; the last one filled up with zeros. In the memory's own device."""
+def _source(copy: Copy, items: Sequence[Item], spreads: Mapping[int, Spread]) -> Source:
+    spread = spreads.get(copy.item)
+    return items[copy.item].source if spread is None else TensorSource(spread.held(copy.piece).detach())
+
+
+def _added(data: torch.Tensor) -> int:
+    """Of bytes whose address is one of a word."""
     whole = data.numel() // 8 * 8
-    total = int(data[:whole].view(torch.int64).sum()) if whole and data.storage_offset() % 8 == 0 else _by_hand(data[:whole])
-    rest = bytes(data[whole:].cpu().tolist())
-    return (total + int.from_bytes(rest, "little")) & _MASK
-
-
-def _by_hand(data: torch.Tensor) -> int:
-    return int(data.clone().view(torch.int64).sum()) if data.numel() else 0
+    total = int(data[:whole].view(torch.int64).sum()) if whole else 0
+    return (total + int.from_bytes(bytes(data[whole:].cpu().tolist()), "little")) & _MASK
 
 
 def combined(found: Sequence[int]) -> bytes:

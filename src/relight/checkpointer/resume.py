@@ -93,22 +93,21 @@ def _walk(
 ) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=True)
-    try:
-        with together(ranks, "reading the log"):
-            view = Log(store, run).read()
-    except CheckpointNotFound:
-        if which != "latest":
-            raise
+    view: View | None = None
+    with together(ranks, "reading the log"), suppress(*([CheckpointNotFound] if which == "latest" else [])):
+        view = Log(store, run).read()
+    if view is None and ranks is None:
         return result
-    for fault in view.faults:
+    for fault in view.faults if view is not None else ():
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
-    history = fold(view)
+    history = fold(view) if view is not None else History()  # of several ranks the first one's decides whether there is a run
     result.newest_seen = history.live[-1].id if history.live else None
     if which == "latest" and not history.live and ranks is None:
         return result
     failed: list[RelightError] = []
     say_suspect(history, which)
     for checkpoint in candidates(history, which) if ranks is None else _agreed(ranks, history, which):
+        assert view is not None  # a rank that has not read the log takes none of it
         try:
             with together(ranks, f"restoring checkpoint {checkpoint.id}"):
                 _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks)
@@ -156,7 +155,12 @@ def say_suspect(history: History, which: str | int) -> None:
 def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
     """What rank 0 would try, in its order."""
     wanted = ranks.first(lambda: msgspec.json.encode([one.id for one in candidates(history, which)]), "choosing a checkpoint")
-    for checkpoint_id in msgspec.json.decode(wanted):
+    ids = msgspec.json.decode(wanted)
+    if not ids:
+        with together(ranks, "choosing a checkpoint"):
+            if candidates(history, which):
+                raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="is the same store there on all of them?")
+    for checkpoint_id in ids:
         found = history.find(checkpoint_id)
         with together(ranks, "choosing a checkpoint"):
             if found is None:

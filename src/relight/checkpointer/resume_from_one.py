@@ -24,10 +24,10 @@ from relight.catalog.opened import Opened
 from relight.catalog.whole import Whole, whole_of
 from relight.checkpointer.agree import together
 from relight.checkpointer.carried import Carried, carry
+from relight.checkpointer.error_words import error_word, told_error
 from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Desk
 from relight.checkpointer.near import Near
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.rank_0 import error_word, told_error
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
 from relight.checkpointer.resume import Resumed, resume, say_suspect
@@ -188,9 +188,10 @@ def _restore(
     with together(ranks, doing):
         if error is not None:
             raise error
-    plan.finish()
-    if asked.only is None:
-        carried.finish()
+    with together(ranks, doing):
+        plan.finish()
+        if asked.only is None:
+            carried.finish()
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = told.environment

@@ -13,6 +13,10 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 SAVING = (signal.SIGUSR1,)
+ENDS = frozenset(one.name for one in ENDING)
+"""Reasons behind which a job ends."""
+URGENT = ENDS | {one.name for one in SAVING}
+"""Reasons that are not put off."""
 
 
 class Signals:

@@ -42,3 +42,13 @@ def put_tag(store: ByteStore, run: str, name: str, checkpoint_id: str) -> None:
     log = Log(store, run)
     log.read()
     log.append(lambda view: (TagBody(name=name, id=checkpoint_id), fold(view).epoch))
+
+
+def tag_if_possible(store: ByteStore, run: str, name: str, checkpoint_id: str) -> None:
+    """``put_tag``; what is committed is no less so if its tag cannot be written: that is told. ``Fenced`` is the caller's."""
+    try:
+        put_tag(store, run, name, checkpoint_id)
+    except Fenced:
+        raise
+    except RelightError as error:
+        emit("save.failed", f"checkpoint {checkpoint_id} is saved, but not tagged {name!r}: {error}", id=checkpoint_id, kind=error.kind)

@@ -12,6 +12,8 @@ from typing import Any
 
 from relight.world.base import Alone, World, late
 
+_PADDED_BYTES = 1 << 20
+"""So much may be received for padding's sake: one call is quicker than many."""
 ROLL_CALL_S = 1.0
 """How long those who gave up waiting look for each other, to tell who is missing."""
 
@@ -42,19 +44,27 @@ class TorchWorld:
         self._calls = 0
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
-        """See ``World``: lengths first, then bytes padded to the longest."""
+        """See ``World``: lengths first, then bytes padded to the longest; or, where that would be much, from each that has some."""
         import torch
         import torch.distributed as dist
 
         with self._watched(doing):
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
             dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)
-            longest = max(int(length) for length in lengths)
+            sizes = [int(length) for length in lengths]
+            longest = max(sizes)
             if not longest:
                 return [b""] * self.size
-            rooms = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group)
-        return [room.numpy().tobytes()[: int(length)] for room, length in zip(rooms, lengths, strict=True)]
+            if self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest:  # few have much to say: one after the other
+                rooms = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+                rooms[self.rank] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+                for rank, size in enumerate(sizes):
+                    if size:
+                        dist.broadcast(rooms[rank], src=rank, group=self._group)
+            else:
+                rooms = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+                dist.all_gather(rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group)
+        return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
 
     def tell(self, data: bytes | None, source: int, doing: str) -> bytes:
         """See ``World``."""

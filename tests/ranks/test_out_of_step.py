@@ -1,0 +1,81 @@
+"""Ranks that find different things, or fail between two exchanges: all of them hear of it, and nobody waits for who has gone on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relight
+from relight.checkpointer.agree import together
+from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.resume import resume
+from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
+from relight.store import LocalStore
+from relight.world import Together
+
+
+def outcomes(size: int, action: Any) -> list[Any]:
+    """What each rank's ``action(ranks)`` gives, or raises."""
+
+    def one(world: Together) -> Any:
+        try:
+            return action(Ranks(world, (), 20.0))
+        except Exception as error:
+            return error
+
+    return Together.run(size, one, 20.0)
+
+
+def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:
+    """Whoever catches it does so on every rank."""
+
+    def missing() -> bytes:
+        raise CheckpointNotFound("no checkpoint has a finite loss", hint="save one")
+
+    found = outcomes(3, lambda ranks: ranks.first(missing, "choosing"))
+    assert [type(one) for one in found] == [CheckpointNotFound] * 3
+    assert [one.hint for one in found] == ["save one"] * 3
+
+
+@pytest.mark.parametrize("error", [ValueError("of the user's own"), MemoryError("none left"), StoreUnavailable("gone")])
+def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
+    """Also what is no error of Relight's: the others do not wait for who has left."""
+
+    def action(ranks: Ranks) -> None:
+        with together(ranks, "trying"):
+            if ranks.world.rank == 1:
+                raise error
+
+    found = outcomes(3, action)
+    assert found[1] is error
+    kind = type(error) if isinstance(error, RelightError) else SaveFailed
+    assert [type(one) for one in (found[0], found[2])] == [kind] * 2
+    assert all(str(error).splitlines()[0] in str(one) for one in found)
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, blind: int) -> None:
+    """A file system that shows one of them nothing yet: an error that says so, not the first step on every rank."""
+    model = torch.nn.Linear(2, 2)
+    with relight.Checkpointer(tmp_path / "store" / "run", model=model, signals=False, background=False) as ckpt:
+        ckpt.save(3)
+    (tmp_path / "empty").mkdir()
+
+    def action(ranks: Ranks) -> Any:
+        store = LocalStore(tmp_path / ("empty" if ranks.world.rank == blind else "store"))
+        return resume(store, "run", {"model": torch.nn.Linear(2, 2)}, "latest", only=None, strict=True, rename=None, ranks=ranks)
+
+    found = outcomes(2, action)
+    assert [type(one) for one in found] == [StoreUnavailable] * 2, found
+
+
+def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
+    """As one process does."""
+
+    def action(ranks: Ranks) -> Any:
+        return resume(LocalStore(tmp_path), "run", {"a": 1}, "latest", only=None, strict=True, rename=None, ranks=ranks)
+
+    assert [one.checkpoint for one in outcomes(2, action)] == [None, None]
