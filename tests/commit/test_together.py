@@ -10,77 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thread_ranks import Ranks
 
-from relight.catalog import open_checkpoint, verify_checkpoint
+from relight.catalog import open_checkpoint
 from relight.commit import Attempt, SaveReport, SaveRequest, together
 from relight.commit.save import Place, Seat
-from relight.commit.together import OthersFailed, save_together
+from relight.commit.together import OthersFailed
 from relight.errors import Fenced, NoSpace, RelightError
-from relight.format import encode_tree
-from relight.format.names import READY_DIR, parse_ready
-from relight.format.tree import Leaf
-from relight.layout import Box, Bytes, Item
-from relight.log import Log, fold
+from relight.format.names import READY_DIR
+from relight.log import fold
 from relight.store import LocalStore
 from relight.world import LateRanks
-
-ROW = 64
 
 
 class Died(BaseException):
     """A rank's death."""
-
-
-class Ranks:
-    """Ranks that are threads, each with a store and a log of its own, in one attempt."""
-
-    def __init__(self, folder: Path, world: int) -> None:
-        self.folder, self.world = folder, world
-        self.attempt = Attempt.begin(LocalStore(str(folder)), "run")
-        self.places = [self.place() for _ in range(world)]
-
-    def place(self) -> Place:
-        store, own = LocalStore(str(self.folder)), self.attempt.place
-        return Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
-
-    def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
-        """A tensor of a row a rank."""
-        row = Item("t", "uint8", (self.world, ROW), "value", Bytes(bytes([value]) * ROW), Box((rank, 0), (1, ROW)))
-        tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
-        seat = Seat(rank, self.world, "0" * 16, timeout_s)
-        return SaveRequest(step=step, tree=tree, items=[row], id=f"{step:010d}", seat=seat, metrics={"rank": rank})
-
-    def save(self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None) -> list[Any]:
-        """What came of it on each rank: a report or an error. ``before`` is called on each first, and may raise."""
-        found: list[Any] = [None] * self.world
-
-        def work(rank: int) -> None:
-            try:
-                before(rank)
-                found[rank] = save_together(self.places[rank], self.request(rank, step, timeout_s, rank + 1))
-            except BaseException as error:
-                found[rank] = error
-
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.world)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
-
-    def committed(self) -> list[str]:
-        return [one.id for one in fold(self.attempt.view()).live]
-
-    def check(self) -> None:
-        """What is committed is whole."""
-        view = self.attempt.view()
-        for one in fold(view).live:
-            assert verify_checkpoint(self.attempt.store, view, one) == []
-
-    def files(self) -> list[str]:
-        """Names; what says that a rank is ready is called so."""
-        found = [path.name for path in self.folder.glob("run/0*-e*/**/*") if path.is_file()]
-        return sorted("ready" if parse_ready(name) else name for name in found)
 
 
 @pytest.fixture(params=[2, 5])
