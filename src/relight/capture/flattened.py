@@ -154,12 +154,13 @@ def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _settle(wrapper: Any) -> None:
-    """As between steps: what a first forward pass would set up is set up (buffers have their dtype then), and what was gathered for a
-    forward pass that no backward pass followed is given back, as the wrapper would at the next one.
+    """As between steps: buffers have the dtype that the first forward pass would give them, and what was gathered for a forward pass that no
+    backward pass followed is given back, as the wrapper would at the next one.
     """
     from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
-    _lazy_init(wrapper, wrapper)
+    if wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None:  # else left to whichever wrapper is outermost
+        _lazy_init(wrapper, wrapper)
     handle = wrapper._handle
     if handle is None or not handle.uses_sharded_strategy:
         return
