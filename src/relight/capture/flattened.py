@@ -154,8 +154,8 @@ def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _settle(wrapper: Any) -> None:
-    """As between steps: buffers have the dtype that the first forward pass would give them, and what was gathered for a forward pass that no
-    backward pass followed is given back, as the wrapper would at the next one.
+    """As between steps: buffers have the dtype that the first forward pass would give them, and what was gathered for a forward pass that
+    no backward pass followed is given back, as the wrapper would at the next one.
     """
     from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
