@@ -167,7 +167,11 @@ class Rank:
 
     def load(self, rival: str) -> dict[str, float]:
         """The last save of it, into the live objects; then into a model that is spread in another way. Both cold."""
+        dist.barrier()
         if dist.get_rank() == 0:
+            # Under another name, so that nobody's agent is asked for what it has in memory.
+            shutil.rmtree(self.folder / "apart", ignore_errors=True)
+            shutil.copytree(self.folder / "relight", self.folder / "apart", copy_function=os.link)
             drop_cache(self.folder)
         found = {"load": self.timed(lambda: self.read(rival, self.model, self.optimizer))}
         model, optimizer = sharded(self.size, columns=True)
@@ -181,7 +185,7 @@ class Rank:
 
     def read(self, rival: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if rival == "Relight":
-            place = self.folder / "relight" / "run"
+            place = self.folder / "apart" / "run"
             reader = relight.Checkpointer(place, model=model, optimizer=optimizer, signals=False, background=False)
             reader.restore()
             reader.close(save=False)
