@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from thread_ranks import Ranks
 
 from relight.catalog import open_checkpoint
+from relight.checkpointer.save_handle import Save
+from relight.checkpointer.stale import Stale
 from relight.commit import Attempt, SaveReport, SaveRequest, together
 from relight.commit.save import Place, Seat
 from relight.commit.together import OthersFailed
 from relight.errors import Fenced, NoSpace, RelightError
 from relight.format.names import READY_DIR
 from relight.log import fold
+from relight.observe import counters
 from relight.store import LocalStore
 from relight.world import LateRanks
 
@@ -45,6 +49,17 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
     assert opened.root.world == ranks.world and opened.root.metrics == {"rank": 0}
     assert not [name for name in ranks.files() if name.startswith(("ready", "draft", "failed", ".tmp"))]
     assert not list(ranks.folder.glob(f"run/0*-e*/{READY_DIR}"))
+
+
+def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> None:
+    """A rank's share may hold moments alone: that is not a model that does not change."""
+    assert {one.trainable_digest for one in ranks.save()} == {b""}
+    stale = Stale({"model": torch.nn.Linear(2, 2)})
+    before = counters["save.stale"]
+    for step in range(3):
+        save = Save(step, "asked")
+        stale.notice(save, step - 1, b"", 100)
+    assert counters["save.stale"] == before
 
 
 def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:

@@ -18,7 +18,7 @@ class Stale:
 
     def notice(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
         """Tell, if all trainable tensors equal those saved at step ``before``."""
-        if save.step != before and self._last == digest and logical_bytes and self._trains():
+        if save.step != before and digest and self._last == digest and logical_bytes and self._trains():
             emit(
                 "save.stale",
                 f"every trainable tensor saved at step {save.step} equals the one saved at step {before}: is the model "

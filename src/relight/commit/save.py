@@ -312,9 +312,13 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
 
 
 def trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
-    """One hash over the chunks that hold trainable tensors. Those share no chunk with others, so equal values give equal hashes."""
+    """One hash over the chunks that hold trainable tensors. Those share no chunk with others, so equal values give equal hashes. Empty if
+    there are none: a rank's share may hold moments alone.
+    """
     hasher = Digest()
     held = [plan.tensors[i] for i in plan.trainable if plan.tensors[i].length]
+    if not held:
+        return b""
     for index, pack in enumerate(packs):
         spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in held if tensor.pack == index)
         ends = [end for _, end in spans]
