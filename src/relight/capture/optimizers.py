@@ -138,13 +138,12 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
             if id(parameter) not in flattened:
                 state[name] = walker.value(held, join_path(f"{path}/state", name), "optim")
                 continue
+            odd = [key for key, value in held.items() if _is_like(key, value) and value.shape != parameter.shape]
+            if odd:
+                walker.refuse(join_path(f"{path}/state", name), f"{odd[0]} is neither like the flattened parameter nor a scalar")
+                continue
             for one in flattened[id(parameter)]:
                 if one.here:
-                    odd = [key for key, value in held.items() if isinstance(value, torch.Tensor) and value.ndim and key != "step"]
-                    odd = [key for key in odd if held[key].shape != parameter.shape]
-                    if odd:
-                        walker.refuse(join_path(f"{path}/state", name), f"{odd[0]} is neither like the flattened parameter nor a scalar")
-                        break
                     mine = {key: one.of(value, value) if _is_like(key, value) else value for key, value in held.items()}
                     state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
     return Moments(state, params)

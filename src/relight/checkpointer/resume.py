@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,13 +104,30 @@ def _walk(
     result.newest_seen = history.live[-1].id if history.live else None
     if which == "latest" and not history.live and ranks is None:
         return result
-    failed: list[RelightError] = []
     say_suspect(history, which)
-    for checkpoint in candidates(history, which) if ranks is None else _agreed(ranks, history, which):
+
+    def attempt(checkpoint: Checkpoint) -> None:
         assert view is not None  # a rank that has not read the log takes none of it
+        with together(ranks, f"restoring checkpoint {checkpoint.id}"):
+            _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks)
+
+    found = candidates(history, which) if ranks is None else _agreed(ranks, history, which)
+    if first_good(found, attempt, which, result, run=run, where=store.url):
+        result.seconds = perf_counter() - started
+    return result
+
+
+def first_good(
+    found: Iterable[Checkpoint], attempt: Callable[[Checkpoint], None], which: str | int, result: Resumed, *, run: str, where: str
+) -> bool:
+    """``attempt`` one after the other until one is restored; what cannot be is told, and passed over if the latest is wanted.
+
+    False if there is none to try. ``CorruptCheckpoint`` if none can be restored.
+    """
+    failed: list[RelightError] = []
+    for checkpoint in found:
         try:
-            with together(ranks, f"restoring checkpoint {checkpoint.id}"):
-                _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks)
+            attempt(checkpoint)
         except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
             if which != "latest":
                 raise
@@ -124,14 +141,13 @@ def _walk(
                 step=checkpoint.step,
                 kind=error.kind,
             )
-            continue
-        result.seconds = perf_counter() - started
-        return result
+        else:
+            return True
     if not failed:
-        return result
+        return False
     raise CorruptCheckpoint(
         f"none of the {len(failed)} checkpoints of run {run!r} can be restored",
-        where=store.url,
+        where=where,
         details=[str(error).splitlines()[0] for error in failed],
         hint="the live state may hold a mixture: do not train on it; relight verify shows all damage",
     )

@@ -30,8 +30,8 @@ from relight.checkpointer.near import Near
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
-from relight.checkpointer.resume import Resumed, resume, say_suspect
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.checkpointer.resume import Resumed, first_good, resume, say_suspect
+from relight.errors import CheckpointNotFound, RelightError
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.collector import collector_paused
 from relight.format.records import CommitBody
@@ -104,30 +104,10 @@ def resume_any(
 def _walk(store: ByteStore, run: str, asked: _Asked, which: str | int, near: Near | None, ranks: OneWriter) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=ranks.leads)
-    failed: list[RelightError] = []
     view, found = _listed(store, run, which, result, ranks)
-    for checkpoint in found:
-        try:
-            _restore(store, view, checkpoint, asked, result, near, ranks)
-        except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
-            if which != "latest":
-                raise
-            failed.append(error)
-            if not isinstance(error, StoreUnavailable):
-                result.damaged.append(checkpoint.id)
-            say = f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}"
-            emit("restore.skipped", say, id=checkpoint.id, step=checkpoint.step, kind=error.kind)
-            continue
+    if first_good(found, lambda one: _restore(store, view, one, asked, result, near, ranks), which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
-        return result
-    if not failed:
-        return result
-    raise CorruptCheckpoint(
-        f"none of the {len(failed)} checkpoints of run {run!r} can be restored",
-        where=store.url,
-        details=[str(error).splitlines()[0] for error in failed],
-        hint="the live state may hold a mixture: do not train on it; relight verify shows all damage",
-    )
+    return result
 
 
 def _listed(store: ByteStore, run: str, which: str | int, result: Resumed, ranks: OneWriter) -> tuple[View | None, list[Checkpoint]]:
