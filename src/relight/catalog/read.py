@@ -1,8 +1,8 @@
 """Reading tensors: in file order, hashed as they arrive, each byte read once.
 
 What lies in the page cache goes from there straight to where it belongs. All else is read past the page cache into a few buffers: that is
-what reaches the device's speed, run after run, and leaves to others the memory they cache with. Two threads read, so that the device
-always has something to do; others hash what was read, and move it on while the processor's cache still has it.
+what reaches the device's speed, run after run, and leaves to others the memory they cache with. Several threads read, so that the
+device, or the network, always has something to do; others hash what was read, and move it on while the processor's cache still has it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from relight.format.strict import shown
 from relight.layout import Sink
 from relight.layout.sources import Place, address_of, copy_bytes, move
 from relight.store import PAGE, Reader, page_buffer
+from relight.store.base import READS_AT_ONCE
 
-READERS = 2
 HASHERS = 2
 READ_BYTES = 4 << 20
 """Chunks that follow one another are read together up to this size."""
+AHEAD_MAX = 8
 INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
@@ -68,15 +69,15 @@ def read_tensors(
     part: Part,
     sinks: Mapping[int, Sink],
     *,
-    readers: int = READERS,
+    readers: int | None = None,
     hashers: int = HASHERS,
     progress: Progress | None = None,
 ) -> int:
     """Fill ``sinks``, keyed by index into ``part.tensors``, and give the number of bytes read.
 
     Each chunk is read once and checked before anything is made of it; ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may
-    then hold bytes that are wrong or missing: they are to be filled again or thrown away. Memory: ``readers + hashers + 1`` buffers of
-    ``READ_BYTES``, or of the longest chunk. ``progress`` is called in other threads, with the bytes of each chunk that was found right.
+    then hold bytes that are wrong or missing: they are to be filled again or thrown away. ``readers``: as many as the store has use for.
+    Memory: ``readers + hashers + 1`` buffers of ``READ_BYTES``, or of the longest chunk. ``progress`` is called in other threads, with the bytes of each chunk that was found right.
     """
     runs = {index: runs_of(wants) for index, wants in plan_wants(part, sinks).items()}
     return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress)
@@ -87,13 +88,14 @@ def read_runs(
     part: Part,
     runs: Mapping[int, list[Run]],
     *,
-    readers: int = READERS,
+    readers: int | None = None,
     hashers: int = HASHERS,
     progress: Progress | None = None,
     lend: Lend | None = None,
 ) -> int:
     """As ``read_tensors``, of what is planned for each pack. ``lend`` is called in other threads, with each run that was found right, and
     its bytes, valid until it returns."""
+    readers = opened.store.parallel_reads if readers is None else readers
     plan = sorted(runs.items())
     total = sum(run.length for _, found in plan for run in found)
     longest = max((run.length for _, found in plan for run in found), default=0)
@@ -203,10 +205,11 @@ class _Work:
             self._rooms.put(room)
 
 
-def each_chunk(reader: Reader, pack: Pack) -> Iterator[tuple[int, int, memoryview | RelightError]]:
+def each_chunk(reader: Reader, pack: Pack, at_once: int = READS_AT_ONCE) -> Iterator[tuple[int, int, memoryview | RelightError]]:
     """Every chunk of a pack in order: its number, its offset, its bytes, valid until the next is asked for, or why it cannot be read.
 
-    Threads read ahead while the caller is busy with what it got. Memory: ``READERS + 1`` buffers of the longest chunk.
+    Threads read ahead while the caller is busy with what it got, ``at_once`` or ``AHEAD_MAX``. Memory: a buffer of the longest chunk for
+    each, and one more.
     """
     longest = max(length for length, _ in pack.chunks)
     if longest > reader.size:  # nothing is set aside for what cannot be there
@@ -223,11 +226,12 @@ def each_chunk(reader: Reader, pack: Pack) -> Iterator[tuple[int, int, memoryvie
             reader.read_into(offset, data)
         return data
 
-    with ThreadPoolExecutor(READERS, thread_name_prefix="relight-read") as pool:
+    at_once = min(at_once, AHEAD_MAX)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="relight-read") as pool:
         ahead: deque[tuple[int, int, memoryview, Future[memoryview]]] = deque()
         try:
             while True:
-                while len(ahead) <= READERS and (place := next(places, None)) is not None:
+                while len(ahead) <= at_once and (place := next(places, None)) is not None:
                     number, offset, length = place
                     room = rooms.popleft() if rooms else page_buffer(longest + 2 * PAGE)
                     ahead.append((number, offset, room, pool.submit(read, offset, length, room)))

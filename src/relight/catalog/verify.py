@@ -85,7 +85,7 @@ def _verify_pack(
             findings.append(Finding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
-        for number, at, piece in each_chunk(reader, pack):
+        for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
             length, value = pack.chunks[number]
             try:
                 if isinstance(piece, RelightError):

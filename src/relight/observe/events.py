@@ -32,6 +32,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "prune.done": (logging.INFO, "checkpoints were retired and deleted"),
     "prune.failed": (logging.WARNING, "retention did not work this time"),
     "sweep.done": (logging.INFO, "leftovers of dead attempts were deleted"),
+    "store.single_writer": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
     "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),
     "environment.differs": (logging.WARNING, "resuming under other software or settings than the checkpoint's"),

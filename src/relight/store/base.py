@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from relight.errors import StoreUnavailable
+from relight.errors import StoreUnavailable, UnsafeContent
 from relight.store.buffers import page_buffer
 
 
@@ -42,7 +42,8 @@ class Writer(Protocol):
     """Offsets, lengths and addresses handed to ``write_at`` are multiples of this; 1 if it doesn't matter. The last write may be padded."""
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Write all of ``data``."""
+        """Write all of ``data``, which is the caller's again when this returns. Pieces of a file larger than 64 MiB come nearly in order:
+        an object store keeps no more than that of what lies behind a gap."""
 
     def finish(self) -> None:
         """Make the bytes durable and close; the name needs ``settle``. After an error the file is poisoned: abort, never finish again."""
@@ -77,6 +78,8 @@ class ByteStore(Protocol):
     """The operations."""
 
     url: str
+    parallel_reads: int
+    """How many reads at once are worth while."""
 
     def properties(self) -> Properties:
         """What it honours."""
@@ -107,6 +110,19 @@ class ByteStore(Protocol):
 
     def free_bytes(self) -> int | None:
         """Room left, in bytes; None if unknown or without limit."""
+
+
+def check_key(key: str, *, file: bool = False) -> str:
+    """``UnsafeContent`` for what is no name inside a store; "" is the store itself, and no ``file``."""
+    if file and not key:
+        raise UnsafeContent("an empty name is no name inside a store")
+    if key and any(part in ("", ".", "..") or "\0" in part for part in key.split("/")):
+        raise UnsafeContent(f"{key[:80]!r} is no name inside a store")
+    return key
+
+
+READS_AT_ONCE = 2
+"""Enough for a disk: it always has something to do while what came is hashed."""
 
 
 def put(store: ByteStore, key: str, data: bytes) -> None:

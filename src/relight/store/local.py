@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 
 from relight.errors import StoreUnavailable, UnsafeContent
-from relight.store.base import Entry, Properties, Reader, Writer
+from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
 
@@ -19,6 +19,8 @@ DIRECT_FROM_BYTES = 1 << 20
 
 class LocalStore:
     """A store in the directory ``root``, which is made when first written to."""
+
+    parallel_reads = READS_AT_ONCE
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, direct: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))
@@ -128,10 +130,7 @@ class LocalStore:
             path = parent
 
     def _path(self, key: str) -> str:
-        parts = key.split("/") if key else []
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise UnsafeContent(f"{key[:80]!r} is no name inside a store")
-        return os.path.join(self._root, *parts)
+        return os.path.join(self._root, *(part for part in check_key(key).split("/") if part))
 
     def _make_parent(self, path: str) -> None:
         parent = os.path.dirname(path)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
-from relight.store.base import Entry, Properties, Reader, Writer
+from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Writer, check_key
 
 _shared: dict[str, MemoryStore] = {}
 _shared_lock = threading.Lock()
@@ -14,6 +14,8 @@ _shared_lock = threading.Lock()
 
 class MemoryStore:
     """Files in a dict. ``MemoryStore.named(name)`` gives the same one again, as ``memory://name`` does."""
+
+    parallel_reads = READS_AT_ONCE
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
@@ -33,7 +35,7 @@ class MemoryStore:
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
         with self._lock:
-            if _file_key(key) in self._files:
+            if check_key(key, file=True) in self._files:
                 return False
             self._files[key] = bytes(data)
             return True
@@ -41,7 +43,7 @@ class MemoryStore:
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""
         with self._lock:
-            if _file_key(key) in self._files:
+            if check_key(key, file=True) in self._files:
                 raise StoreUnavailable("that name exists", where=key, retryable=False)
             buffer = bytearray(size)
             self._files[key] = buffer
@@ -63,7 +65,7 @@ class MemoryStore:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""
-        start = f"{_key(prefix)}/" if prefix else ""
+        start = f"{check_key(prefix)}/" if prefix else ""
         with self._lock:
             below = [key[len(start) :] for key in self._files if key.startswith(start)]
         return iter({Entry(key.split("/", 1)[0], "/" in key) for key in below})
@@ -71,7 +73,7 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         """See ``ByteStore``."""
         with self._lock:
-            self._files.pop(_key(key), None)
+            self._files.pop(check_key(key), None)
 
     def delete_dir(self, prefix: str) -> bool:
         """Directories are only prefixes here."""
@@ -84,7 +86,7 @@ class MemoryStore:
     def _file(self, key: str) -> bytes | bytearray:
         with self._lock:
             try:
-                return self._files[_key(key)]
+                return self._files[check_key(key)]
             except KeyError:
                 raise CheckpointNotFound("no such file", where=key) from None
 
@@ -119,15 +121,3 @@ class _MemoryReader:
 
     def close(self) -> None:
         pass
-
-
-def _file_key(key: str) -> str:
-    if not key:
-        raise UnsafeContent("an empty name is no name inside a store")
-    return _key(key)
-
-
-def _key(key: str) -> str:
-    if any(part in ("", ".", "..") or "\0" in part for part in key.split("/")) and key:
-        raise UnsafeContent(f"{key[:80]!r} is no name inside a store")
-    return key

@@ -9,12 +9,14 @@ from relight.errors import ConfigError
 from relight.store.base import ByteStore
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
+from relight.store.object_client import SCHEMES
+from relight.store.objects import ObjectStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
 def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
-    """The store at ``url``: a path, ``file://…`` or ``memory://name``."""
+    """The store at ``url``: a path, ``file://…``, ``memory://name``, or an object store: ``s3://``, ``gs://``, ``az://`` and a bucket."""
     text = os.fspath(url)
     if not text or "\0" in text:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
@@ -26,7 +28,9 @@ def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
         return LocalStore(rest if rest.startswith("/") else f"/{rest.split('/', 1)[-1]}")
     if scheme == "memory":
         return MemoryStore.named(rest.strip("/"))
-    raise ConfigError(f"no store for {scheme}://", where=text, hint="this version has paths, file:// and memory://")
+    if scheme in SCHEMES:
+        return ObjectStore(text)
+    raise ConfigError(f"no store for {scheme}://", where=text, hint="there are paths, file://, memory://, s3://, gs:// and az://")
 
 
 def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:

@@ -64,6 +64,8 @@ class SimulatedStore:
     ``undurable``: names are seen before they are durable.
     """
 
+    parallel_reads = 1
+
     def __init__(
         self, shelf: Shelf, who: Who, rng: random.Random, *, fine: bool = True, torn: Callable[[str], bool] | None = None,
         undurable: bool = True,

@@ -12,11 +12,13 @@ Each test's docstring is the promise. A test gets a new, empty store.
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
 from relight.store import PAGE, ByteStore, page_buffer, put
@@ -59,11 +61,22 @@ def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> N
     writer.finish()
 
 
+def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) -> None:
+    """What each of several processes does: create the same names, all at the same moment. Tells which it won."""
+    won = []
+    try:
+        for round_ in range(rounds):
+            gate.wait(60)
+            won.append(store.put_once(f"log/{round_}", b"%d" % me))
+    finally:
+        told.put((me, won + [False] * (rounds - len(won))))
+
+
 class StoreSuite:
     """Subclass it as ``TestSomething`` and give ``make``."""
 
     across_processes = True
-    """Whether a forked child reaches the same files through the same store."""
+    """Whether another process reaches the same files through the store, which then can be pickled."""
 
     def make(self, tmp_path: Path) -> ByteStore:
         """A new, empty store; ``tmp_path`` is an empty directory to use if it needs one."""
@@ -113,26 +126,16 @@ class StoreSuite:
             return
         store = self.make(tmp_path)
         rounds, processes = 25, 4
-        wins = mmap.mmap(-1, rounds * processes)
-        ready, go = os.pipe()
-        children = []
-        for me in range(processes):
-            child = os.fork()
-            if child == 0:
-                try:
-                    os.close(go)
-                    os.read(ready, 1)  # all start when the parent closes its end
-                    for round_ in range(rounds):
-                        wins[round_ * processes + me] = store.put_once(f"log/{round_}", b"%d" % me)
-                finally:
-                    os._exit(0)
-            children.append(child)
-        os.close(go)
-        os.close(ready)
+        fresh = multiprocessing.get_context("spawn")  # the libraries behind some stores do not survive a fork
+        gate, told = fresh.Barrier(processes), fresh.SimpleQueue()
+        children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, told), daemon=True) for me in range(processes)]
         for child in children:
-            os.waitpid(child, 0)
+            child.start()
+        wins = dict(told.get() for _ in children)
+        for child in children:
+            child.join()
         for round_ in range(rounds):
-            won = [me for me in range(processes) if wins[round_ * processes + me]]
+            won = [me for me in range(processes) if wins[me][round_]]
             assert len(won) == 1, f"round {round_}: {len(won)} winners"
             assert store.get(f"log/{round_}", 9) == b"%d" % won[0]
 

@@ -215,7 +215,7 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
         try:
             buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
             written = held = 0
-            for number, _, piece in each_chunk(reader, pack):
+            for number, _, piece in each_chunk(reader, pack, opened.store.parallel_reads):
                 if isinstance(piece, RelightError):
                     raise piece
                 length, value = pack.chunks[number]

@@ -1,0 +1,47 @@
+"""Trying again: for reads, which change nothing, and whatever else may be done twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from relight.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+
+class Pauses(Protocol):
+    """What there is to know: see ``Patience``."""
+
+    @property
+    def deadline_s(self) -> float:
+        """No try begins later."""
+
+    @property
+    def pause_s(self) -> float:
+        """The first pause."""
+
+    @property
+    def pause_max_s(self) -> float:
+        """The longest."""
+
+
+def again(patience: Pauses, call: Callable[[], T]) -> T:
+    """What ``call`` gives; called again after what may pass, until the deadline. The last error is the one that is raised."""
+    ends = time.monotonic() + patience.deadline_s
+    pause = patience.pause_s
+    while True:
+        try:
+            return call()
+        except StoreUnavailable as error:
+            if not error.retryable or time.monotonic() + pause > ends:
+                raise
+        rest(pause)
+        pause = min(2 * pause, patience.pause_max_s)
+
+
+def rest(pause_s: float) -> None:
+    """Wait about that long: who were turned away together do not come back together."""
+    time.sleep(pause_s * (0.5 + random.random()))

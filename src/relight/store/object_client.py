@@ -1,0 +1,192 @@
+"""Clients of object stores, and what their errors mean. The library is obstore: S3 and compatible ones, Google Cloud Storage, Azure, HTTP.
+
+Credentials come from where each cloud's own tools take them: environment, instance or workload identity, application default
+credentials; for S3 also from profiles and single sign-on, where boto3 is installed. None is ever part of a URL, a file or an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import threading
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
+
+SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
+"""What URLs may begin with, and what they are called here."""
+EXTRA = "pip install 'relight[objects]'"
+_QUERY = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
+_USER = re.compile(r"://[^/\s@\"']+@")
+_TAGGED = re.compile(r"<(Signature|AWSAccessKeyId|StringToSign|CanonicalRequest)[^>]*>.*?</\1>", re.DOTALL)
+_WORDS_MAX = 400
+_FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507 Insufficient")
+_ACCESS = "check the credentials, and that they allow to list, read, write and delete there"
+_S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
+
+
+class Patience(NamedTuple):
+    """How long an object store may take: one request, and all tries of one; how many pauses between them, growing, with jitter."""
+
+    request_s: float = 60.0
+    deadline_s: float = 180.0
+    tries: int = 10
+    pause_s: float = 0.1
+    pause_max_s: float = 10.0
+
+
+class Bucket(NamedTuple):
+    """Where a URL leads: ``scheme`` as in ``SCHEMES``, a bucket, container or host, and the keys' common beginning, without slashes around."""
+
+    scheme: str
+    name: str
+    prefix: str
+
+    @classmethod
+    def of(cls, url: str) -> Bucket:
+        """``ConfigError`` for what is no such URL, or holds a secret."""
+        scheme, _, rest = url.partition("://")
+        name, _, prefix = rest.partition("/")
+        if "?" in rest or "#" in rest or "@" in name:
+            raise ConfigError(
+                "an object store's URL is scheme://bucket/prefix and nothing else",
+                hint="credentials and endpoints come from the environment, such as AWS_ENDPOINT_URL",
+            )
+        if not name:
+            raise ConfigError(f"{scheme}:// names no bucket", hint=f"give {scheme}://bucket/run")
+        prefix = prefix.strip("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in prefix.split("/")) and prefix:
+            raise ConfigError(f"{prefix[:80]!r} is no place in a bucket")
+        return cls(SCHEMES[scheme.lower()], name, prefix)
+
+
+class Clients(NamedTuple):
+    """Two clients of one bucket: one that tries again by itself, and one that does not, for requests that must not be made twice unknown."""
+
+    patient: Any
+    once: Any
+
+
+_clients: dict[tuple[Any, ...], Clients] = {}
+_lock = threading.Lock()
+_process: int | None = None
+"""The process in which the library's own threads run. They do not survive a fork, and whoever needed them would wait for ever."""
+
+
+def surroundings() -> frozenset[tuple[str, str]]:
+    """The settings that say which server and whose credentials: what was found out of one holds for no other."""
+    return frozenset((name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_")))
+
+
+def clients_of(bucket: Bucket, patience: Patience) -> Clients:
+    """The clients for a bucket, made at first use. ``ConfigError`` without the library, ``StoreUnavailable`` behind a fork."""
+    global _process
+    with _lock:
+        if _process not in (None, os.getpid()):
+            raise StoreUnavailable(
+                "this process was forked from one that uses an object store, and the library does not survive that",
+                hint="start it anew: multiprocessing's 'spawn' or 'forkserver', started before the store is used",
+                retryable=False,
+            )
+        key = (bucket.scheme, bucket.name, patience, surroundings())
+        found = _clients.get(key)
+        if found is None:
+            found = _clients[key] = Clients(_open(bucket, patience, patience.tries), _open(bucket, patience, 0))
+            _process = os.getpid()
+        return found
+
+
+def _open(bucket: Bucket, patience: Patience, tries: int) -> Any:
+    try:
+        stores = importlib.import_module("obstore.store")
+    except ImportError as error:
+        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=EXTRA) from None
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=patience.request_s),
+        "connect_timeout": timedelta(seconds=min(5.0, patience.request_s)),
+        "user_agent": "relight",
+    }
+    retry = {
+        "max_retries": tries,
+        "retry_timeout": timedelta(seconds=patience.deadline_s),
+        "backoff": {
+            "init_backoff": timedelta(seconds=patience.pause_s),
+            "max_backoff": timedelta(seconds=patience.pause_max_s),
+            "base": 2,
+        },
+    }
+    try:
+        if bucket.scheme in ("http", "https"):
+            if bucket.scheme == "http":
+                options["allow_http"] = True
+            return stores.HTTPStore(f"{bucket.scheme}://{bucket.name}", client_options=options, retry_config=retry)
+        if bucket.scheme == "gs":
+            return stores.GCSStore(bucket.name, client_options=options, retry_config=retry)
+        if bucket.scheme == "az":
+            if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true"):
+                options["allow_http"] = True
+            return stores.AzureStore(bucket.name, client_options=options, retry_config=retry)
+        if _plain_http(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")):
+            options["allow_http"] = True  # whoever names such an endpoint means it
+        return stores.S3Store(
+            bucket.name, client_options=options, retry_config=retry, credential_provider=_profile(), disable_bulk_delete=True
+        )
+    except Exception as error:  # settings that the library does not take
+        raise ConfigError(f"no client for {bucket.scheme}://{bucket.name}: {shortened(error)}", hint=_ACCESS) from None
+
+
+def _plain_http(endpoint: str | None) -> bool:
+    return bool(endpoint) and str(endpoint).lower().startswith("http://")
+
+
+def _profile() -> Any:
+    """What boto3 finds where the library does not look: profiles, single sign-on, assumed roles. None to let the library look."""
+    if any(os.environ.get(name) for name in _S3_KEYS):
+        return None
+    try:
+        boto3 = importlib.import_module("boto3")
+        provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider
+        session = boto3.Session()
+        found = session.get_credentials()
+        if found is None or found.method in ("iam-role", "container-role"):  # the library renews these by itself
+            return None
+        return provider(session)
+    except Exception:  # whatever is wrong with a profile, the library says what it misses
+        return None
+
+
+def shortened(error: BaseException) -> str:
+    """What an error of the library says, in one line, without what may be secret: signed queries, users, signatures."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    text = _TAGGED.sub(r"<\1/>", text)
+    text = _USER.sub("://", _QUERY.sub(r"\1", text))
+    text = " ".join(text.split())
+    return text if len(text) <= _WORDS_MAX else f"{text[:_WORDS_MAX]}…"
+
+
+def translate(error: BaseException, doing: str, where: str) -> RelightError:
+    """A library's error as one of ours."""
+    name = type(error).__name__
+    what = f"{doing} failed: {shortened(error)}"
+    if isinstance(error, FileNotFoundError):
+        return CheckpointNotFound(f"{doing} failed: no such object", where=where)
+    if name in ("PermissionDeniedError", "UnauthenticatedError"):
+        return StoreUnavailable(what, where=where, hint=_ACCESS, retryable=False)
+    if any(word in str(error) for word in _FULL):
+        return NoSpace(what, where=where, hint="raise the quota, or keep fewer checkpoints (relight prune)")
+    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
+        return StoreUnavailable(what, where=where, retryable=False)
+    return StoreUnavailable(what, where=where)
+
+
+def is_taken(error: BaseException) -> bool:
+    """Whether a creation was refused because the name is there, or because somebody is creating it."""
+    return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
+
+
+def readable(path: str) -> str:
+    """A key as it was given: some answers come with percent signs."""
+    return unquote(path)
