@@ -29,7 +29,7 @@ from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.errors import ConfigError
 from relight.log import History
 from relight.policy import Keep, Limits
-from relight.store import ByteStore, LocalStore, open_bytes
+from relight.store import ByteStore, open_bytes
 from relight.world import LateRanks, World, late
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
@@ -64,12 +64,12 @@ def open_for(ranks: Ranks | None, url: str, wants_background: bool) -> tuple[Byt
     """The store, and whether its saves are made in the background: only a local store's can be."""
     if not isinstance(ranks, OneWriter):
         store = open_bytes(url)
-        return store, wants_background and isinstance(store, LocalStore)
+        return store, wants_background and store.shared
     opened: list[ByteStore] = []
 
     def open_it() -> bytes:
         opened.append(open_bytes(url))
-        return b"1" if wants_background and isinstance(opened[0], LocalStore) else b""
+        return b"1" if wants_background and opened[0].shared else b""
 
     in_background = bool(ranks.first(open_it, "opening the store"))
     return (opened[0] if opened else Elsewhere(url)), in_background

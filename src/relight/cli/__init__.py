@@ -109,6 +109,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
+    os.environ.setdefault("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen
     try:
         code = cli.main(prog_name="relight", standalone_mode=False)
         sys.stdout.flush()

@@ -80,6 +80,8 @@ class ByteStore(Protocol):
     url: str
     parallel_reads: int
     """How many reads at once are worth while."""
+    shared: bool
+    """Whether another process that opens ``url`` finds the same files."""
 
     def properties(self) -> Properties:
         """What it honours."""

@@ -21,6 +21,7 @@ class LocalStore:
     """A store in the directory ``root``, which is made when first written to."""
 
     parallel_reads = READS_AT_ONCE
+    shared = True
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, direct: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))

@@ -16,6 +16,7 @@ class MemoryStore:
     """Files in a dict. ``MemoryStore.named(name)`` gives the same one again, as ``memory://name`` does."""
 
     parallel_reads = READS_AT_ONCE
+    shared = False
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"

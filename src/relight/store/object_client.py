@@ -21,7 +21,12 @@ SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure"
 EXTRA = "pip install 'relight[objects]'"
 _QUERY = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
 _USER = re.compile(r"://[^/\s@\"']+@")
-_TAGGED = re.compile(r"<(Signature|AWSAccessKeyId|StringToSign|CanonicalRequest)[^>]*>.*?</\1>", re.DOTALL)
+_STATUS = re.compile(r"non-2xx status code: (\d{3}) ?([A-Za-z ]*)")
+_CODE = re.compile(r"<Code>([^<]*)</Code>|\"(?:code|reason)\": *\"([^\"]*)\"")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>|\"message\": *\"([^\"]*)\"")
+_REQUEST = re.compile(r"performing ([A-Z]+) (\S+) in ")
+_PASSES = (408, 409, 425, 429)
+"""Answers of the caller's fault that are not: the same request may work later."""
 _WORDS_MAX = 400
 _FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507 Insufficient")
 _ACCESS = "check the credentials, and that they allow to list, read, write and delete there"
@@ -32,10 +37,22 @@ class Patience(NamedTuple):
     """How long an object store may take: one request, and all tries of one; how many pauses between them, growing, with jitter."""
 
     request_s: float = 60.0
-    deadline_s: float = 180.0
+    deadline_s: float = 120.0
     tries: int = 10
     pause_s: float = 0.1
     pause_max_s: float = 10.0
+
+    @classmethod
+    def usual(cls) -> Patience:
+        """Of whoever says nothing: ``RELIGHT_STORE_PATIENCE_S`` is the deadline, in seconds."""
+        text = os.environ.get("RELIGHT_STORE_PATIENCE_S")
+        try:
+            deadline_s = float(text) if text else cls().deadline_s
+        except ValueError:
+            deadline_s = 0.0
+        if not 0 < deadline_s < float("inf"):
+            raise ConfigError(f"RELIGHT_STORE_PATIENCE_S is a number of seconds above 0, not {str(text)[:40]!r}")
+        return cls(deadline_s=deadline_s, request_s=min(cls().request_s, deadline_s))
 
 
 class Bucket(NamedTuple):
@@ -159,32 +176,49 @@ def _profile() -> Any:
 
 
 def shortened(error: BaseException) -> str:
-    """What an error of the library says, in one line, without what may be secret: signed queries, users, signatures."""
+    """What an error of the library says, in one line: the request, the status, the server's own code and message. No query, no user, no
+    signature: what may be secret is left out."""
     text = str(error).split("\n\nDebug source", 1)[0]
-    text = _TAGGED.sub(r"<\1/>", text)
-    text = _USER.sub("://", _QUERY.sub(r"\1", text))
-    text = " ".join(text.split())
+    request, status = _REQUEST.search(text), _STATUS.search(text)
+    if status is not None:
+        said = [f"{status[1]} {status[2]}".strip()]
+        code, message = _CODE.search(text), _MESSAGE.search(text)
+        said += [next(filter(None, found.groups()), "") for found in (code, message) if found is not None]
+        text = (f"{request[1]} {request[2]}: " if request else "") + ", ".join(filter(None, said))
+    elif request is not None:
+        text = f"{request[1]} {request[2]}: {text.rsplit(' - ', 1)[-1]}"
+    text = " ".join(_USER.sub("://", _QUERY.sub(r"\1", text)).split())
     return text if len(text) <= _WORDS_MAX else f"{text[:_WORDS_MAX]}…"
 
 
 def translate(error: BaseException, doing: str, where: str) -> RelightError:
     """A library's error as one of ours."""
-    name = type(error).__name__
+    name, text = type(error).__name__, str(error)
     what = f"{doing} failed: {shortened(error)}"
+    if "NoSuchBucket" in text or "ContainerNotFound" in text:
+        return StoreUnavailable(what, where=where, hint="make the bucket first, or check its name and the endpoint", retryable=False)
     if isinstance(error, FileNotFoundError):
         return CheckpointNotFound(f"{doing} failed: no such object", where=where)
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
         return StoreUnavailable(what, where=where, hint=_ACCESS, retryable=False)
-    if any(word in str(error) for word in _FULL):
+    if any(word in text for word in _FULL):
         return NoSpace(what, where=where, hint="raise the quota, or keep fewer checkpoints (relight prune)")
-    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
+    status = _STATUS.search(text)
+    fault = status is not None and 300 <= int(status[1]) < 500 and int(status[1]) not in _PASSES
+    if fault or "builder error" in text or name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
         return StoreUnavailable(what, where=where, retryable=False)
-    return StoreUnavailable(what, where=where)
+    return StoreUnavailable(what, where=where, hint="is the server up, and the endpoint the right one?" if status is None else "")
 
 
 def is_taken(error: BaseException) -> bool:
     """Whether a creation was refused because the name is there, or because somebody is creating it."""
     return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
+
+
+def is_behind_end(error: BaseException) -> bool:
+    """Whether a range was refused because the object has no byte of it."""
+    status = _STATUS.search(str(error))
+    return status is not None and status[1] == "416"
 
 
 def readable(path: str) -> str:

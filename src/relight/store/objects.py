@@ -19,7 +19,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.observe import emit
 from relight.store.again import again, rest
 from relight.store.base import Entry, Properties, Reader, Uncertain, Writer, check_key
-from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_taken, readable, translate
+from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, readable, translate
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
 
@@ -38,10 +38,11 @@ class ObjectStore:
     """The store at ``url``, such as ``s3://bucket/some/prefix``. Making it asks nobody anything. Threads may share it."""
 
     parallel_reads = PARALLEL
+    shared = True
 
     def __init__(self, url: str, *, patience: Patience | None = None) -> None:
         self._bucket = Bucket.of(url)
-        self._patience = patience or Patience()
+        self._patience = patience or Patience.usual()
         self.url = url.rstrip("/")
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
@@ -166,7 +167,9 @@ class ObjectStore:
                 result = self._call("get")(client, path, options={"range": (0, HEAD_BYTES)})
             except FileNotFoundError:
                 raise
-            except Exception:  # of an empty object, no range can be had
+            except Exception as error:  # of an empty object, no range can be had
+                if not is_behind_end(error):
+                    raise
                 meta = self._call("head")(client, path)
                 if meta["size"]:
                     raise

@@ -65,6 +65,7 @@ class SimulatedStore:
     """
 
     parallel_reads = 1
+    shared = False
 
     def __init__(
         self, shelf: Shelf, who: Who, rng: random.Random, *, fine: bool = True, torn: Callable[[str], bool] | None = None,
