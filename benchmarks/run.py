@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the results")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="the longest that one cell may take")
+    parser.add_argument("--go-on", action="store_true", help="keep the whole rounds of an earlier run, and make those that are missing")
     parser.add_argument("--report", action="store_true", help="only write table and plots anew from what an earlier run kept")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it cleans up
@@ -135,13 +136,16 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir, prefix="relight-bench-"))
-    shuffle = random.Random(options.seed)
     found: dict[str, Any] = {
         "size": options.size, "seed": options.seed, "rivals": rivals, "machine": describe(folder),
         "versions": {}, "how": {}, "why_not": {}, "state_bytes": {name: state_bytes(name) for name in SIZES[options.size]}, "rounds": [],
     }  # fmt: skip
+    if options.go_on and kept.exists():
+        found = whole_rounds(json.loads(kept.read_text(encoding="utf-8")), found)
+    begun = len(found["rounds"]) // len(SIZES[options.size])
     try:
-        for number in range(1, options.rounds + 1):
+        for number in range(begun + 1, options.rounds + 1):
+            shuffle = random.Random(f"{options.seed} {number}")
             for workload in SIZES[options.size]:
                 touch(min(int(available_bytes() * 0.7), max(2 << 30, 4 * state_bytes(workload))))
                 order = [FLOORS, *(name for name in rivals if name not in found["why_not"])]
@@ -164,6 +168,17 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
                     kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def whole_rounds(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run found, up to its last whole round. It must have been of the same things, on the same machine."""
+    for name in ("size", "seed", "rivals", "machine", "state_bytes"):
+        if before[name] != now[name]:
+            raise SystemExit(f"cannot go on: {name} was {before[name]}, and is {now[name]}")
+    rounds = before["rounds"]
+    while rounds and (len(rounds[-1]["cells"]) < len(rounds[-1]["order"]) or len(rounds) % len(SIZES[now["size"]])):
+        rounds.pop()
+    return before
 
 
 if __name__ == "__main__":

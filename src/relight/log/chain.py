@@ -71,7 +71,8 @@ class Log:
         self._store_id = ""
         self._run_id = ""
         self._settled = False
-        self._own_head = -1
+        self._own_head = self._newest = -1
+        self._looked = False
         self._judged: View | None = None
         """The last view, as long as nothing was read or written since."""
         self._texts: dict[str, str] = {}
@@ -157,7 +158,7 @@ class Log:
                 self._store.settle(f"{self._run}/{LOG_DIR}")
             except StoreUnavailable as error:
                 raise Uncertain(f"created, but its name may not be durable: {error.what}", where=key) from error
-        self._own_head = record.seq
+        self._own_head = self._newest = record.seq
         written = decode_record(data, record.seq, key)
         self._put(record.seq, _Slot(written.file_hash, self._shared(written)))
         return written
@@ -196,6 +197,7 @@ class Log:
         head = max(numbers, default=-1)
         if head > RECORDS_MAX:
             raise UnsafeContent(f"a record numbered {head}", where=f"{self._run}/{LOG_DIR}", hint="not written by Relight: remove it")
+        head = self._unlisted(head)
         known = self._slots.keys() - self._unread
         for seq in sorted(numbers - known):
             self._put(seq, self._load(seq))
@@ -207,6 +209,23 @@ class Log:
         if self._judged is None or self._judged.head != head:
             self._judged = self._judge(head)
         return self._judged
+
+    def _unlisted(self, head: int) -> int:
+        """The highest number there. A listing may be older than what it lists: a record that this process has seen is asked for by name
+        before it counts as gone, and so is, at the first look, what comes behind the last one listed."""
+        if self._newest > head and self._load(self._newest).file_hash is not None:
+            head = self._newest
+        while not self._looked:
+            slot = self._load(head + 1)
+            if slot.unreadable:
+                raise StoreUnavailable(f"cannot tell whether there is a newer record: {slot.reason}", where=self._key(head + 1))
+            if slot.file_hash is None:
+                self._looked = True
+                break
+            head += 1
+            self._put(head, slot)
+        self._newest = max(self._newest, head)
+        return head
 
     def _put(self, seq: int, slot: _Slot) -> None:
         self._slots[seq] = slot

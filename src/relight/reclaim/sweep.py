@@ -37,7 +37,8 @@ class SweepReport:
 
 def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     """Find what nobody can need any more. The listing is taken *before* the log is read: what is committed in between is then seen."""
-    names = [entry.name for entry in store.list(run) if entry.is_dir]
+    names = {entry.name for entry in store.list(run) if entry.is_dir}
+    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # of what was never ended, there may be nothing else
     temporaries = [*_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
     view = Log(store, run).read()
     history = fold(view)
@@ -72,6 +73,9 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
     deleted: list[str] = []
     left: list[str] = []
     for name, _ in plan.directories:
+        with contextlib.suppress(StoreUnavailable):
+            for upload in store.uploads(f"{plan.run}/{name}"):
+                store.drop_upload(upload)
         _delete(store, plan.run, name, deleted, left)
     for key in plan.temporaries:
         with contextlib.suppress(StoreUnavailable):

@@ -1,4 +1,4 @@
-"""What a store of bytes is: eleven operations and what each promises.
+"""What a store of bytes is: its operations and what each promises.
 
 Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` (``NoSpace``) when the store refuses, and
 ``CheckpointNotFound`` when a key to be read is not there. None of them retries.
@@ -33,6 +33,13 @@ class Entry(NamedTuple):
 
     name: str
     is_dir: bool
+
+
+class Upload(NamedTuple):
+    """A file whose writing was begun and not ended, which takes room and is in no listing: an object store's multipart upload."""
+
+    key: str
+    id: str
 
 
 class Writer(Protocol):
@@ -109,6 +116,12 @@ class ByteStore(Protocol):
 
     def delete_dir(self, prefix: str) -> bool:
         """Remove an empty directory; False if it is not empty."""
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        """Writings below ``prefix``, at any depth, that were begun and not ended, others' live ones too. None where there is no such thing."""
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Call one off and free its room; one that is gone is fine."""
 
     def free_bytes(self) -> int | None:
         """Room left, in bytes; None if unknown or without limit."""

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 
 from relight.errors import StoreUnavailable, UnsafeContent
-from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Writer, check_key
+from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
 
@@ -118,6 +118,13 @@ class LocalStore:
                 return False
             raise translate(error, "deleting a directory", path) from error
         return True
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        """There is no such thing here."""
+        return []
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Nothing to do."""
 
     def free_bytes(self) -> int | None:
         """Of the file system that holds the root, or the nearest directory above it that exists."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
-from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Writer, check_key
+from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 
 _shared: dict[str, MemoryStore] = {}
 _shared_lock = threading.Lock()
@@ -79,6 +79,13 @@ class MemoryStore:
     def delete_dir(self, prefix: str) -> bool:
         """Directories are only prefixes here."""
         return not any(True for _ in self.list(prefix))
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        """There is no such thing here."""
+        return []
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Nothing to do."""
 
     def free_bytes(self) -> int | None:
         """Unknown."""

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.observe import emit
 from relight.store.again import again, rest
-from relight.store.base import Entry, Properties, Reader, Uncertain, Writer, check_key
+from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, readable, translate
 from relight.store.object_writer import ObjectWriter
+from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.probe import exclusive_create, single_writer_promised
 
 T = TypeVar("T")
@@ -197,6 +198,22 @@ class ObjectStore:
     def delete_dir(self, prefix: str) -> bool:
         """Directories are only prefixes here."""
         return not any(True for _ in self.list(prefix))
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        """See ``ByteStore``. Of S3, where boto3 is installed; Azure drops them by itself, elsewhere a rule of the bucket should."""
+        path = self._path(prefix)
+        if self._bucket.scheme != "s3" or (client := boto3_client()) is None:
+            return []
+        start = len(self._bucket.prefix) + 1 if self._bucket.prefix else 0
+        below = f"{path}/" if path else ""
+        found = self._ask("listing uploads", path, lambda: list_uploads(client, self._bucket.name, below))
+        return [Upload(key[start:], upload_id) for key, upload_id in found]
+
+    def drop_upload(self, upload: Upload) -> None:
+        """See ``ByteStore``."""
+        path, client = self._path(upload.key, file=True), boto3_client()
+        if client is not None:
+            self._ask("dropping an upload", path, lambda: abort_upload(client, self._bucket.name, path, upload.id))
 
     def free_bytes(self) -> int | None:
         """Unknown."""

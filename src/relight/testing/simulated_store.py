@@ -20,7 +20,7 @@ from typing import Protocol
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, StoreUnavailable, UnsafeContent
 from relight.format.names import LOG_DIR
-from relight.store.base import Entry, Properties, Reader, Uncertain, Writer
+from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer
 from relight.store.durable import TMP_PREFIX
 from relight.testing.shelf import File, Shelf, create
 
@@ -169,6 +169,13 @@ class SimulatedStore:
         if fault:
             raise StoreUnavailable("no answer (and it was tried)", where=prefix)
         return gone
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        """There is no such thing here."""
+        return []
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Nothing to do."""
 
     def free_bytes(self) -> int | None:
         """Unknown."""
