@@ -18,6 +18,9 @@ BROAD_MAY_STAND = {
     "checkpointer/ranks.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
     "capture/planning.py": "somebody else's load_state_dict: kept as the cause",
+    "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
+    "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
+    "store/objects.py": "a library's errors are of any kind: made ours",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 

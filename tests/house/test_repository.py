@@ -12,7 +12,6 @@ from packaging.utils import canonicalize_name
 from tree import PRODUCT, ROOT, files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-NOT_NEEDED = {"torchdata": {"requests", "urllib3"}}  # the loader that Relight uses never imports them
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 
 
@@ -48,7 +47,7 @@ def test_the_lock_is_complete() -> None:
             key = canonicalize_name(need.name)
             if need.marker is not None and not need.marker.evaluate({"extra": ""}):
                 continue
-            if key in NOT_NEEDED.get(name, ()) or (name == "torch" and key.startswith(("nvidia", "cuda", "triton"))):
+            if name == "torch" and key.startswith(("nvidia", "cuda", "triton")):
                 continue
             if key not in locked or not need.specifier.contains(locked[key], prereleases=True):
                 missing.append(f"{name} needs {need}")

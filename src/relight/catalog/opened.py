@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
-from relight.format import Part, Root, decode_part, decode_root
+from relight.format import Part, PartRef, Root, decode_part, decode_root
 from relight.format.manifest import PART_BYTES_MAX, check_complete
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore
+from relight.store.again import decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,18 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
     body = checkpoint.body
     prefix = f"{run}/{body.dir}"
     where = f"{prefix}/{ROOT_FILE}"
-    root = decode_root(_get(store, where, min(ROOT_BYTES_MAX, max(body.root_bytes, 1))), body.root, where)
+    longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
+    root = decoded(lambda: _get(store, where, longest), lambda data: decode_root(data, body.root, where), where)
     if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, run_id, body.id, body.step, checkpoint.epoch):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
-    parts = []
-    for ref in root.parts:
-        where = f"{prefix}/{ref.file}"
-        parts.append(decode_part(_get(store, where, min(PART_BYTES_MAX, max(ref.size, 1))), root, ref, where))
+    parts = [_part(store, f"{prefix}/{ref.file}", root, ref) for ref in root.parts]
     check_complete(parts)
     return Opened(store, prefix, checkpoint, root, tuple(parts))
+
+
+def _part(store: ByteStore, where: str, root: Root, ref: PartRef) -> Part:
+    longest = min(PART_BYTES_MAX, max(ref.size, 1))
+    return decoded(lambda: _get(store, where, longest), lambda data: decode_part(data, root, ref, where), where)
 
 
 def _get(store: ByteStore, key: str, limit: int) -> bytes:

@@ -7,6 +7,7 @@ device, or the network, always has something to do; others hash what was read, a
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from bisect import bisect_left
 from collections import deque
@@ -23,7 +24,8 @@ from relight.format.manifest import Pack
 from relight.format.strict import shown
 from relight.layout import Sink
 from relight.layout.sources import Place, address_of, copy_bytes, move
-from relight.store import PAGE, Reader, page_buffer
+from relight.store import PAGE, ByteStore, Reader, page_buffer
+from relight.store.again import tell_read_again
 from relight.store.base import READS_AT_ONCE
 
 HASHERS = 2
@@ -62,6 +64,8 @@ class Run(NamedTuple):
 class _File(NamedTuple):
     key: str
     reader: Reader
+    """Closed, once all of the file is read."""
+    store: ByteStore
 
 
 def read_tensors(
@@ -75,9 +79,10 @@ def read_tensors(
 ) -> int:
     """Fill ``sinks``, keyed by index into ``part.tensors``, and give the number of bytes read.
 
-    Each chunk is read once and checked before anything is made of it; ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may
-    then hold bytes that are wrong or missing: they are to be filled again or thrown away. ``readers``: as many as the store has use for.
-    Memory: ``readers + hashers + 1`` buffers of ``READ_BYTES``, or of the longest chunk. ``progress`` is called in other threads, with the bytes of each chunk that was found right.
+    Each chunk is read once and checked before anything is made of it, and once more if it is not what was committed;
+    ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may then hold bytes that are wrong or missing: they are to be filled again or
+    thrown away. ``readers``: as many as the store has use for. Memory: ``readers + hashers + 1`` buffers of ``READ_BYTES``, or of the
+    longest chunk. ``progress`` is called in other threads, with the bytes of each chunk that was found right.
     """
     runs = {index: runs_of(wants) for index, wants in plan_wants(part, sinks).items()}
     return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress)
@@ -105,7 +110,7 @@ def read_runs(
     try:
         for index, found in plan:
             key = f"{opened.prefix}/{part.packs[index].file}"
-            file = _File(key, open_pack(opened, part, index))
+            file = _File(key, open_pack(opened, part, index), opened.store)
             try:
                 work.read(file, found)
             finally:
@@ -173,7 +178,7 @@ class _Work:
         try:
             data = file.reader.fetch(run.offset, run.length, room)
             if data is not None and self._threads:  # the device goes on while others hash
-                self._hashing.append(self._hashers.submit(self._settle, file.key, run, data, True, room))
+                self._hashing.append(self._hashers.submit(self._settle, file, run, data, True, room))
                 return
             target = _target(run) if data is None else None
             if data is None:  # from memory: whoever copied it has it in the processor's cache
@@ -182,16 +187,17 @@ class _Work:
         except BaseException:
             self._rooms.put(room)
             raise
-        self._settle(file.key, run, data, data is not target, room)
+        self._settle(file, run, data, data is not target, room)
 
-    def _settle(self, key: str, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
+    def _settle(self, file: _File, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
         """Check what was read, and hand it on if it isn't where it belongs."""
         try:
             if self._failed:
                 return
             for want in run.wants:
                 held = data[want.offset - run.offset :][: want.length]
-                check_chunk(held, want, key)
+                if Digest(held).digest() != want.hash:
+                    _once_more(file, held, want)
                 if on_its_way:
                     hand_on(held, want)
                 if self._progress:
@@ -345,6 +351,30 @@ def hand_on(held: memoryview, want: Want) -> None:
             copy_bytes(data, view[begin - offset : end - offset])
         else:
             sink.absorb(begin - offset, data)
+
+
+def _once_more(file: _File, held: memoryview, want: Want) -> None:
+    """Read a chunk that is not what was committed once more: it may have been damaged on its way. ``CorruptCheckpoint`` if it was not."""
+    with contextlib.suppress(RelightError):
+        reader = file.store.open(file.key)
+        try:
+            reader.read_into(want.offset, held)
+        finally:
+            reader.close()
+    check_chunk(held, want, file.key)
+    tell_read_again(file.key)
+
+
+def is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
+    """Whether a chunk that ``each_chunk`` gave is what was committed; if not, it is read once more, to where it lies."""
+    if Digest(piece).digest() == value:
+        return True
+    with contextlib.suppress(RelightError):
+        reader.read_into(offset, piece)
+    if Digest(piece).digest() != value:
+        return False
+    tell_read_again(key)
+    return True
 
 
 def check_chunk(data: memoryview, want: Want, key: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.read import each_chunk
+from relight.catalog.read import each_chunk, is_sound
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
-from relight.format import Digest, Part, decode_tree, dtype_named
+from relight.format import Part, decode_tree, dtype_named
 from relight.format.manifest import Pack, header_names
 from relight.format.pack import parse_header
 from relight.log import Checkpoint, View, read_store
@@ -90,7 +90,7 @@ def _verify_pack(
             try:
                 if isinstance(piece, RelightError):
                     raise piece
-                if Digest(piece).digest() != value:
+                if not is_sound(reader, at, piece, value, key):
                     raise CorruptCheckpoint("is not what was committed")
                 if number == 0:
                     _check_header(bytes(piece), part, index, key)

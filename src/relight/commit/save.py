@@ -22,6 +22,7 @@ from relight.layout import Item
 from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.store import ByteStore, put
+from relight.store.again import decoded
 from relight.store.base import Uncertain
 from relight.store.durable import temporary_of
 
@@ -269,11 +270,16 @@ def check_written(
     ``known``: parts by file, as encoded, whose like was read back before: the same tensors at the same places. If these bytes are there,
     no reader would find more wrong with them than with those.
     """
-    data = store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
-    root = decode_root(data, hexdigest(data), f"{prefix}/{ROOT_FILE}")
-    root_hash, root_bytes = hexdigest(data), len(data)
-    if data != encode_root(expected):
-        raise CorruptCheckpoint("root.json reads back differently", where=prefix)
+    where, wanted = f"{prefix}/{ROOT_FILE}", encode_root(expected)
+
+    def decode(data: bytes) -> Root:
+        root = decode_root(data, hexdigest(data), where)
+        if data != wanted:
+            raise CorruptCheckpoint("root.json reads back differently", where=prefix)
+        return root
+
+    root = decoded(lambda: store.get(where, ROOT_BYTES_MAX), decode, where)
+    root_hash, root_bytes = hexdigest(wanted), len(wanted)
     parts = []
     for ref in root.parts:
         parts.append(check_part_written(store, prefix, root, ref, (known or {}).get(ref.file, (None, b""))))
@@ -286,8 +292,11 @@ def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, 
     """Read one part back, and look at the sizes of its packs."""
     where = f"{prefix}/{ref.file}"
     held, written = known
-    data = store.get(where, PART_BYTES_MAX)
-    part = held if held is not None and data == written else decode_part(data, root, ref, where)
+    part = decoded(
+        lambda: store.get(where, PART_BYTES_MAX),
+        lambda data: held if held is not None and data == written else decode_part(data, root, ref, where),
+        where,
+    )
     for pack in part.packs:
         reader = store.open(f"{prefix}/{pack.file}")
         try:

@@ -18,6 +18,7 @@ from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import now_text, read_store, require_store
 from relight.store import ByteStore
+from relight.store.again import decoded
 from relight.store.base import Uncertain
 
 RECORDS_MAX = 2_000_000
@@ -235,18 +236,19 @@ class Log:
             self._unread.add(seq)
 
     def _load(self, seq: int) -> _Slot:
-        key = self._key(seq)
+        key, read = self._key(seq), list[bytes]()
+
+        def get() -> bytes:
+            read.append(self._store.get(key, SEALED_BYTES_MAX))
+            return read[-1]
+
         try:
-            data = self._store.get(key, SEALED_BYTES_MAX)
-        except (CheckpointNotFound, UnsafeContent, CorruptCheckpoint) as error:
-            return _Slot(None, None, error.what)
+            record = decoded(get, lambda data: decode_record(data, seq, key), key)
+            return _Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return _Slot(None, None, error.what, unreadable=True)
-        try:
-            record = decode_record(data, seq, key)
-            return _Slot(record.file_hash, self._shared(record))
         except RelightError as error:
-            return _Slot(hexdigest(data), None, error.what)
+            return _Slot(hexdigest(read[-1]) if read else None, None, error.what)
 
     def _shared(self, record: Record) -> Record:
         """The record, holding once what many hold: a log of a long run is kept in memory by all who append to it."""

@@ -38,7 +38,7 @@ class SweepReport:
 def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     """Find what nobody can need any more. The listing is taken *before* the log is read: what is committed in between is then seen."""
     names = {entry.name for entry in store.list(run) if entry.is_dir}
-    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # of what was never ended, there may be nothing else
+    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # there may be nothing else
     temporaries = [*_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
     view = Log(store, run).read()
     history = fold(view)

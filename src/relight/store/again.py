@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from relight.errors import StoreUnavailable
+from relight.errors import RelightError, StoreUnavailable
+from relight.observe import emit
 
 T = TypeVar("T")
 
@@ -45,3 +46,22 @@ def again(patience: Pauses, call: Callable[[], T]) -> T:
 def rest(pause_s: float) -> None:
     """Wait about that long: who were turned away together do not come back together."""
     time.sleep(pause_s * (0.5 + random.random()))
+
+
+def decoded(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str) -> T:
+    """What ``decode`` makes of what ``get`` reads; read once more if it is no good: what was damaged on its way is whole the next time."""
+    data = get()
+    try:
+        return decode(data)
+    except RelightError:
+        second = get()
+        if second == data:
+            raise
+        value = decode(second)
+        tell_read_again(where)
+        return value
+
+
+def tell_read_again(where: str) -> None:
+    """Say that bytes came damaged and were whole when read once more."""
+    emit("read.again", f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing", where=where)

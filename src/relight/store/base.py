@@ -6,7 +6,7 @@ Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from relight.errors import StoreUnavailable, UnsafeContent
@@ -117,8 +117,8 @@ class ByteStore(Protocol):
     def delete_dir(self, prefix: str) -> bool:
         """Remove an empty directory; False if it is not empty."""
 
-    def uploads(self, prefix: str) -> list[Upload]:
-        """Writings below ``prefix``, at any depth, that were begun and not ended, others' live ones too. None where there is no such thing."""
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """Writings below ``prefix``, at any depth, that were begun and not ended, live ones too. None where there is no such thing."""
 
     def drop_upload(self, upload: Upload) -> None:
         """Call one off and free its room; one that is gone is fine."""

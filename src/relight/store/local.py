@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
@@ -119,7 +119,7 @@ class LocalStore:
             raise translate(error, "deleting a directory", path) from error
         return True
 
-    def uploads(self, prefix: str) -> list[Upload]:
+    def uploads(self, prefix: str) -> Sequence[Upload]:
         """There is no such thing here."""
         return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
@@ -80,7 +80,7 @@ class MemoryStore:
         """Directories are only prefixes here."""
         return not any(True for _ in self.list(prefix))
 
-    def uploads(self, prefix: str) -> list[Upload]:
+    def uploads(self, prefix: str) -> Sequence[Upload]:
         """There is no such thing here."""
         return []
 

@@ -18,7 +18,6 @@ from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightErro
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
 """What URLs may begin with, and what they are called here."""
-EXTRA = "pip install 'relight[objects]'"
 _QUERY = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
 _USER = re.compile(r"://[^/\s@\"']+@")
 _STATUS = re.compile(r"non-2xx status code: (\d{3}) ?([A-Za-z ]*)")
@@ -56,7 +55,7 @@ class Patience(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Where a URL leads: ``scheme`` as in ``SCHEMES``, a bucket, container or host, and the keys' common beginning, without slashes around."""
+    """Where a URL leads: ``scheme`` as in ``SCHEMES``, a bucket, container or host, and the keys' common beginning."""
 
     scheme: str
     name: str
@@ -81,7 +80,7 @@ class Bucket(NamedTuple):
 
 
 class Clients(NamedTuple):
-    """Two clients of one bucket: one that tries again by itself, and one that does not, for requests that must not be made twice unknown."""
+    """Two clients of one bucket: one that tries again by itself, and one that does not, for what must not be asked twice unknown."""
 
     patient: Any
     once: Any
@@ -120,7 +119,7 @@ def _open(bucket: Bucket, patience: Patience, tries: int) -> Any:
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
-        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=EXTRA) from None
+        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=f"pip install 'relight[{'s3' if bucket.scheme == 's3' else 'objects'}]'") from None
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=patience.request_s),
         "connect_timeout": timedelta(seconds=min(5.0, patience.request_s)),

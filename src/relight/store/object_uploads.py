@@ -1,4 +1,4 @@
-"""Multipart uploads that nobody will end: S3 keeps their parts, lists them nowhere, and charges for them. Through boto3, where installed."""
+"""Multipart uploads that nobody will end: S3 keeps their parts, unlisted, and charges for them. Through boto3, where installed."""
 
 from __future__ import annotations
 

@@ -62,9 +62,8 @@ class ObjectWriter:
         with self._changed:
             self._start()
             if not self._changed.wait_for(lambda: self._takes(offset, length), STALL_S) and self._next not in self._pieces:
-                raise StoreUnavailable(
-                    f"nothing was written at byte {self._next}, and {WINDOW_BYTES >> 20} MiB behind it wait", where=self._path, retryable=False
-                )
+                what = f"nothing was written at byte {self._next}, and {WINDOW_BYTES >> 20} MiB behind it wait"
+                raise StoreUnavailable(what, where=self._path, retryable=False)
             self._changed.wait_for(lambda: self._takes(offset, length))
             self._raise()
             self._pieces[offset] = bytes(data[:length])

@@ -20,8 +20,8 @@ from relight.observe import emit
 from relight.store.again import again, rest
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, readable, translate
-from relight.store.object_writer import ObjectWriter
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
+from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class ObjectStore:
                 where=self.url,
                 hint="if only one process ever writes to this store, say so: RELIGHT_SINGLE_WRITER=1. Else choose another store",
             )
-        emit("store.single_writer", f"{self.url} ignores 'create if absent': nothing keeps a second writer out", url=self.url)
+        emit("store.alone", f"{self.url} ignores 'create if absent': nothing keeps a second writer out", url=self.url)
         return self._put_alone(path, data)
 
     def create(self, path: str, data: bytes) -> bool:
@@ -199,7 +199,7 @@ class ObjectStore:
         """Directories are only prefixes here."""
         return not any(True for _ in self.list(prefix))
 
-    def uploads(self, prefix: str) -> list[Upload]:
+    def uploads(self, prefix: str) -> Sequence[Upload]:
         """See ``ByteStore``. Of S3, where boto3 is installed; Azure drops them by itself, elsewhere a rule of the bucket should."""
         path = self._path(prefix)
         if self._bucket.scheme != "s3" or (client := boto3_client()) is None:

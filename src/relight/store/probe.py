@@ -64,7 +64,7 @@ def _probe(store: Creates) -> bool:
         with ThreadPoolExecutor(RACERS, thread_name_prefix="relight-probe") as pool:
             won = sum(pool.map(lambda number: store.create(paths[1], b"%d" % number), range(RACERS)))
         if won != 1:
-            emit("store.single_writer", f"{store.url}: {won} of {RACERS} creations of one name at once succeeded", url=store.url)
+            emit("store.alone", f"{store.url}: {won} of {RACERS} creations of one name at once succeeded", url=store.url)
         return won == 1
     finally:
         for name in names:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, StoreUnavailable, UnsafeContent
@@ -170,7 +170,7 @@ class SimulatedStore:
             raise StoreUnavailable("no answer (and it was tried)", where=prefix)
         return gone
 
-    def uploads(self, prefix: str) -> list[Upload]:
+    def uploads(self, prefix: str) -> Sequence[Upload]:
         """There is no such thing here."""
         return []
 

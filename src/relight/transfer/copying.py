@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from relight.catalog import Opened, Run
-from relight.catalog.read import each_chunk
+from relight.catalog.read import each_chunk, is_sound
 from relight.commit import delete_directory
 from relight.commit.save import check_written, new_id
 from relight.errors import (
@@ -26,7 +26,7 @@ from relight.errors import (
     RelightError,
     UnsafeContent,
 )
-from relight.format import Digest, Part, PartRef, Root, encode_part, encode_root, hexdigest
+from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
 from relight.format.manifest import Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
@@ -215,11 +215,11 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
         try:
             buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
             written = held = 0
-            for number, _, piece in each_chunk(reader, pack, opened.store.parallel_reads):
+            for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
                 if isinstance(piece, RelightError):
                     raise piece
                 length, value = pack.chunks[number]
-                if Digest(piece).digest() != value:
+                if not is_sound(reader, at, piece, value, source):
                     raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
                 while piece:
                     step = min(len(piece), BUFFER_BYTES - held)
