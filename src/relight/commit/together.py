@@ -31,7 +31,7 @@ from relight.commit.save import (
     trainable_digest,
     write_part,
 )
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
 from relight.format.manifest import SHORT_PARTS
 from relight.format.names import (
@@ -84,6 +84,12 @@ def save_together(
     """
     seat = request.seat
     assert seat is not None and request.id
+    if not place.store.properties().exclusive_create:
+        raise ConfigError(
+            "this store ignores 'create if absent': several ranks cannot agree in it on what is a checkpoint",
+            where=place.store.url,
+            hint='let one rank write: writer="rank 0", with RELIGHT_SINGLE_WRITER=1',
+        )
     started = time.perf_counter()
     plan = request.plan or plan_save(request.items, id=request.id, rank=seat.rank)
     directory = CheckpointDir(request.step, request.id, place.epoch)

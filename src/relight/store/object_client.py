@@ -12,7 +12,6 @@ import re
 import threading
 from datetime import timedelta
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
 
@@ -177,7 +176,7 @@ def _profile() -> Any:
 def shortened(error: BaseException) -> str:
     """What an error of the library says, in one line: the request, the status, the server's own code and message. No query, no user, no
     signature: what may be secret is left out."""
-    text = str(error).split("\n\nDebug source", 1)[0]
+    text = _USER.sub("://", _QUERY.sub(r"\1", str(error).split("\n\nDebug source", 1)[0]))
     request, status = _REQUEST.search(text), _STATUS.search(text)
     if status is not None:
         said = [f"{status[1]} {status[2]}".strip()]
@@ -186,7 +185,7 @@ def shortened(error: BaseException) -> str:
         text = (f"{request[1]} {request[2]}: " if request else "") + ", ".join(filter(None, said))
     elif request is not None:
         text = f"{request[1]} {request[2]}: {text.rsplit(' - ', 1)[-1]}"
-    text = " ".join(_USER.sub("://", _QUERY.sub(r"\1", text)).split())
+    text = " ".join(text.split())
     return text if len(text) <= _WORDS_MAX else f"{text[:_WORDS_MAX]}…"
 
 
@@ -219,7 +218,3 @@ def is_behind_end(error: BaseException) -> bool:
     status = _STATUS.search(str(error))
     return status is not None and status[1] == "416"
 
-
-def readable(path: str) -> str:
-    """A key as it was given: some answers come with percent signs."""
-    return unquote(path)

@@ -19,7 +19,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.observe import emit
 from relight.store.again import again, rest
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
-from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, readable, translate
+from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
@@ -187,8 +187,8 @@ class ObjectStore:
         path = self._path(prefix)
         found = again(self._patience, lambda: self._ask("listing", path, lambda: self._listed(path)))
         start = len(path) + 1 if path else 0
-        names = {Entry(readable(one).rstrip("/")[start:], True) for one in found["common_prefixes"]}
-        names |= {Entry(readable(one["path"])[start:], False) for one in found["objects"]}
+        names = {Entry(one.rstrip("/")[start:], True) for one in found["common_prefixes"]}
+        names |= {Entry(one["path"][start:], False) for one in found["objects"]}
         return iter([one for one in names if one.name and "/" not in one.name])
 
     def delete(self, key: str) -> None:

@@ -1,0 +1,115 @@
+"""Listings older than what they list, and records that come damaged once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CheckpointNotFound, StoreUnavailable
+from relight.format import Leaf, encode_tree
+from relight.format.names import record_file
+from relight.layout import Bytes, Item
+from relight.log import Log, fold
+from relight.observe import counters
+from relight.store import MemoryStore
+from relight.store.base import Entry
+
+
+class Odd(MemoryStore):
+    """A store whose listings and reads may be told to be odd."""
+
+    listed: Callable[[str], bool] = staticmethod(lambda name: True)
+    damage: Callable[[str], bytes | None] = staticmethod(lambda key: None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        return iter([entry for entry in super().list(prefix) if "/log" not in prefix or self.listed(entry.name)])
+
+    def get(self, key: str, limit: int) -> bytes:
+        self.reads[key] += 1
+        return self.damage(key) or super().get(key, limit)
+
+
+def save(attempt: Attempt, step: int) -> str:
+    item = Item("t", "uint8", (4,), "param", Bytes(bytes([step] * 4)), None, True)
+    return attempt.save(SaveRequest(step=step, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])).id
+
+
+@pytest.mark.parametrize("missing", [1, 2, 4, 99], ids=lambda n: f"the last {n}")
+def test_a_fresh_look_asks_for_what_a_stale_listing_lacks(missing: int) -> None:
+    """Whoever opens a run sees its newest record, though the listing ends sooner, or is empty."""
+    store = Odd()
+    attempt = Attempt.begin(store, "run")
+    ids = [save(attempt, step) for step in range(4)]
+    head = attempt.view().head
+    store.listed = lambda name: int(name.split(".")[0]) <= head - missing
+    view = Log(store, "run").read()
+    assert view.head == head
+    assert [one.id for one in fold(view).live] == ids
+    assert not view.faults
+
+
+def test_a_listing_that_falls_back_behind_what_was_seen_is_not_believed() -> None:
+    """A process that has seen a record goes on behind it, whatever a listing says; nothing is numbered twice."""
+    store = Odd()
+    attempt = Attempt.begin(store, "run")
+    save(attempt, 0)
+    head = attempt.view().head
+    for shown in (head - 1, -1, head + 1, 0):
+        store.listed = lambda name, shown=shown: int(name.split(".")[0]) <= shown
+        save(attempt, 1)
+        head += 1
+        assert attempt.view().head == head
+    store.listed = lambda name: True
+    assert not Log(store, "run").read().faults
+
+
+def test_a_log_that_is_gone_is_gone() -> None:
+    """What was deleted is not there because it once was."""
+    store = Odd()
+    log = Attempt.begin(store, "run").place.log
+    for entry in list(store.list("run/log")):
+        store.delete(f"run/log/{entry.name}")
+    with pytest.raises(CheckpointNotFound):
+        log.read()
+
+
+def test_what_cannot_be_asked_is_no_answer() -> None:
+    """A store that does not answer for the record behind the last one listed is not taken to have none."""
+    store = Odd()
+    behind = f"run/log/{record_file(Attempt.begin(store, 'run').view().head + 1)}"
+
+    def damage(key: str) -> bytes | None:
+        if key == behind:
+            raise StoreUnavailable("503", where=key)
+        return None
+
+    store.damage = damage
+    with pytest.raises(StoreUnavailable, match="newer record"):
+        Log(store, "run").read()
+
+
+def test_a_record_that_comes_damaged_once_is_read_once_more() -> None:
+    """One bad transfer makes no record count for nothing; one that is damaged where it lies is read twice at most, and is a fault."""
+    store = Odd()
+    attempt = Attempt.begin(store, "run")
+    checkpoint = save(attempt, 0)
+    key = f"run/log/{max(entry.name for entry in store.list('run/log'))}"
+    whole = store.get(key, 1 << 20)
+    store.reads.clear()
+    flipped = whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]
+    store.damage = lambda asked: flipped if asked == key and store.reads[key] == 1 else None
+    before = counters["read.again"]
+    view = Log(store, "run").read()
+    assert (not view.faults, fold(view).live[-1].id, store.reads[key]) == (True, checkpoint, 2)
+    assert counters["read.again"] == before + 1
+    store.reads.clear()
+    store.damage = lambda asked: flipped if asked == key else None
+    assert [fault.file for fault in Log(store, "run").read().faults] == [key]
+    assert store.reads[key] == 2
