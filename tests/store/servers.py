@@ -62,7 +62,7 @@ def moto(folder: Path) -> Iterator[Server]:
     port = free_port()
     with open(folder / "moto.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)],
             stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""},
         )  # fmt: skip
     try:

@@ -13,21 +13,24 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.log.test_log_stale_listings import save
+from tests.store.proxy import Request, proxied
+from tests.store.servers import Server
 
-from relight.commit import Attempt
+from relight.commit import Attempt, SaveRequest
+from relight.commit.save import Seat
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable
+from relight.format.names import CheckpointDir
 from relight.log import Log
 from relight.observe import counters
 from relight.reclaim import execute_sweep, plan_sweep
-from relight.store import open_bytes, probe, put
 from relight.store import object_writer as writing
+from relight.store import open_bytes, probe, put
 from relight.store.object_client import Bucket, Patience, shortened, translate
 from relight.store.object_uploads import boto3_client
 from relight.store.objects import ObjectStore
 from relight.store.urls import split_run
 from relight.testing.store_suite import read_all, refuses, write_all
-from tests.store.proxy import Request, proxied
-from tests.store.servers import Server
 
 QUICK = Patience(request_s=0.8, deadline_s=3.0, tries=3, pause_s=0.01, pause_max_s=0.1)
 
@@ -162,12 +165,7 @@ def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str
         attempt = Attempt.begin(store, "run")
         assert counters["store.alone"] > before
         assert store.put_once("x", b"1") and not store.put_once("x", b"1")
-        from relight.commit.save import Seat
-        from tests.log.test_log_stale_listings import save
-
         save(attempt, 0)
-        from relight.commit import SaveRequest
-
         request = SaveRequest(step=1, tree=b"", items=[], id="0123456789", seat=Seat(0, 2, "0" * 16, 1.0))
         assert "rank 0" in refuses(ConfigError, lambda: attempt.save(request)).hint
 
@@ -266,7 +264,8 @@ def test_a_reader_is_bound_to_the_version_it_found(s3: str) -> None:
 
 UPLOAD = """
 import os, sys, time
-from relight.commit import Attempt
+from relight.commit import Attempt, SaveRequest
+from relight.commit.save import Seat
 from relight.store import open_bytes
 attempt = Attempt.begin(open_bytes(sys.argv[1]), "run")
 writer = attempt.store.write(f"run/00000007-abcdefghij-e{attempt.epoch}/pack-00000-0.safetensors" if len(sys.argv) < 3 else sys.argv[2], 40 << 20)
@@ -279,8 +278,6 @@ time.sleep(600)
 
 def test_what_a_killed_process_was_uploading_is_swept_once_it_is_fenced(s3: str, tmp_path: Path) -> None:
     """An upload is in no listing. It stays while its attempt may live, and goes with the sweep behind the next one's FENCE."""
-    from relight.format.names import CheckpointDir
-
     store = ObjectStore(f"{s3}/place")
     directory = CheckpointDir(7, "abcdefghij", 1)
     key = f"run/{directory}/pack-00000-0.safetensors"
@@ -304,8 +301,6 @@ def test_what_a_killed_process_was_uploading_is_swept_once_it_is_fenced(s3: str,
 
 def test_secrets_are_in_no_file_record_or_error(s3: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Neither key nor secret reaches the store, a log line or an error's text."""
-    from tests.log.test_log_stale_listings import save
-
     secret = os.environ["AWS_SECRET_ACCESS_KEY"]
     store = ObjectStore(f"{s3}/place")
     save(Attempt.begin(store, "run"), 0)

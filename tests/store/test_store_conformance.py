@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.store import ByteStore, LocalStore, MemoryStore
+from relight.store import ByteStore, Disk, LocalStore, MemoryStore, put
 from relight.testing.disks import ShortDisk, SimulatedDisk
 from relight.testing.store_suite import StoreSuite
 
@@ -62,3 +62,23 @@ class TestMemory(StoreSuite):
 
     def make(self, tmp_path: Path) -> ByteStore:
         return MemoryStore()
+
+
+def test_a_directory_that_is_deleted_while_a_file_is_made_in_it(tmp_path: Path) -> None:
+    """Whoever finds a directory empty may delete it just when another is about to write there: it is made again."""
+
+    class Racing(Disk):
+        deleted = 0
+
+        def open_new(self, path: str, *, direct: bool = False) -> int:
+            if self.deleted < 3:
+                self.deleted += 1
+                os.rmdir(os.path.dirname(path))
+            return super().open_new(path, direct=direct)
+
+    for make in (lambda store: put(store, "run/ready/a", b"1"), lambda store: store.put_once("run/ready/a", b"1")):
+        disk = Racing()
+        store = LocalStore(tmp_path / str(id(make)), disk=disk)
+        make(store)
+        assert disk.deleted == 3
+        assert store.get("run/ready/a", 9) == b"1"

@@ -24,6 +24,8 @@ from relight.store.base import Uncertain
 RECORDS_MAX = 2_000_000
 GAP_MAX = 1000
 APPEND_TRIES = 1000
+BELIEVED = 6
+"""How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
 TORN_MAX = 64
 """How far below the highest number one that a listing lacks is asked for by name."""
 
@@ -243,7 +245,7 @@ class Log:
             return read[-1]
 
         try:
-            record = decoded(get, lambda data: decode_record(data, seq, key), key)
+            record = decoded(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
             return _Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return _Slot(None, None, error.what, unreadable=True)

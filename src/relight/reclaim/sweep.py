@@ -12,13 +12,15 @@ from relight.format.names import LOG_DIR, parse_dir
 from relight.log import History, Log, fold
 from relight.store import ByteStore
 from relight.store.durable import temporary_of
+from relight.store.probe import PROBE_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
     """Directories that may be deleted, each with the reason; ``held`` are those that may not be, although nothing names them.
 
-    ``temporaries`` are keys of files that were to become a record, or the store's own, and never can: that name is taken.
+    ``temporaries`` are keys of files that were to become a record, or the store's own, and never can: that name is taken; and what trying
+    a server has left.
     """
 
     run: str
@@ -39,7 +41,8 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     """Find what nobody can need any more. The listing is taken *before* the log is read: what is committed in between is then seen."""
     names = {entry.name for entry in store.list(run) if entry.is_dir}
     names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # there may be nothing else
-    temporaries = [*_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
+    probes = [entry.name for entry in store.list("") if entry.name.startswith(PROBE_PREFIX) and not entry.is_dir]
+    temporaries = [*probes, *_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
     view = Log(store, run).read()
     history = fold(view)
     retired = {one.body.dir for one in history.retired.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -48,18 +49,27 @@ def rest(pause_s: float) -> None:
     time.sleep(pause_s * (0.5 + random.random()))
 
 
-def decoded(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str) -> T:
-    """What ``decode`` makes of what ``get`` reads; read once more if it is no good: what was damaged on its way is whole the next time."""
-    data = get()
-    try:
-        return decode(data)
-    except RelightError:
-        second = get()
-        if second == data:
-            raise
-        value = decode(second)
-        tell_read_again(where)
+def decoded(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str, believed: int = 2) -> T:
+    """What ``decode`` makes of what ``get`` reads. What is no good is read again: what was damaged on its way is whole the next time.
+
+    ``believed``: how many times the same bytes must have come for their damage to be where they lie; ``decode``'s error is then raised.
+    ``StoreUnavailable`` if they come otherwise each time.
+    """
+    came: Counter[bytes] = Counter()
+    for _ in range(2 * believed):
+        data = get()
+        try:
+            value = decode(data)
+        except RelightError as error:
+            came[data] += 1
+            if came[data] == believed:
+                raise
+            last = error
+            continue
+        if came:
+            tell_read_again(where)
         return value
+    raise StoreUnavailable(f"it comes otherwise each time it is read: {last.what}", where=where) from last
 
 
 def tell_read_again(where: str) -> None:

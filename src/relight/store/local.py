@@ -6,13 +6,16 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from relight.errors import StoreUnavailable, UnsafeContent
+from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
 from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
 
+T = TypeVar("T")
+_GONE_MAX = 20
 DIRECT_FROM_BYTES = 1 << 20
 """Files from this size on are written and read past the page cache where the file system allows it."""
 
@@ -38,15 +41,12 @@ class LocalStore:
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``; see ``durable.create_once`` for the order of calls."""
-        path = self._path(key)
-        self._make_parent(path)
-        return create_once(self._disk, path, data)
+        return self._made(self._path(key), lambda path: create_once(self._disk, path, data))
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""
-        path = self._path(key)
-        self._make_parent(path)
-        return NewFile(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
+        direct = self._direct and size >= DIRECT_FROM_BYTES
+        return self._made(self._path(key), lambda path: NewFile(self._disk, path, size, direct=direct))
 
     def settle(self, prefix: str) -> None:
         """fsync the directory; of the store itself, also its own name and those above it.
@@ -139,6 +139,14 @@ class LocalStore:
 
     def _path(self, key: str) -> str:
         return os.path.join(self._root, *(part for part in check_key(key).split("/") if part))
+
+    def _made(self, path: str, make: Callable[[str], T]) -> T:
+        """What ``make`` makes in a directory that is there; somebody may just be deleting it, for it was empty a moment ago."""
+        for _ in range(_GONE_MAX):
+            self._make_parent(path)
+            with contextlib.suppress(CheckpointNotFound):
+                return make(path)
+        raise StoreUnavailable("its directory is deleted as fast as it is made", where=path)
 
     def _make_parent(self, path: str) -> None:
         parent = os.path.dirname(path)

@@ -118,7 +118,8 @@ def _open(bucket: Bucket, patience: Patience, tries: int) -> Any:
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
-        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=f"pip install 'relight[{'s3' if bucket.scheme == 's3' else 'objects'}]'") from None
+        extra = "s3" if bucket.scheme == "s3" else "objects"
+        raise ConfigError(f"{bucket.scheme}:// needs the library obstore: {error}", hint=f"pip install 'relight[{extra}]'") from None
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=patience.request_s),
         "connect_timeout": timedelta(seconds=min(5.0, patience.request_s)),

@@ -44,7 +44,7 @@ def exclusive_create(store: Creates) -> bool:
     key = (store.url, surroundings())
     with _lock:
         if key not in _found:
-            _found[key] = _probe(store)
+            _found[key] = _probe(store) or _probe(store)  # a sweep may have taken the first one's objects away
         return _found[key]
 
 
