@@ -1,0 +1,86 @@
+"""Training that saves to an object store in the background, is killed, and goes on to the bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relight.agent import reach
+from relight.catalog.run import Run
+from relight.store import open_bytes
+from relight.store.urls import split_run
+from tests.store.servers import Server
+
+TRAIN = """
+import sys, torch, relight
+url, until, ledger = sys.argv[1], int(sys.argv[2]), open(sys.argv[3], "a")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(512, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+with relight.Checkpointer(url, model=model, optimizer=optimizer, save=relight.every(steps=3), keep=relight.keep(last=2)) as ckpt:
+    for step in range(ckpt.restore(), until):
+        x = torch.randn(32, 64)
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(step, loss.item().hex(), file=ledger, flush=True)
+        ckpt.step(step, loss=loss)
+"""
+STEPS = 60
+
+
+def losses(ledger: Path) -> dict[int, str]:
+    """The last loss told of each step; every one that was told twice must be the same."""
+    found: dict[int, str] = {}
+    for line in ledger.read_text().splitlines():
+        step, loss = line.split()
+        assert found.setdefault(int(step), loss) == loss, f"step {step} came out otherwise the second time"
+    return found
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path: Path, seed: int) -> None:
+    """SIGKILL three times at random moments; each life resumes what is committed in the bucket, and all losses are those of a run left alone."""
+    environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+
+    def start(url: str, ledger: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(script), url, str(STEPS), str(ledger)], env=environment, stderr=subprocess.PIPE)
+
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    child = start(f"{s3}/ck/alone", alone)
+    assert child.communicate(timeout=120)[1] is not None and child.returncode == 0
+    rng = random.Random(seed)
+    for life in range(4):
+        child = start(f"{s3}/ck/killed", killed)
+        if life < 3:
+            wanted = rng.randrange(3, 14)
+            began = len(killed.read_text().splitlines()) if killed.exists() else 0
+            ends = time.monotonic() + 60
+            while time.monotonic() < ends and child.poll() is None:
+                if killed.exists() and len(killed.read_text().splitlines()) >= began + wanted:
+                    break
+                time.sleep(0.005)
+            time.sleep(rng.random() * 0.3)
+            child.send_signal(signal.SIGKILL)
+        errors = child.communicate(timeout=120)[1].decode()
+    assert child.returncode == 0, errors
+    assert losses(killed) == losses(alone)
+    assert len(losses(alone)) == STEPS
+    store_url, run = split_run(f"{s3}/ck/killed")
+    found = Run(open_bytes(store_url), run)
+    assert max(one.step for one in found.history().live) == STEPS - 1
+    ends = time.monotonic() + 30
+    while reach(store_url, run) is not None and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert reach(store_url, run) is None, "the agent has gone"
+    assert open_bytes(store_url).uploads("") == []
