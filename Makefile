@@ -83,6 +83,13 @@ $(BENCH_STAMP): requirements/torch.txt requirements/test.txt requirements/bench.
 	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+s3: $(STAMP) ## the object store's tests on Ceph's gateway, a server used in earnest (Debian: radosgw ceph-mon ceph-osd ceph-common; root)
+	RELIGHT_TEST_S3=rados $(BIN)/python -m pytest tests/store/test_objects_conformance.py tests/store/test_objects.py \
+		tests/store/test_objects_training.py tests/store/test_object_faults.py
+
+faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
+	$(BIN)/python tests/store/faults.py --seed 7
+
 bench: $(BENCH_STAMP) ## against every rival that installs, in rounds: SIZE=S, M, L or spread
 	$(BENCH)/bin/python -m benchmarks.run --size $(SIZE)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
-from tests.store.servers import Server, moto
+from tests.store.servers import Server, moto, rados
+
+WHICH = os.environ.get("RELIGHT_TEST_S3", "moto")
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An S3-compatible server."""
-    with moto(tmp_path_factory.mktemp("moto")) as server:
+    """An S3-compatible server: moto, or with ``RELIGHT_TEST_S3=rados`` Ceph's object gateway."""
+    start = rados if WHICH == "rados" else moto
+    with start(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 

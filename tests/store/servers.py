@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ class Server(NamedTuple):
     def new_bucket(self) -> str:
         """A new bucket's name."""
         name = f"b-{secrets.token_hex(6)}"
-        make_bucket(self.address, name)
+        make_bucket(self, name)
         return name
 
 
@@ -49,11 +50,16 @@ def wait_for(address: str, process: subprocess.Popen[bytes] | None = None, secon
         time.sleep(0.05)
 
 
-def make_bucket(address: str, name: str) -> None:
-    """As its owner would, without a library: the server does not look at signatures."""
-    request = urllib.request.Request(f"{address}/{name}", method="PUT", headers={"Authorization": "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request"})
-    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=10):
-        pass
+def make_bucket(server: Server, name: str) -> None:
+    """As its owner would."""
+    import boto3
+
+    given = server.environment
+    client = boto3.client(
+        "s3", endpoint_url=server.address, region_name="us-east-1",
+        aws_access_key_id=given["AWS_ACCESS_KEY_ID"], aws_secret_access_key=given["AWS_SECRET_ACCESS_KEY"],
+    )  # fmt: skip
+    client.create_bucket(Bucket=name)
 
 
 @contextlib.contextmanager
@@ -72,3 +78,78 @@ def moto(folder: Path) -> Iterator[Server]:
     finally:
         process.kill()
         process.wait()
+
+
+RADOS = """[global]
+fsid={fsid}
+mon host=127.0.0.1:{mon}
+public addr=127.0.0.1
+cluster addr=127.0.0.1
+auth cluster required=none
+auth service required=none
+auth client required=none
+osd pool default size=1
+osd pool default min size=1
+osd crush chooseleaf type=0
+osd pool default pg num=8
+osd pool default pgp num=8
+mon allow pool size one=true
+mon warn on pool no redundancy=false
+mon max pg per osd=1000
+run dir={folder}/run
+log file={folder}/log/$name.log
+admin socket={folder}/run/$name.asok
+pid file={folder}/run/$name.pid
+ms bind ipv6=false
+[mon.a]
+mon data={folder}/mon
+mon addr=127.0.0.1:{mon}
+[osd.0]
+osd data={folder}/osd0
+osd objectstore=memstore
+memstore device bytes=4294967296
+osd class load list=*
+osd class default list=*
+[client.rgw.a]
+rgw frontends=beast endpoint=127.0.0.1:{rgw}
+rgw dns name=127.0.0.1
+"""
+
+
+def has_rados() -> bool:
+    """Whether Ceph's own object gateway is installed (Debian: radosgw, ceph-mon, ceph-osd, ceph-common)."""
+    return os.geteuid() == 0 and all(shutil.which(one) for one in ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "monmaptool"))
+
+
+@contextlib.contextmanager
+def rados(folder: Path) -> Iterator[Server]:
+    """Ceph's object gateway over one store in memory: a server that is used in earnest."""
+    for name in ("mon", "osd0", "run", "log"):
+        (folder / name).mkdir(parents=True)
+    fsid, mon, rgw = str(uuid.uuid4()), free_port(), free_port()
+    conf = folder / "ceph.conf"
+    conf.write_text(RADOS.format(fsid=fsid, mon=mon, rgw=rgw, folder=folder))
+    given = {**CREDENTIALS, "AWS_ACCESS_KEY_ID": "testkey", "AWS_SECRET_ACCESS_KEY": "testsecret-7f3a"}
+    root = ("--setuser", "root", "--setgroup", "root")
+
+    def call(*command: str) -> None:
+        subprocess.run([*command], cwd=folder, check=True, capture_output=True, timeout=120, env={**os.environ, "CEPH_CONF": str(conf)})
+
+    try:
+        call("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{mon}]", "monmap")
+        call("ceph-mon", "-c", str(conf), "--mkfs", "-i", "a", "--monmap", "monmap", *root)
+        call("ceph-mon", "-c", str(conf), "-i", "a", *root)
+        disk = str(uuid.uuid4())
+        call("ceph", "-c", str(conf), "osd", "new", disk)
+        call("ceph-osd", "-c", str(conf), "-i", "0", "--mkfs", "--osd-uuid", disk, *root)
+        call("ceph-osd", "-c", str(conf), "-i", "0", *root)
+        user = ("--uid=t", "--display-name=t", f"--access-key={given['AWS_ACCESS_KEY_ID']}", f"--secret={given['AWS_SECRET_ACCESS_KEY']}")
+        call("radosgw-admin", "-c", str(conf), "user", "create", *user)
+        call("radosgw", "-c", str(conf), "-n", "client.rgw.a", *root)
+        address = f"http://127.0.0.1:{rgw}"
+        wait_for(address, seconds=90)
+        yield Server(address, {**given, "AWS_ENDPOINT_URL": address})
+    finally:
+        for one in (folder / "run").glob("*.pid"):
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                os.kill(int(one.read_text()), signal.SIGKILL)

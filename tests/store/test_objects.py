@@ -135,10 +135,16 @@ def test_a_listing_without_end_is_called_off(s3_server: Server, s3: str, monkeyp
         assert len(proxy.seen) > 2
 
 
+signatures_are_not_looked_at = pytest.mark.skipif(
+    os.environ.get("RELIGHT_TEST_S3", "moto") != "moto", reason="taking the condition out of a request breaks its signature"
+)
+
+
 def conditions_ignored(request: Request) -> str:
     return "unconditional" if request.conditional else ""
 
 
+@signatures_are_not_looked_at
 def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run begins there, and nothing of the probe stays; it is asked once a process."""
     probe.forget()
@@ -154,6 +160,7 @@ def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Se
         assert list(store.list("")) == []
 
 
+@signatures_are_not_looked_at
 def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the promise a run works there, and names are still made once by that writer; several ranks are refused."""
     probe.forget()

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.store.servers import Server
 
 from relight.agent import reach
 from relight.catalog.run import Run
 from relight.store import open_bytes
 from relight.store.urls import split_run
-from tests.store.servers import Server
 
 TRAIN = """
 import sys, torch, relight

@@ -11,12 +11,14 @@ from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.object_client import SCHEMES
 from relight.store.objects import ObjectStore
+from relight.store.web import WebStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
 def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
-    """The store at ``url``: a path, ``file://…``, ``memory://name``, or an object store: ``s3://``, ``gs://``, ``az://`` and a bucket."""
+    """The store at ``url``: a path, ``file://…``, ``memory://name``, an object store (``s3://``,
+    ``gs://``, ``az://`` and a bucket), or, for reading, a web server."""
     text = os.fspath(url)
     if not text or "\0" in text:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
@@ -29,8 +31,9 @@ def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
     if scheme == "memory":
         return MemoryStore.named(rest.strip("/"))
     if scheme in SCHEMES:
-        return ObjectStore(text)
-    raise ConfigError(f"no store for {scheme}://", where=text, hint="there are paths, file://, memory://, s3://, gs:// and az://")
+        return (WebStore if scheme in ("http", "https") else ObjectStore)(text)
+    known = "paths, file://, memory://, s3://, gs://, az:// and, for reading, https://"
+    raise ConfigError(f"no store for {scheme}://", where=text, hint=f"there are {known}")
 
 
 def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
