@@ -116,7 +116,7 @@ def committed_twice(store: ByteStore) -> list[str]:
 
 def one_fault(bench: Bench, seed: int, number: int, fault: str) -> list[str]:
     """What is wrong with a life in which one request is broken."""
-    trial = bench.trial(seed, lambda request: fault if request.number == number else "")
+    trial = bench.trial(seed, lambda request: fault if request.number == number and fault in faults_of(request) else "")
     wrong = list(trial.wrong)
     if trial.error is not None:
         wrong.append(f"a false failure: {trial.error}")
