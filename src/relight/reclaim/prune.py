@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from relight.catalog.find import metric_value
 from relight.catalog.verify import verify_checkpoint
-from relight.errors import Fenced
+from relight.errors import Fenced, StoreUnavailable, error_of
 from relight.format.records import Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy import Candidate, Keep, Verdict, decide_keep
@@ -68,11 +68,20 @@ def plan_prune(
         doubtful = next((one for one in reversed(history.live) if one.id not in known), None)
         if doubtful is None:
             break
-        known[doubtful.id] = not verify_checkpoint(store, view, doubtful, progress=progress)
+        known[doubtful.id] = _is_sound(store, view, doubtful, progress)
     going = {verdict.id for verdict in verdicts if not verdict.keep}
     freed = sum(one.body.stored_bytes for one in history.live if one.id in going)
     sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)
     return PrunePlan(run, rules, verdicts, freed, sound)
+
+
+def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
+    """Whether it verifies. ``StoreUnavailable`` if the store does not answer: that is no damage, and nothing is removed for it."""
+    findings = verify_checkpoint(store, view, one, progress=progress)
+    silent = next((found for found in findings if issubclass(error_of(found.kind), StoreUnavailable)), None)
+    if silent is not None:
+        raise StoreUnavailable(f"cannot tell whether checkpoint {one.id} is sound: {silent.detail}", where=silent.file)
+    return not findings
 
 
 def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None) -> PruneReport:
