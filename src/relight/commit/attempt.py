@@ -3,14 +3,50 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from relight.commit.save import Place, SaveReport, SaveRequest, save
 from relight.commit.together import save_together
+from relight.errors import Fenced
 from relight.format.records import Body, FenceBody, NoteBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import now_text
 from relight.store import ByteStore
+
+
+def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) -> int:
+    """Have ``attempt``, which is in charge of a run's nearest tier, take charge of a further one's, and give its epoch there.
+
+    ``Fenced`` if another attempt has done so since. ``earlier``: those that are known to have come before it, if it is late in coming;
+    None: it has just begun, and whoever came before it is superseded. Cost: one record, the first time.
+    """
+    log.start()
+    epochs: list[int] = []
+
+    def decide(view: View) -> tuple[Body, int] | None:
+        history = fold(view)
+        names = [fence.body.attempt for fence in history.fences if isinstance(fence.body, FenceBody)]
+        if names and names[-1] == attempt:
+            epochs.append(history.epoch)
+            return None
+        if names and (attempt in names or (earlier is not None and names[-1] not in earlier)):
+            raise Fenced(
+                f"attempt {attempt} was superseded by attempt {names[-1]} there",
+                where=view.run,
+                hint=f"{history.fences[-1].writer!r} saves to another place of this run: stop this process, or give it a run of its own",
+            )
+        epochs.append(_next_epoch(view))
+        return FenceBody(attempt=attempt, reason="tier"), epochs[-1]
+
+    log.append(decide)
+    return epochs[-1]
+
+
+def _next_epoch(view: View) -> int:
+    # A record behind the last FENCE that cannot be read may have been another: leave room, or two attempts could share an epoch.
+    history = fold(view)
+    newest = history.fences[-1].seq if history.fences else -1
+    return history.epoch + 1 + sum(fault.seq > newest for fault in view.faults)
 
 
 class Attempt:
@@ -26,11 +62,7 @@ class Attempt:
         log.start()
 
         def decide(view: View) -> tuple[Body, int]:
-            # A record behind the last FENCE that cannot be read may have been another: leave room, or two attempts could share an epoch.
-            history = fold(view)
-            newest = history.fences[-1].seq if history.fences else -1
-            unread = sum(fault.seq > newest for fault in view.faults)
-            return FenceBody(attempt=secrets.token_hex(8), reason=reason), history.epoch + 1 + unread
+            return FenceBody(attempt=secrets.token_hex(8), reason=reason), _next_epoch(view)
 
         record = log.append(decide)
         assert record is not None

@@ -55,6 +55,8 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     new_bytes: int
     requires: list[str]
     suspect: bool = False
+    origin: str = ""
+    """The id it has where it was copied from, if that is another. Left out of the record if it is empty."""
 
 
 class RetireBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +127,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_record(record: Record) -> bytes:
     """The file of ``record``."""
+    body = msgspec.to_builtins(record.body)
+    if body.get("origin") == "":
+        del body["origin"]
     frame = {
         "relight": "record",
         "version": VERSION,
@@ -136,7 +141,7 @@ def encode_record(record: Record) -> bytes:
         "epoch": record.epoch,
         "time": record.time,
         "writer": record.writer,
-        "body": msgspec.to_builtins(record.body),
+        "body": body,
     }
     return seal(to_json(frame))
 
@@ -188,7 +193,7 @@ def _check_body(body: Body, where: str) -> None:
         sizes = (body.root_bytes, body.logical_bytes, body.stored_bytes, body.new_bytes)
         if any(not 0 <= size < 2**63 for size in sizes):
             raise UnsafeContent("a size out of range", where=where)
-        _check_ids([*body.parents, *body.requires], where)
+        _check_ids([*body.parents, *body.requires, *([body.origin] if body.origin else [])], where)
         check_metrics(body.metrics, where)
     elif isinstance(body, RetireBody):
         _check_ids(body.ids, where)

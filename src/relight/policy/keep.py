@@ -36,6 +36,8 @@ class Candidate:
     tags: Sequence[str] = ()
     needed_by: Sequence[str] = ()
     verified: bool | None = None
+    held: str = ""
+    """Why it stays whatever the rules say, such as that a further tier lacks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
             reasons[one.id].append(f"every {rules.every} steps")
         if one.tags:
             reasons[one.id].append(f"tagged {', '.join(one.tags)}")
+        if one.held:
+            reasons[one.id].append(one.held)
         if rules.is_everything:
             reasons[one.id].append("no rule removes anything")
     for one in newest_first:  # who needs another's bytes is newer than it: so what is needed by what is needed stays, too
@@ -101,6 +105,12 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
         Verdict(one.id, one.step, bool(reasons[one.id]), ", ".join(reasons[one.id]) or _why_not(rules, one))
         for one in checkpoints
     ]
+
+
+def is_lasting(rules: Keep, one: Candidate, among: Sequence[Candidate]) -> bool:
+    """Whether ``rules`` name it for good, rather than as one of the newest."""
+    at_step = rules.every is not None and (one.step + 1) % rules.every == 0
+    return bool(one.tags) or at_step or one in _best(rules, sorted(among, key=lambda other: -other.seq))
 
 
 def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relight.catalog.find import metric_value
+from relight.catalog.tiers import drained_to, newest_seq, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import Fenced, StoreUnavailable, error_of
 from relight.format.records import Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy import Candidate, Keep, Verdict, decide_keep
+from relight.policy.tiers import owed
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
 
@@ -61,8 +63,8 @@ def plan_prune(
     history = fold(view)
     known = verified if isinstance(verified, dict) else dict(verified or {})
     while True:
-        verdicts = decide_keep(rules, _candidates(history, known))
-        hopeful = decide_keep(rules, _candidates(history, {**dict.fromkeys(_unknown(history, known), True), **known}))
+        verdicts = decide_keep(rules, candidates_of(history, known))
+        hopeful = decide_keep(rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}))
         if all(verdict.keep for verdict in hopeful) or not all(verdict.keep for verdict in verdicts):
             break
         doubtful = next((one for one in reversed(history.live) if one.id not in known), None)
@@ -117,8 +119,15 @@ def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log:
     return PruneReport(retired, deleted, left)
 
 
-def _candidates(history: History, known: Mapping[str, bool]) -> list[Candidate]:
-    return [_candidate(history, one, known.get(one.id)) for one in history.live]
+def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> list[Candidate]:
+    """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks."""
+    found = [_candidate(history, one, (known or {}).get(one.id)) for one in history.live]
+    held: dict[str, str] = {}
+    drained = drained_to(history)
+    for tier in tiers_of(history):
+        for one in owed(tier.keep, found, newest_seq(history, drained.get(tier.name, set()))):
+            held.setdefault(one, f"not on {tier.name} yet")
+    return [replace(one, held=held[one.id]) if one.id in held else one for one in found]
 
 
 def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:

@@ -21,6 +21,7 @@ from relight.errors import (
     CheckpointNotFound,
     ConfigError,
     CorruptCheckpoint,
+    Fenced,
     IncompatibleState,
     LeaseHeld,
     RelightError,
@@ -106,7 +107,7 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
     for checkpoint in plan.checkpoints:
         try:
             opened = plan.source.open(checkpoint)
-            report.copied.append((checkpoint.id, _copy_one(opened, plan.destination, log, progress)))
+            report.copied.append((checkpoint.id, copy_one(opened, plan.destination, log, progress)))
         except (CorruptCheckpoint, UnsafeContent) as error:
             report.damaged.append((checkpoint.id, error))
     return report
@@ -130,13 +131,17 @@ def _origin(view: View, checkpoint_id: str) -> dict[str, Any]:
     return {"store": view.store_id, "run": view.run_id, "id": checkpoint_id}
 
 
-def _copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | None) -> str:
+def copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None) -> str:
+    """Copy a checkpoint and commit it there; its id there. ``charge``: the epoch in which an attempt copies, which must be the
+    destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is."""
     if opened.root.requires:
         raise IncompatibleState(
             f"needs bytes of {', '.join(opened.root.requires)}", where=opened.prefix, hint="copy with a newer relight"
         )
     view = log.read()
     history = fold(view)
+    _in_charge(log.run, charge, history)
+    origin = opened.checkpoint.body.origin or opened.checkpoint.id
     free = opened.root.id not in history.committed_ids
     directory = CheckpointDir(opened.root.step, opened.root.id if free else new_id(), history.epoch)
     if any(True for _ in store.list(f"{log.run}/{directory}")):  # an interrupted copy of the same one: no name is used twice
@@ -149,6 +154,9 @@ def _copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | N
         body = _commit_body(opened, root, str(directory), root_hash, root_bytes)
 
         def decide(now: View) -> tuple[Body, int]:
+            _in_charge(log.run, charge, fold(now))
+            if charge is not None and origin in {one.body.origin or one.id for one in fold(now).live}:
+                raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
             if fold(now).epoch != directory.epoch:
                 raise LeaseHeld(
                     "an attempt took charge of the destination while this was copied", where=log.run, hint="say it again"
@@ -164,6 +172,11 @@ def _copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | N
                 delete_directory(store, prefix)
         raise
     return directory.id
+
+
+def _in_charge(run: str, charge: int | None, history: History) -> None:
+    if charge is not None and history.epoch != charge:
+        raise Fenced(f"attempt {charge} there was superseded by attempt {history.epoch}", where=run)
 
 
 def _write(
@@ -244,6 +257,7 @@ def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, roo
     body: CommitBody = msgspec.structs.replace(
         opened.checkpoint.body,
         id=root.id,
+        origin=origin if (origin := opened.checkpoint.body.origin or opened.checkpoint.id) != root.id else "",
         dir=directory,
         root=root_hash,
         root_bytes=root_bytes,

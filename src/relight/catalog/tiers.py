@@ -1,0 +1,151 @@
+"""Several stores of one run: which there are, what each has, and one order for all of it.
+
+Each tier has a log of its own, and what is in it was copied in order. So the orders agree, and are merged without a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.format.records import CommitBody, FenceBody, NoteBody
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Tier, decode_tiers
+from relight.store import ByteStore, open_bytes
+from relight.store.urls import split_run
+
+
+class Reach(NamedTuple):
+    """A tier's run as it could be read: ``view`` is None if it has none yet, ``error`` says why it could not be."""
+
+    name: str
+    store: ByteStore
+    run: str
+    view: View | None = None
+    error: RelightError | None = None
+
+    @property
+    def history(self) -> History:
+        """What it has."""
+        return fold(self.view) if self.view is not None else History()
+
+
+class Copy(NamedTuple):
+    """One of a checkpoint's copies: in which tier, and what that tier's log says of it."""
+
+    place: int
+    checkpoint: Checkpoint
+
+
+class Merged(NamedTuple):
+    """All tiers as one history, and where each of its checkpoints lies, nearest first."""
+
+    history: History
+    copies: dict[str, list[Copy]]
+
+
+def tiers_of(history: History) -> tuple[Tier, ...]:
+    """The further tiers, as the newest NOTE of the nearest one's log tells them."""
+    for note in reversed(_notes(history, NOTE_TOPIC)):
+        return decode_tiers(note.data)[1:]
+    return ()
+
+
+def drained_to(history: History) -> dict[str, set[str]]:
+    """Of each further tier, by name: what the nearest one's log says it has got."""
+    found: dict[str, set[str]] = {}
+    for note in _notes(history, DRAINED_TOPIC):
+        found.setdefault(str(note.data.get("tier")), set()).add(str(note.data.get("id")))
+    return found
+
+
+def attempts_of(history: History) -> list[str]:
+    """What the attempts called themselves, in the order in which they took charge."""
+    return [fence.body.attempt for fence in history.fences if isinstance(fence.body, FenceBody)]
+
+
+def newest_seq(history: History, ids: set[str]) -> int:
+    """The number of the newest of ``ids`` in this log, live or retired; −1 if it knows none of them."""
+    known = {**history.retired, **history.by_id}
+    return max((known[one].seq for one in ids if one in known), default=-1)
+
+
+def open_tier(tier: Tier) -> tuple[ByteStore, str]:
+    """The store and the run's name."""
+    url, run = split_run(tier.url)
+    return open_bytes(url), run
+
+
+def merge(histories: Sequence[History]) -> Merged:
+    """One order for all of them, nearest tier first: what a further tier alone has comes right behind what came before it there, and
+    before what a later attempt saved.
+    """
+    order: list[str] = []
+    copies: dict[str, list[Copy]] = {}
+    for place, history in enumerate(histories):
+        at = 0
+        for one in history.live:
+            key = one.body.origin or one.id
+            if key in copies:
+                at = order.index(key) + 1
+            else:
+                while at < len(order) and _is_earlier(*_nearest(copies[order[at]], histories), one, history):
+                    at += 1
+                order.insert(at, key)
+                at += 1
+            copies.setdefault(key, []).append(Copy(place, one))
+    merged = History()
+    for seq, key in enumerate(order):
+        nearest = copies[key][0].checkpoint
+        merged.by_id[key] = replace(nearest, seq=seq, body=_named(nearest, key))
+    for history in reversed(histories):
+        for name, checkpoint_id in history.tags.items():
+            found = history.by_id[checkpoint_id]
+            merged.tags[name] = found.body.origin or found.id
+        merged.retired.update({one.body.origin or one.id: one for one in history.retired.values()})
+    merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
+    return Merged(merged, copies)
+
+
+def read_tier(name: str, store: ByteStore, run: str) -> Reach:
+    """A tier's log as it is now; a tier that does not answer, or has no such run yet, says so."""
+    try:
+        return Reach(name, store, run, Log(store, run).read())
+    except CheckpointNotFound:
+        return Reach(name, store, run)
+    except ConfigError:
+        raise
+    except RelightError as error:
+        return Reach(name, store, run, None, error)
+
+
+def _notes(history: History, topic: str) -> list[NoteBody]:
+    return [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == topic]
+
+
+def _named(one: Checkpoint, key: str) -> CommitBody:
+    return one.body if one.id == key else msgspec.structs.replace(one.body, id=key)
+
+
+def _nearest(copies: list[Copy], histories: Sequence[History]) -> tuple[Checkpoint, History]:
+    return copies[0].checkpoint, histories[copies[0].place]
+
+
+def _attempt(history: History, one: Checkpoint) -> str:
+    """Which attempt was in charge when it was committed."""
+    fences = [fence.body for fence in history.fences if fence.seq < one.seq]
+    return fences[-1].attempt if fences and isinstance(fences[-1], FenceBody) else ""
+
+
+def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -> bool:
+    """Whether ``one``, of a nearer tier, came before ``other``, of which only the tier with ``far`` tells: by the order of their attempts
+    there; of attempts that it does not know, by steps."""
+    fences = attempts_of(far)
+    mine, others = _attempt(of, one), _attempt(far, other)
+    if mine in fences and others in fences and mine != others:
+        return fences.index(mine) < fences.index(others)
+    return one.step < other.step

@@ -1,0 +1,53 @@
+"""``python -m relight.drain STORE RUN NICE``: drain once. Events go to standard output, one JSON list a line.
+
+Ends when standard input does, or by SIGTERM, after giving up what it was copying. Exit status 0: every tier has what it is to hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from relight.drain.outwards import drain
+from relight.errors import RelightError
+from relight.store import open_bytes
+
+
+def main() -> int:
+    """Drain."""
+    url, run, nice = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        stopped.set()
+
+    def tell(name: str, say: str, fields: dict[str, Any]) -> None:
+        print(json.dumps([name, say, fields]), flush=True)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        report = drain(open_bytes(url), run, tell=tell, stop=stopped.is_set)
+    except RelightError as error:
+        tell("drain.failed", str(error), {"kind": error.kind})
+        return 1
+    return 1 if report.errors or any(report.owed.values()) else 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = 1
+    os._exit(status)  # threads of a library must not hold the process

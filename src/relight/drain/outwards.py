@@ -1,0 +1,169 @@
+"""Copying outwards, tier by tier, until each has what it is to hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from relight.catalog import Run
+from relight.catalog.tiers import Merged, attempts_of, drained_to, merge, newest_seq, open_tier, read_tier, tiers_of
+from relight.commit.attempt import take_over
+from relight.errors import CorruptCheckpoint, Fenced, RelightError, StoreUnavailable, UnsafeContent
+from relight.format.records import Body, NoteBody
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy.tiers import DRAINED_TOPIC, Tier, owed
+from relight.reclaim import execute, plan_prune
+from relight.reclaim.prune import candidates_of
+from relight.store import ByteStore
+from relight.transfer.copying import copy_one
+
+Tell = Callable[[str, str, dict[str, Any]], None]
+"""Event, sentence, fields: as ``observe.emit`` takes them."""
+
+
+@dataclass(slots=True)
+class Drained:
+    """What was done: ``(tier, id, bytes, seconds)`` of each copy; what is still owed to which tier; the first error of each tier."""
+
+    copied: list[tuple[str, str, int, float]] = field(default_factory=list)
+    owed: dict[str, list[str]] = field(default_factory=dict)
+    errors: dict[str, RelightError] = field(default_factory=dict)
+
+
+def drain(
+    store: ByteStore,
+    run: str,
+    *,
+    tell: Tell = lambda name, say, fields: None,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Drained:
+    """Copy to every further tier of the run what it is to hold and lacks; a tier that fails does not keep the others waiting.
+
+    For the attempt in charge of the nearest tier: when another has taken charge of it, or of a tier, nothing more is copied there.
+    Retention of each tier runs behind its copies. Memory: what copying takes. What cannot be read near is passed over, and told.
+    """
+    near, report = Run(store, run), Drained()
+    for tier in tiers_of(near.history()):
+        try:
+            _Way(near, tier, tell, progress, stop, report).go()
+        except RelightError as error:
+            report.errors[tier.name] = error
+            name = "drain.fenced" if isinstance(error, Fenced) else "drain.failed"
+            tell(name, f"tier {tier.name}: {error}", {"tier": tier.name, "kind": error.kind})
+    return report
+
+
+class _Way:
+    """To one tier."""
+
+    def __init__(
+        self, near: Run, tier: Tier, tell: Tell, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained
+    ) -> None:
+        self._near, self._tier, self._tell, self._progress, self._stop, self._report = near, tier, tell, progress, stop, report
+        self._attempt = ""
+        self._log = Log(near.store, near.name)
+        self._unreadable: set[str] = set()
+
+    def go(self) -> None:
+        """Until nothing is owed, or there is no more to be done."""
+        tier, report = self._tier, self._report
+        history = self._near.history()
+        attempts = attempts_of(history)
+        if not attempts or not history.live:
+            return
+        self._attempt = attempts[-1]
+        store, run = open_tier(tier)
+        log = Log(store, run)
+        charge = take_over(log, self._attempt, attempts[:-1])
+        while not self._stop():
+            history = self._near.history()
+            if attempts_of(history)[-1] != self._attempt:
+                return  # whoever is in charge now drains
+            far = Run(store, run).history()
+            self._note(history, far)
+            wanted = [one for one in owed_to(tier, history, far) if one not in self._unreadable]
+            report.owed[tier.name] = wanted
+            if not wanted:
+                break
+            one = history.find(wanted[0])
+            assert one is not None
+            self._copy(one, store, log, charge)
+            self._retire(store, run, charge)
+
+    def _copy(self, one: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
+        started, told = time.monotonic(), 0
+        limit = self._tier.bytes_per_second
+
+        def progress(length: int) -> None:
+            nonlocal told
+            told += length
+            if self._progress is not None:
+                self._progress(length)
+            if limit:
+                time.sleep(max(0.0, told / limit - (time.monotonic() - started)))
+            if self._stop():
+                raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
+
+        try:
+            copy_one(self._near.open(one), store, log, progress, charge)
+        except (CorruptCheckpoint, UnsafeContent) as error:  # of the near copy: another checkpoint may be whole
+            self._unreadable.add(one.id)
+            what = f"checkpoint {one.id} is not copied to {self._tier.name}: {error}"
+            self._tell("drain.failed", what, {"tier": self._tier.name, "id": one.id, "kind": error.kind})
+            return
+        seconds = time.monotonic() - started
+        self._report.copied.append((self._tier.name, one.id, one.body.stored_bytes, seconds))
+        history, far = self._near.history(), Run(store, log.run).history()
+        self._note(history, far)
+        self._tell(
+            "drain.done",
+            f"step {one.step} ({one.id}, {one.body.stored_bytes / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
+            {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": one.body.stored_bytes, "seconds": round(seconds, 3)},
+        )
+
+    def _note(self, history: History, far: History) -> None:
+        """Tell the nearest log what is there now, so that retention there knows without asking; also what a drain that died did not say."""
+        known = drained_to(history).get(self._tier.name, set())
+        for one in _named(far, history):
+            if one in known or history.find(one) is None:
+                continue
+            note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": one})
+            self._log.append(partial(_noted, note))
+
+    def _retire(self, store: ByteStore, run: str, charge: int) -> None:
+        """What the tier's own rules no longer keep. What goes wrong is told; the next copy tries again."""
+        if self._tier.keep.is_everything:
+            return
+        try:
+            execute(plan_prune(store, run, self._tier.keep), store, epoch=charge)
+        except Fenced:
+            raise
+        except RelightError as error:
+            what = f"old checkpoints of tier {self._tier.name} could not be removed this time: {error}"
+            self._tell("prune.failed", what, {"tier": self._tier.name, "kind": error.kind})
+
+
+def _noted(note: NoteBody, view: View) -> tuple[Body, int]:
+    return note, fold(view).epoch
+
+
+def owed_to(tier: Tier, near: History, far: History) -> list[str]:
+    """What a tier lacks, by the ids that the nearest tier knows, oldest first."""
+    return owed(tier.keep, candidates_of(near), newest_seq(near, set(_named({**far.retired, **far.by_id}, near))))
+
+
+def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:
+    """Where each checkpoint of a run lies: the tiers' names, nearest first, all of them as one history, and which could not be read."""
+    near = read_tier("here", store, run)
+    reaches = [near, *(read_tier(tier.name, *open_tier(tier)) for tier in tiers_of(near.history))]
+    return [reach.name for reach in reaches], merge([reach.history for reach in reaches]), [reach.error for reach in reaches]
+
+
+def _named(far: History | dict[str, Checkpoint], near: History) -> Sequence[str]:
+    """Ids of a further tier's checkpoints, as the nearest one knows them."""
+    found = far.by_id if isinstance(far, History) else far
+    return [one.body.origin or one.id for one in found.values()]

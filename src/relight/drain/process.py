@@ -1,0 +1,110 @@
+"""A process that drains, started when there is something to drain and gone when there is not: it neither slows saves nor dies with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAUSE_S = 5.0
+"""Before a tier that failed is tried again; twice as long each time."""
+PAUSE_MAX_S = 300.0
+Tell = Callable[[str, str, dict[str, Any]], None]
+
+
+class Drainer:
+    """Drains one run when it is woken. ``tell`` hears of its events in another thread; ``patient`` says whether to try again after a
+    failure: somebody is still there for whom it is worth while."""
+
+    def __init__(self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15) -> None:
+        self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
+        self._changed = threading.Condition()
+        self._woken = self._working = self._stopped = False
+        self._child: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something that it has not done yet."""
+        with self._changed:
+            return (self._woken or self._working) and not self._stopped
+
+    def wake(self) -> None:
+        """There may be something to drain."""
+        with self._changed:
+            if self._stopped:
+                return
+            self._woken = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="relight-drainer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Until there is nothing left to do, or nothing that can be done; False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._woken or self._working), timeout)
+
+    def stop(self) -> None:
+        """Do no more. What is being copied is gone on with by whoever drains next."""
+        with self._changed:
+            self._stopped = True
+            child = self._child
+            self._changed.notify_all()
+        if child is not None:
+            child.terminate()
+        if self._thread is not None:
+            self._thread.join(10.0)
+        if child is not None and child.poll() is None:
+            child.kill()
+
+    def _work(self) -> None:
+        pause = PAUSE_S
+        while True:
+            with self._changed:
+                self._working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._woken or self._stopped)
+                if self._stopped:
+                    return
+                self._woken, self._working = False, True
+            if self._run_once():
+                pause = PAUSE_S
+                continue
+            if not self._patient():
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda: self._woken or self._stopped, pause)
+                self._woken = not self._stopped
+            pause = min(2 * pause, PAUSE_MAX_S)
+
+    def _run_once(self) -> bool:
+        """Whether all tiers have what they are to hold."""
+        home = str(Path(__file__).resolve().parents[2])  # this very Relight, not one that lies in the working directory
+        rest = os.environ.get("PYTHONPATH")
+        environment = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else "")}
+        with self._changed:
+            if self._stopped:
+                return True
+            child = self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "relight.drain", self._url, self._run, str(self._nice)],
+                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                start_new_session=True, cwd="/",
+            )  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        with child.stdin, child.stdout:  # its standard input ends when this process does: it then stops
+            for line in child.stdout:
+                try:
+                    name, say, fields = json.loads(line)
+                except ValueError:
+                    continue
+                self._tell(name, say, fields)
+        status = child.wait()
+        with self._changed:
+            self._child = None
+        return status == 0

@@ -1,0 +1,109 @@
+"""Several stores of one run, near to far: what each is to hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import ConfigError
+from relight.policy.keep import Candidate, Keep, is_lasting
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
+NOTE_TOPIC = "tiers"
+"""Topic of the NOTE by which an attempt tells which tiers there are; whoever reads the log knows them then."""
+DRAINED_TOPIC = "drained"
+"""Topic of the NOTE that says of a checkpoint that a tier has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One of the stores: ``url`` is a run's (``store/run``), ``keep`` what stays there, ``bytes_per_second`` bounds copying to it."""
+
+    url: str
+    keep: Keep = field(default_factory=Keep)
+    bytes_per_second: float | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, init=False, slots=True)
+class Tiers:
+    """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")``.
+
+    A save is a checkpoint once the first has it; what the others are to hold is copied there behind training's back, and stays in the
+    first one until it is there. The names are yours; the order counts. ``relight.tier(url, …)`` says more of one.
+    """
+
+    tiers: tuple[Tier, ...]
+
+    def __init__(self, **tiers: str | PathLike[str] | Tier) -> None:
+        if not tiers:
+            raise ConfigError("Tiers() names no store", hint='relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")')
+        made = []
+        for name, given in tiers.items():
+            if not _NAME.match(name):
+                raise ConfigError(f"{name[:40]!r} cannot be a tier's name", hint="a lower-case letter, then letters, digits, _ or -")
+            made.append(replace(given if isinstance(given, Tier) else tier(given), name=name))
+        urls = [one.url.rstrip("/") for one in made]
+        if len(set(urls)) < len(urls):
+            raise ConfigError("two tiers are the same place", where=next(url for url in urls if urls.count(url) > 1))
+        object.__setattr__(self, "tiers", tuple(made))
+
+    @property
+    def nearest(self) -> Tier:
+        """Where saves commit."""
+        return self.tiers[0]
+
+    @property
+    def further(self) -> tuple[Tier, ...]:
+        """Where they are copied to, in that order."""
+        return self.tiers[1:]
+
+
+def tier(url: str | PathLike[str], *, keep: Keep | None = None, bytes_per_second: float | None = None) -> Tier:
+    """One store for ``relight.Tiers``: the run there, what stays there, and how fast it may be copied to.
+
+    Without ``keep`` everything that is copied there stays. What its rules name for good (``every``, ``best``, tags) is always copied;
+    otherwise the newest is, and those in between as far as there is time.
+    """
+    text = str(url)
+    if not text:
+        raise ConfigError("an empty path is no tier")
+    if keep is not None and not isinstance(keep, Keep):
+        raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
+    if bytes_per_second is not None and not (isinstance(bytes_per_second, (int, float)) and 0 < bytes_per_second < math.inf):
+        raise ConfigError(f"bytes_per_second= is a number above 0, not {bytes_per_second!r}")
+    return Tier(text, keep or Keep(), bytes_per_second)
+
+
+def encode_tiers(tiers: Sequence[Tier]) -> dict[str, str]:
+    """The data of a NOTE that names them."""
+    return {"tiers": json.dumps([asdict(one) for one in tiers], sort_keys=True)}
+
+
+def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
+    """What a NOTE says; what makes no sense is left out, as a newer Relight may have written it."""
+    found = []
+    try:
+        for one in json.loads(str(data.get("tiers", "[]"))):
+            known = {name: one["keep"][name] for name in ("last", "best", "metric", "mode", "every") if name in one["keep"]}
+            found.append(Tier(str(one["url"]), Keep(**known), one.get("bytes_per_second"), str(one["name"])))
+    except (ValueError, TypeError, KeyError):
+        return ()
+    return tuple(found)
+
+
+def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int) -> list[str]:
+    """Ids of those that a further tier with such rules still lacks, in the order in which they are to be copied: oldest first.
+
+    The newest, and what the rules name for good. ``after`` is the ``seq`` of the newest that the tier has, or had: nothing older is copied
+    behind it, since a run resumes from what came last.
+    """
+    behind = sorted((one for one in checkpoints if one.seq > after and one.verified is not False), key=lambda one: one.seq)
+    return [one.id for one in behind if one is behind[-1] or is_lasting(rules, one, checkpoints)]

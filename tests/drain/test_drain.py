@@ -1,0 +1,272 @@
+"""Copying outwards: what goes, in which order, who may, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.log.test_log_stale_listings import save
+
+from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.catalog.tiers import drained_to, merge
+from relight.commit import Attempt
+from relight.commit.attempt import take_over
+from relight.drain import drain
+from relight.drain.outwards import residency
+from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, StoreUnavailable
+from relight.format.records import NoteBody
+from relight.layout import Bytes
+from relight.log import Log, fold
+from relight.policy import Keep, Tiers, keep, tier
+from relight.policy.tiers import NOTE_TOPIC, encode_tiers
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.store import LocalStore
+from relight.testing.store_suite import refuses
+from relight.transfer import copying
+
+
+def begin(folder: Path, *, far: dict[str, Keep | None] | None = None, near: str = "near") -> Attempt:
+    """An attempt whose run has further tiers."""
+    tiers = Tiers(
+        near=str(folder / near / "run"),
+        **{name: tier(str(folder / name / "run"), keep=rules) for name, rules in (far or {"far": None}).items()},
+    )
+    attempt = Attempt.begin(LocalStore(folder / near), "run")
+    body = NoteBody(topic=NOTE_TOPIC, data=encode_tiers(tiers.tiers))  # type: ignore[arg-type]
+    attempt.place.log.append(lambda view: (body, attempt.epoch))
+    return attempt
+
+
+def live(folder: Path, name: str) -> list[int]:
+    return [one.step for one in Run(LocalStore(folder / name), "run").history().live]
+
+
+def test_the_newest_goes_and_what_rules_name_for_good(tmp_path: Path) -> None:
+    """Of ten saves, a tier that keeps every third step and the last two gets the third ones and the newest, oldest first; tags too."""
+    attempt = begin(tmp_path, far={"far": keep(every=3, last=2)})
+    ids = [save(attempt, step) for step in range(10)]
+    Run(attempt.store, "run").tag("gold", ids[3])
+    report = drain(attempt.store, "run")
+    assert [copy[1] for copy in report.copied] == [ids[2], ids[3], ids[5], ids[8], ids[9]]
+    assert live(tmp_path, "far") == [2, 5, 8, 9], "its own rules then hold there: the tag is the nearest run's"
+    assert not report.errors and report.owed == {"far": []}
+    assert drain(attempt.store, "run").copied == [], "there is nothing more to do"
+
+
+def test_without_rules_the_newest_goes_and_all_of_it_is_the_same_to_the_byte(tmp_path: Path) -> None:
+    """The copy keeps its id, and reads as the original."""
+    attempt = begin(tmp_path)
+    for step in range(3):
+        newest = save(attempt, step)
+        drain(attempt.store, "run")
+    far = Run(LocalStore(tmp_path / "far"), "run")
+    assert live(tmp_path, "far") == [0, 1, 2]
+    one = far.history().live[-1]
+    assert one.id == newest
+    view = far.view()
+    opened = open_checkpoint(far.store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    room = bytearray(4)
+    read_tensors(opened, opened.parts[0], {0: Bytes(room)})
+    assert bytes(room) == bytes([2] * 4)
+
+
+def test_nothing_leaves_the_near_tier_that_a_further_one_still_lacks(tmp_path: Path) -> None:
+    """Retention near by its own rules holds what is owed, with the reason, and lets it go once it is there."""
+    attempt = begin(tmp_path, far={"far": keep(every=2)})
+    for step in range(6):
+        save(attempt, step)
+    plan = plan_prune(attempt.store, "run", keep(last=1))
+    assert [verdict.step for verdict in plan.verdicts if verdict.keep] == [1, 3, 5]
+    assert "not on far yet" in plan.verdicts[1].reason
+    execute(plan, attempt.store)
+    drain(attempt.store, "run")
+    plan = plan_prune(attempt.store, "run", keep(last=1))
+    assert [verdict.step for verdict in plan.verdicts if verdict.keep] == [5]
+
+
+def test_what_is_older_than_what_is_there_is_not_copied_behind_it(tmp_path: Path) -> None:
+    """A tag that comes late does not put the far run back to an earlier step."""
+    attempt = begin(tmp_path)
+    first = save(attempt, 0)
+    save(attempt, 1)
+    drain(attempt.store, "run")
+    Run(attempt.store, "run").tag("late", first)
+    assert drain(attempt.store, "run").copied == []
+    assert live(tmp_path, "far") == [1]
+
+
+def test_each_tier_by_itself(tmp_path: Path) -> None:
+    """One that cannot be reached keeps the others not waiting; what it lacks is held near."""
+    attempt = begin(tmp_path, far={"warm": None, "cold": None})
+    (tmp_path / "warm").write_text("no directory")
+    checkpoint = save(attempt, 0)
+    told: list[tuple[str, str]] = []
+    report = drain(attempt.store, "run", tell=lambda name, say, fields: told.append((name, fields["tier"])))
+    assert set(report.errors) == {"warm"} and [copy[:2] for copy in report.copied] == [("cold", checkpoint)]
+    assert told == [("drain.failed", "warm"), ("drain.done", "cold")]
+    assert drained_to(attempt.history()) == {"cold": {checkpoint}}
+    save(attempt, 1)
+    assert all(verdict.keep for verdict in plan_prune(attempt.store, "run", keep(last=1)).verdicts if verdict.step == 1)
+    (tmp_path / "warm").unlink()
+    assert not drain(attempt.store, "run").errors
+    assert live(tmp_path, "warm") == [1] and live(tmp_path, "cold") == [0, 1]
+
+
+def test_a_superseded_attempt_copies_nothing_more(tmp_path: Path) -> None:
+    """Another node's attempt has taken charge of the far tier: the old one's drains are refused, whenever they come."""
+    old = begin(tmp_path, near="old")
+    save(old, 0)
+    drain(old.store, "run")
+    new = begin(tmp_path, near="new")
+    name = fold(new.view()).fences[-1].body.attempt  # type: ignore[union-attr]
+    take_over(Log(LocalStore(tmp_path / "far"), "run"), name)
+    save(old, 1)
+    report = drain(old.store, "run")
+    assert isinstance(report.errors["far"], Fenced) and live(tmp_path, "far") == [0]
+    save(new, 7)
+    drain(new.store, "run")
+    assert live(tmp_path, "far") == [0, 7]
+    assert isinstance(drain(old.store, "run").errors["far"], Fenced)
+
+
+def test_an_attempt_that_is_late_in_coming_takes_over_only_from_those_it_knows(tmp_path: Path) -> None:
+    """It could not reach the tier when it began. From its own run's earlier attempts it takes over; from a stranger it does not."""
+    first = begin(tmp_path, near="a")
+    save(first, 0)
+    drain(first.store, "run")
+    second = begin(tmp_path, near="a")
+    save(second, 1)
+    assert not drain(second.store, "run").errors
+    stranger = begin(tmp_path, near="b")
+    save(stranger, 5)
+    assert isinstance(drain(stranger.store, "run").errors["far"], Fenced)
+
+
+def test_charge_is_looked_at_when_a_copy_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that is superseded while it copies commits nothing, and leaves nothing."""
+    attempt = begin(tmp_path)
+    save(attempt, 0)
+    check = copying.check_written
+
+    def then_fenced(*arguments: object) -> tuple[str, int]:
+        found = check(*arguments)  # type: ignore[arg-type]
+        take_over(Log(LocalStore(tmp_path / "far"), "run"), "another")
+        return found
+
+    monkeypatch.setattr(copying, "check_written", then_fenced)
+    assert isinstance(drain(attempt.store, "run").errors["far"], Fenced)
+    assert live(tmp_path, "far") == []
+    assert [path.name for path in (tmp_path / "far" / "run").iterdir()] == ["log"]
+
+
+def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second to commit is refused: no checkpoint is there twice."""
+    attempt = begin(tmp_path)
+    save(attempt, 0)
+    check, inner = copying.check_written, []
+
+    def another_first(*arguments: object) -> tuple[str, int]:
+        found = check(*arguments)  # type: ignore[arg-type]
+        if not inner:
+            inner.append(True)
+            assert not drain(attempt.store, "run").errors
+        return found
+
+    monkeypatch.setattr(copying, "check_written", another_first)
+    report = drain(attempt.store, "run")
+    assert isinstance(report.errors["far"], LeaseHeld)
+    assert live(tmp_path, "far") == [0]
+
+
+def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:
+    """Stopped in the middle of a copy: nothing shows; the next one copies it, under another directory if there is one left."""
+    attempt = begin(tmp_path)
+    checkpoint = save(attempt, 0)
+    stops = iter([False, True, True, True])
+    report = drain(attempt.store, "run", stop=lambda: next(stops))
+    assert isinstance(report.errors["far"], StoreUnavailable) and live(tmp_path, "far") == []
+    leftover = tmp_path / "far" / "run" / f"0000000000-{checkpoint}-e1"
+    leftover.mkdir()
+    (leftover / "part-00000.msgpack").write_bytes(b"half")
+    assert not drain(attempt.store, "run").errors
+    (there,) = Run(LocalStore(tmp_path / "far"), "run").history().live
+    assert there.id != checkpoint and there.body.origin == checkpoint
+    assert drain(attempt.store, "run").copied == [], "it is known by where it came from"
+    assert merge([attempt.history(), Run(LocalStore(tmp_path / "far"), "run").history()]).copies[checkpoint][1].place == 1
+    begin(tmp_path)
+    drain(attempt.store, "run")
+    execute_sweep(plan_sweep(LocalStore(tmp_path / "far"), "run"), LocalStore(tmp_path / "far"))
+
+
+def test_a_drain_that_died_before_it_could_say_so(tmp_path: Path) -> None:
+    """What is there is said by the next one, so that it is held no longer."""
+    attempt = begin(tmp_path)
+    checkpoint = save(attempt, 0)
+    drain(attempt.store, "run")
+    for path in sorted((tmp_path / "near" / "run" / "log").iterdir())[-1:]:
+        path.unlink()  # the note
+    assert drained_to(attempt.__class__(attempt.place).history()) in ({}, {"far": {checkpoint}})
+    fresh = Attempt.begin(attempt.store, "run")
+    assert drained_to(fresh.history()) == {}
+    drain(attempt.store, "run")
+    assert drained_to(fresh.history()) == {"far": {checkpoint}}
+
+
+def test_a_damaged_one_is_told_and_the_next_goes(tmp_path: Path) -> None:
+    """What cannot be read near is not copied; a later one is."""
+    attempt = begin(tmp_path)
+    bad = save(attempt, 0)
+    (pack,) = (tmp_path / "near" / "run").glob(f"*{bad}*/pack*")
+    pack.write_bytes(bytes(pack.stat().st_size))
+    told: list[str] = []
+    drain(attempt.store, "run", tell=lambda name, say, fields: told.append(f"{name} {fields.get('kind')}"))
+    assert told == [f"drain.failed {CorruptCheckpoint.kind}"]
+    save(attempt, 1)
+    drain(attempt.store, "run")
+    assert live(tmp_path, "far") == [1]
+
+
+def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
+    """One history of all tiers; a tier that cannot be read says so."""
+    attempt = begin(tmp_path, far={"warm": keep(last=1), "cold": None})
+    for step in range(3):
+        save(attempt, step)
+        drain(attempt.store, "run")
+    execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
+    names, merged, errors = residency(attempt.store, "run")
+    assert names == ["here", "warm", "cold"] and errors == [None, None, None]
+    places = {one.step: [copy.place for copy in merged.copies[one.id]] for one in merged.history.live}
+    assert places == {0: [2], 1: [2], 2: [0, 1, 2]}
+    assert [one.step for one in merged.history.live] == [0, 1, 2]
+
+
+def test_one_order_of_several_logs(tmp_path: Path) -> None:
+    """A stale near disk that comes back, a fresh one behind a lost one: newest is what was saved last, without a clock."""
+    old = begin(tmp_path, near="old")
+    for step in (0, 1):
+        save(old, step)
+        drain(old.store, "run")
+    new = begin(tmp_path, near="new")
+    take_over(Log(LocalStore(tmp_path / "far"), "run"), fold(new.view()).fences[-1].body.attempt)  # type: ignore[union-attr]
+    for step in (1, 2):  # it was put back to step 0, and went on from there
+        save(new, step)
+        drain(new.store, "run")
+    far = Run(LocalStore(tmp_path / "far"), "run").history()
+    steps = lambda *histories: [one.step for one in merge(histories).history.live]  # noqa: E731
+    assert steps(old.history(), far) == [0, 1, 1, 2]
+    assert steps(new.history(), far) == [0, 1, 1, 2]
+    save(new, 3)
+    save(old, 9)  # nobody has told it, and the far tier refuses it
+    assert steps(new.history(), far) == [0, 1, 1, 2, 3]
+    assert steps(old.history(), far)[-1] == 2, "what a superseded attempt saved for itself is not the newest"
+    assert refuses(Fenced, lambda: (_ for _ in ()).throw(drain(old.store, "run").errors["far"]))
+
+
+def test_bytes_a_second_are_bounded(tmp_path: Path) -> None:
+    """A copy takes as long as the bound says, or longer."""
+    attempt = Attempt.begin(LocalStore(tmp_path / "near"), "run")
+    limited = Tiers(near=str(tmp_path / "near" / "run"), far=tier(str(tmp_path / "far" / "run"), bytes_per_second=2000))
+    attempt.place.log.append(lambda view: (NoteBody(topic=NOTE_TOPIC, data=encode_tiers(limited.tiers)), attempt.epoch))  # type: ignore[arg-type]
+    save(attempt, 0)
+    ((_, _, size, seconds),) = drain(attempt.store, "run").copied
+    assert seconds >= 0.05 and size > 100
