@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import Limits, best, every, keep
+    from relight.policy import Limits, Tiers, best, every, keep, tier
 
 __version__ = VERSION
 
@@ -50,7 +50,7 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("Limits", "best", "every", "keep"),
+    "relight.policy": ("Limits", "Tiers", "best", "every", "keep", "tier"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -69,6 +69,7 @@ __all__ = [
     "SaveFailed",
     "Store",
     "StoreUnavailable",
+    "Tiers",
     "UnsafeContent",
     "WrongKey",
     "best",
@@ -78,6 +79,7 @@ __all__ = [
     "load",
     "open",
     "save",
+    "tier",
 ]
 
 

@@ -8,6 +8,7 @@ can restore from what is still in memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -19,12 +20,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
 from relight.agent.messages import Ask, Begun, Bye, Have, Layout, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.wire import Gone, Wire
 from relight.agent.writing import Prepared, Writer, lower_priority
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
+from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 
 _TICK_S = 0.25
@@ -93,6 +96,7 @@ class Server:
         self._idle_since = time.monotonic()
         self._seen = False
         self._ending = False
+        self._drainer: Drainer | None = None
 
     def end(self, signum: int, frame: FrameType | None) -> None:
         """Take nobody new; write what is sealed; end."""
@@ -119,10 +123,12 @@ class Server:
                 self._seen = True
             threading.Thread(target=self._listen, args=(session,), daemon=True).start()
             threading.Thread(target=_watch, args=(session, pid), daemon=True).start()
+        if self._drainer is not None:
+            self._drainer.stop()
 
     def _over(self) -> bool:
         with self._lock:
-            if self._pending:
+            if self._pending or (self._drainer is not None and self._drainer.busy and not self._ending):
                 self._idle_since = time.monotonic()
                 return False
             if self._ending:
@@ -307,6 +313,24 @@ class Server:
             found = writer.prune()
             if found is not None:
                 self._tell(job.session, Told(*found))
+            self._drain(writer)
+
+    def _drain(self, writer: Writer) -> None:
+        """Have what was saved copied to the run's further tiers, if there are any."""
+        with contextlib.suppress(RelightError):
+            if not writer.has_tiers():
+                return
+            with self._lock:
+                if self._drainer is None:
+                    place = writer.place
+                    self._drainer = Drainer(place.url, place.run, self._tell_all, lambda: bool(self._sessions), nice=place.nice + 5)
+            self._drainer.wake()
+
+    def _tell_all(self, name: str, say: str, fields: dict[str, Any]) -> None:
+        with self._lock:
+            sessions = list(self._sessions)
+        for session in sessions:
+            self._tell(session, Told(name, say, fields))
 
     def _tell(self, session: Session, message: Report | Told) -> None:
         if session.open or session.polite:

@@ -13,6 +13,7 @@ import msgspec
 from relight.agent.follow import Abandoned, Follow
 from relight.agent.messages import Layout, Place, Report, Request
 from relight.arena import Slot, lay_out
+from relight.catalog.tiers import tiers_of
 from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
 from relight.commit import Place as CommitPlace
 from relight.commit.pack_writer import Pace
@@ -130,6 +131,10 @@ class Writer:
             return _failed(number, request.id, error)
         self._last = request.id
         return _done(number, report)
+
+    def has_tiers(self) -> bool:
+        """Whether what is saved is to go further."""
+        return bool(tiers_of(fold(self._log.read())))
 
     def prune(self) -> tuple[str, str, dict[str, Any]] | None:
         """Retire what the rules no longer keep; the event to tell, None for none."""

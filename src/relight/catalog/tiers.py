@@ -18,6 +18,9 @@ from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Tier, decode_tiers
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 
+Further = tuple[str, ByteStore, str]
+"""A further tier: its name, its store, and the run's name there."""
+
 
 class Reach(NamedTuple):
     """A tier's run as it could be read: ``view`` is None if it has none yet, ``error`` says why it could not be."""
@@ -35,10 +38,11 @@ class Reach(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One of a checkpoint's copies: in which tier, and what that tier's log says of it."""
+    """One of a checkpoint's copies: in which tier, what that tier's log says of it, and whether there is another further out."""
 
     place: int
     checkpoint: Checkpoint
+    has_next: bool = False
 
 
 class Merged(NamedTuple):
@@ -98,6 +102,7 @@ def merge(histories: Sequence[History]) -> Merged:
                 order.insert(at, key)
                 at += 1
             copies.setdefault(key, []).append(Copy(place, one))
+    copies = {key: [one._replace(has_next=one is not found[-1]) for one in found] for key, found in copies.items()}
     merged = History()
     for seq, key in enumerate(order):
         nearest = copies[key][0].checkpoint

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, RelightError, SaveFailed
+from relight.observe import emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,15 @@ class Failures:
 
     retries: int = 0
     raise_after: int | None = None
+
+    def tell(self, error: Exception, step: int, turn: int) -> RelightError:
+        """Say that the save at ``step`` has failed at try ``turn``, and what comes next; the error as one of ours."""
+        known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}", where=f"step {step}")
+        if known is not error:
+            known.__cause__ = error
+        ahead = "trying again" if turn < self.retries else "training goes on; the next save will be tried as usual"
+        emit("save.failed", f"the save at step {step} failed: {known}\n  {ahead}", step=step, kind=known.kind, turn=turn)
+        return known
 
 
 def failures(*, retries: int = 0, raise_after: int | None = None) -> Failures:

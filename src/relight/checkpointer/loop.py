@@ -19,7 +19,8 @@ from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background
+from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background, where_to
+from relight.checkpointer.outwards import Outwards, open_further
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
 from relight.checkpointer.resume import Resumed, say_restored
@@ -33,9 +34,8 @@ from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError,
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
 from relight.observe import be_modest, emit
-from relight.policy import Facts, Keep, Limits, Trigger
+from relight.policy import Facts, Keep, Limits, Tiers, Trigger
 from relight.policy.when import check_trigger
-from relight.store.urls import split_run
 from relight.world import LateRanks, find_world
 
 
@@ -51,7 +51,8 @@ class _Begun(NamedTuple):
 class Checkpointer:
     """Saves and restores the whole state of one training run.
 
-    ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store.
+    ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store. Or it
+    is ``relight.Tiers(…)``: several of them, near to far.
     Everything else that is not an option is a *component*: modules, optimizers, schedulers, scalers, loaders, anything with
     ``state_dict``/``load_state_dict``, generators, arrays, plain values. RNGs are captured without being asked. Components whose names
     are taken by options go into ``state={"name": object}``.
@@ -72,7 +73,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Tiers,
         *,
         run: str | None = None,
         save: Trigger | None = None,
@@ -87,14 +88,12 @@ class Checkpointer:
         writer: str = "every rank",
         **components: object,
     ) -> None:
-        url, name = (os.fspath(path), run) if run is not None else split_run(path)
-        for observer in observers:
-            url, name = observer.place(url, name)
+        url, name, tiers = where_to(path, run, writer)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None
         if keep is not None and not isinstance(keep, Keep):
             raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
-        self._keep = keep or Keep()
+        self._keep = keep or (tiers.nearest.keep if tiers is not None else Keep())
         self._policy = check_failures(on_failure)
         self._metadata = plain_json(metadata or {})
         self._limits = check_limits(limits)
@@ -102,6 +101,7 @@ class Checkpointer:
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._wants_background = open_for(self._ranks, url, wants_background(background))
+        self._further, self._outwards = open_further(tiers), Outwards(tiers if self._world.rank == 0 else None)
         self._background: Background | BackgroundElsewhere | None = None
         self._begun: dict[int, _Begun] = {}
         self._outcomes: deque[Done] = deque()
@@ -151,7 +151,9 @@ class Checkpointer:
         After an error the live state may be a mixture: do not train on it.
         """
         self._start_up()
-        found = resume_any(self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks)
+        found = resume_any(
+            self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks, further=self._further
+        )
         self._resumed = found
         for checkpoint_id in found.damaged:
             self._verified[checkpoint_id] = False
@@ -243,6 +245,7 @@ class Checkpointer:
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
                 self._save(self._last_step, "end", {}, None, None, may_wait=True)
                 self._drain()
+            self._outwards.wait(self._limits.deadline_s)
         finally:
             self._finish()
 
@@ -318,6 +321,7 @@ class Checkpointer:
             self._best.learn_from(history)
             self._resumed.notice_newer(history)
             if self._world.rank == 0:
+                self._outwards.begin(self._attempt)
                 sweep(self._store, self._run)
         return self._attempt
 
@@ -357,7 +361,7 @@ class Checkpointer:
             state = self._capture(micro_step)
         except LateRanks as error:
             failed = Save(step, reason)
-            failed.error = self._failed(error, step, self._policy.retries)
+            failed.error = self._policy.tell(error, step, self._policy.retries)
             return self._count_failure(failed)
         if background is not None:
             save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
@@ -399,7 +403,7 @@ class Checkpointer:
     ) -> Save | None:
         """Have the agent make the save; None if it cannot."""
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        save = Save(step, reason)
+        save = self._outwards.expect(Save(step, reason))
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
@@ -415,7 +419,7 @@ class Checkpointer:
         except (Fenced, IncompatibleState, ConfigError):
             raise
         except Exception as error:  # the trainer's edge, as in _write
-            save.error = self._failed(error, step, self._policy.retries)
+            save.error = self._policy.tell(error, step, self._policy.retries)
         finally:
             if number is None:
                 self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
@@ -465,7 +469,7 @@ class Checkpointer:
                 self._last_saved_step = begun.before
             if isinstance(done.error, Fenced):
                 raise done.error
-            self._failed(done.error, begun.save.step, self._policy.retries)
+            self._policy.tell(done.error, begun.save.step, self._policy.retries)
             if self._policy.retries and done.error.retryable:
                 self._due = begun.save.reason
             self._count_failure(begun.save)
@@ -493,7 +497,7 @@ class Checkpointer:
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
     ) -> Save:
         """Try, by the policy; never raises for a store's sake unless the policy says so."""
-        save = Save(step, reason)
+        save = self._outwards.expect(Save(step, reason))
         emit("save.requested", step=step, reason=reason)
         started = perf_counter()
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
@@ -505,7 +509,7 @@ class Checkpointer:
                 save.error = error
                 raise
             except Exception as error:  # the trainer's edge: told, counted, and decided by the policy
-                save.error = self._failed(error, step, turn)
+                save.error = self._policy.tell(error, step, turn)
         else:
             return self._count_failure(save)
         save.error = None
@@ -514,6 +518,7 @@ class Checkpointer:
             tag_if_possible(self._store, self._run, tag, report.id)
         if self._attempt is not None and self._world.rank == 0:
             retire(self._attempt.place, self._keep, self._verified)
+            self._outwards.made_here(self._attempt)
         return save
 
     def _count_failure(self, save: Save) -> Save:
@@ -558,14 +563,6 @@ class Checkpointer:
         self._parent, self._last_saved_step, self._last_save_s = report.id, save.step, monotonic()
         self._best.learn(metrics)
 
-    def _failed(self, error: Exception, step: int, turn: int) -> RelightError:
-        known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}", where=f"step {step}")
-        if known is not error:
-            known.__cause__ = error
-        ahead = "trying again" if turn < self._policy.retries else "training goes on; the next save will be tried as usual"
-        emit("save.failed", f"the save at step {step} failed: {known}\n  {ahead}", step=step, kind=known.kind, turn=turn)
-        return known
-
     def _save_boundary(self, error: Exception) -> None:
         """An exception is on its way out: save the last step's end if that is still what parameters and optimizer hold."""
         step = self._boundary.step
@@ -596,5 +593,6 @@ class Checkpointer:
             self._background = None
         if self._signals is not None and not self._signals.ending:
             self._signals.restore()
+        self._outwards.close()
         unwatch_loaders(self._components)
         self._closed = True

@@ -15,10 +15,12 @@ from relight.capture import differences, only_needed, plan_restore, sinks_by_par
 from relight.catalog import candidates, check_pack, open_checkpoint
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.opened import Opened
+from relight.catalog.tiers import Copy, Further, Reach, merge
 from relight.catalog.whole import check_pieces, whole_of
 from relight.checkpointer.agree import together
 from relight.checkpointer.carried import carry
 from relight.checkpointer.near import Near
+from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
@@ -67,14 +69,16 @@ def resume(
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
     ranks: Ranks | None = None,
+    further: Sequence[Further] = (),
 ) -> Resumed:
     """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error.
 
-    Several ranks all take the same, which is one that verifies for each of them.
+    Of each checkpoint the nearest copy that verifies is taken; ``further`` are the tiers behind the store. Several ranks all take the same,
+    which is one that verifies for each of them.
     """
     near = Near(store, run)
     try:
-        return _walk(store, run, components, which, near, only=only, strict=strict, rename=rename, ranks=ranks)
+        return _walk(store, run, components, which, near, further, only=only, strict=strict, rename=rename, ranks=ranks)
     finally:
         near.close()
 
@@ -85,6 +89,7 @@ def _walk(
     components: Mapping[str, object],
     which: str | int,
     near: Near,
+    further: Sequence[Further],
     *,
     only: Sequence[str] | None,
     strict: bool,
@@ -94,45 +99,59 @@ def _walk(
     started = perf_counter()
     result = Resumed(looked=True)
     view: View | None = None
-    with together(ranks, "reading the log"), suppress(*([CheckpointNotFound] if which == "latest" else [])):
-        view = Log(store, run).read()
-    if view is None and ranks is None:
+    behind: list[Reach] = []
+    with together(ranks, "reading the log"):
+        with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
+            view = Log(store, run).read()
+        behind = read_further(further, view is None or not fold(view).live)
+    if view is None and ranks is None and not further:
         return result
     for fault in view.faults if view is not None else ():
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view) if view is not None else History()  # of several ranks the first one's decides whether there is a run
     result.newest_seen = history.live[-1].id if history.live else None
+    places = [Reach("store", store, run, view), *behind]
+    merged = merge([place.history for place in places]) if further else None
+    history = merged.history if merged is not None else history
     if which == "latest" and not history.live and ranks is None:
         return result
     say_suspect(history, which)
 
-    def attempt(checkpoint: Checkpoint) -> None:
-        assert view is not None  # a rank that has not read the log takes none of it
-        with together(ranks, f"restoring checkpoint {checkpoint.id}"):
-            _restore(store, view, checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks)
+    def attempt(copy: Copy) -> None:
+        place = places[copy.place]
+        assert place.view is not None  # a rank that has not read the log takes none of it
+        with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"):
+            _restore(
+                place.store, place.view, copy.checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks
+            )
+        if copy.place and result.source == "store":
+            result.source = place.name
 
     found = candidates(history, which) if ranks is None else _agreed(ranks, history, which)
-    if first_good(found, attempt, which, result, run=run, where=store.url):
+    copies = (copy for one in found for copy in (merged.copies[one.id] if merged is not None else [Copy(0, one)]))
+    if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
 
 
 def first_good(
-    found: Iterable[Checkpoint], attempt: Callable[[Checkpoint], None], which: str | int, result: Resumed, *, run: str, where: str
+    found: Iterable[Copy], attempt: Callable[[Copy], None], which: str | int, result: Resumed, *, run: str, where: str
 ) -> bool:
-    """``attempt`` one after the other until one is restored; what cannot be is told, and passed over if the latest is wanted.
+    """``attempt`` one after the other until one is restored; what cannot be is told, and passed over if the latest is wanted, or if
+    another copy of it comes next.
 
     False if there is none to try. ``CorruptCheckpoint`` if none can be restored.
     """
     failed: list[RelightError] = []
-    for checkpoint in found:
+    for copy in found:
+        checkpoint = copy.checkpoint
         try:
-            attempt(checkpoint)
+            attempt(copy)
         except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
-            if which != "latest":
+            if which != "latest" and not copy.has_next:
                 raise
             failed.append(error)
-            if not isinstance(error, StoreUnavailable):
+            if not isinstance(error, StoreUnavailable) and not copy.place:
                 result.damaged.append(checkpoint.id)
             emit(
                 "restore.skipped",
@@ -257,7 +276,7 @@ def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> Non
     emit(
         "restore.done",
         f"restored step {found.checkpoint.step} ({found.checkpoint.id}) in {found.seconds:.2f} s"
-        f"{' from memory' if found.source == 'memory' else ''}: going on with step {start}",
+        f"{'' if found.source == 'store' else f' from {found.source}'}: going on with step {start}",
         step=found.checkpoint.step,
         id=found.checkpoint.id,
         bytes=found.bytes_read,

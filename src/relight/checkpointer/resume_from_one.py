@@ -21,6 +21,7 @@ from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog import candidates, check_pack, open_checkpoint
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
+from relight.catalog.tiers import Copy, Further
 from relight.catalog.whole import Whole, whole_of
 from relight.checkpointer.agree import together
 from relight.checkpointer.carried import Carried, carry
@@ -86,12 +87,13 @@ def resume_any(
     strict: bool,
     rename: Rename,
     ranks: Ranks | None = None,
+    further: Sequence[Further] = (),
 ) -> Resumed:
     """Restore ``which`` into ``components``, each rank by itself or from rank 0. ``latest`` walks from newest to oldest until one
     verifies; others are that one or an error.
     """
     if not isinstance(ranks, OneWriter):
-        return resume(store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks)
+        return resume(store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks, further=further)
     near = Near(store, run) if ranks.leads else None
     try:
         asked = _Asked(components, only, strict, rename)
@@ -105,7 +107,12 @@ def _walk(store: ByteStore, run: str, asked: _Asked, which: str | int, near: Nea
     started = perf_counter()
     result = Resumed(looked=ranks.leads)
     view, found = _listed(store, run, which, result, ranks)
-    if first_good(found, lambda one: _restore(store, view, one, asked, result, near, ranks), which, result, run=run, where=store.url):
+    copies = [Copy(0, one) for one in found]
+
+    def attempt(copy: Copy) -> None:
+        _restore(store, view, copy.checkpoint, asked, result, near, ranks)
+
+    if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
 

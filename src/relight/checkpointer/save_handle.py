@@ -36,6 +36,11 @@ class Save:
         self.error: RelightError | None = None
         self.sealed = False
         self.done = False
+        self.drained = False
+        self.has_further = False
+        """Whether there are further tiers."""
+        self.passed_over = False
+        """Whether a newer one went to the further tiers instead."""
         self.bytes = 0
         self.timings: dict[str, float] = {}
         self._changed = threading.Condition()
@@ -76,13 +81,20 @@ class Save:
         started = monotonic()
         with self._changed:
             there = self._changed.wait_for(
-                lambda: self.error is not None or self.done or (until == "sealed" and self.sealed), timeout
+                lambda: self.error is not None or self.passed_over or self._is(until), timeout
             )
         if self.error is not None:
             raise self.error
+        if there and not self._is(until):
+            raise StoreUnavailable("a newer save went to the further tiers instead", where=f"the save at step {self.step}", retryable=False)
         if not there:
             raise StoreUnavailable(f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}")
         return self
+
+    def _is(self, what: str) -> bool:
+        if what == "drained" and self.has_further:
+            return self.drained
+        return self.done or (what == "sealed" and self.sealed)
 
     def say_durable(self, how: str) -> None:
         """Tell everybody who listens that it is; ``how`` ends the sentence."""

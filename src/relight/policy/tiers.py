@@ -7,19 +7,23 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from relight.errors import ConfigError
 from relight.policy.keep import Candidate, Keep, is_lasting
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
 """Topic of the NOTE by which an attempt tells which tiers there are; whoever reads the log knows them then."""
 DRAINED_TOPIC = "drained"
 """Topic of the NOTE that says of a checkpoint that a tier has it."""
+
+
+class HasPath(Protocol):
+    """A path, such as ``pathlib``'s."""
+
+    def __fspath__(self) -> str:
+        """As text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Tiers:
 
     tiers: tuple[Tier, ...]
 
-    def __init__(self, **tiers: str | PathLike[str] | Tier) -> None:
+    def __init__(self, **tiers: str | HasPath | Tier) -> None:
         if not tiers:
             raise ConfigError("Tiers() names no store", hint='relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")')
         made = []
@@ -66,13 +70,13 @@ class Tiers:
         return self.tiers[1:]
 
 
-def tier(url: str | PathLike[str], *, keep: Keep | None = None, bytes_per_second: float | None = None) -> Tier:
+def tier(url: str | HasPath, *, keep: Keep | None = None, bytes_per_second: float | None = None) -> Tier:
     """One store for ``relight.Tiers``: the run there, what stays there, and how fast it may be copied to.
 
     Without ``keep`` everything that is copied there stays. What its rules name for good (``every``, ``best``, tags) is always copied;
     otherwise the newest is, and those in between as far as there is time.
     """
-    text = str(url)
+    text = url if isinstance(url, str) else url.__fspath__()
     if not text:
         raise ConfigError("an empty path is no tier")
     if keep is not None and not isinstance(keep, Keep):

@@ -1,0 +1,141 @@
+"""A run's further tiers, as the trainer sees them: told to the log, taken charge of, drained to, waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from relight.catalog.tiers import Further, Reach, attempts_of, open_tier, read_tier, tiers_of
+from relight.checkpointer.save_handle import Save
+from relight.commit import Attempt
+from relight.commit.attempt import take_over
+from relight.drain import Drainer
+from relight.errors import RelightError, StoreUnavailable
+from relight.format.records import Body, NoteBody
+from relight.log import Log, View
+from relight.observe import Event, emit, subscribe
+from relight.policy import Tiers
+from relight.policy.tiers import NOTE_TOPIC, encode_tiers
+
+REMEMBERED = 100
+"""Saves whose handles hear of it when they are drained."""
+
+
+def open_further(tiers: Tiers | None) -> Sequence[Further]:
+    """Name, store and run of each further tier; ``ConfigError`` for what is no store, before anything begins."""
+    return [(tier.name, *open_tier(tier)) for tier in (tiers.further if tiers is not None else ())]
+
+
+def read_further(further: Sequence[Further], here_is_empty: bool) -> list[Reach]:
+    """What each has. One that does not answer is told of; ``StoreUnavailable`` if it might hold the only checkpoints there are."""
+    reaches = [read_tier(*one) for one in further]
+    for reach in reaches:
+        if reach.error is not None:
+            emit("tier.silent", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
+    silent = [reach for reach in reaches if reach.error is not None]
+    if silent and here_is_empty and not any(reach.history.live for reach in reaches):
+        raise StoreUnavailable(
+            f"the nearest tier has no checkpoint, and {', '.join(reach.name for reach in silent)} may have some, but does not answer",
+            where=silent[0].store.url,
+            hint="make it answer; or, for a run that shall begin from scratch, leave that tier out",
+        ) from silent[0].error
+    return reaches
+
+
+def _emit(name: str, say: str, fields: dict[str, Any]) -> None:
+    emit(name, say, **fields)
+
+
+class Outwards:
+    """For one attempt, of the rank that leads. Without further tiers it does nothing."""
+
+    def __init__(self, tiers: Tiers | None) -> None:
+        self._tiers = tiers.tiers if tiers is not None else ()
+        self._names = frozenset(one.name for one in self._tiers[1:])
+        self._saves: deque[Save] = deque(maxlen=REMEMBERED)
+        self._there: dict[str, set[str]] = {}
+        self._failed: set[str] = set()
+        self._changed = threading.Condition()
+        self._drainer: Drainer | None = None
+        self._undo = subscribe(self._hear) if self._names else lambda: None
+
+    def begin(self, attempt: Attempt) -> None:
+        """Tell the log which tiers there are, if that is not what it says already, and take charge of each that answers."""
+        history = attempt.history()
+        before = tiers_of(history)
+        if self._tiers[1:] != before:
+            note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(self._tiers)})
+
+            def decide(view: View) -> tuple[Body, int]:
+                return note, attempt.epoch
+
+            attempt.place.log.append(decide)
+        name = attempts_of(history)[-1]
+        for tier in self._tiers[1:]:
+            try:
+                store, run = open_tier(tier)
+                take_over(Log(store, run), name)
+            except RelightError as error:
+                emit("tier.silent", f"tier {tier.name}: {error}; it is tried again behind each save", tier=tier.name, kind=error.kind)
+
+    def expect(self, save: Save) -> Save:
+        """A save that is to be drained once it is durable."""
+        if self._names:
+            save.has_further = True
+            self._saves.append(save)
+        return save
+
+    def made_here(self, attempt: Attempt) -> None:
+        """A save became durable without the agent, which would else see to it: drain from here."""
+        if not self._names:
+            return
+        if self._drainer is None:
+            place = attempt.place
+            self._drainer = Drainer(place.store.url, place.log.run, _emit, lambda: True)
+        self._drainer.wake()
+
+    def wait(self, timeout: float) -> bool:
+        """Until the newest durable save is on all further tiers, or a tier has failed meanwhile. False if not all have it."""
+        last = next((save for save in reversed(self._saves) if save.done and save.id), None)
+        if last is None or last.drained:
+            return True
+        emit("drain.waiting", f"waiting until step {last.step} is on {', '.join(sorted(self._names))}", id=last.id, step=last.step)
+        ends = monotonic() + timeout
+        with self._changed:
+            self._failed.clear()
+            self._changed.wait_for(lambda: last.drained or bool(self._failed), max(0.0, ends - monotonic()))
+        return last.drained
+
+    def close(self) -> None:
+        """No more of it. What is being copied by a drainer of our own is given up."""
+        self._undo()
+        if self._drainer is not None:
+            self._drainer.stop()
+
+    def _hear(self, event: Event) -> None:
+        tier = event.fields.get("tier")
+        if event.name == "drain.done" and tier in self._names:
+            checkpoint_id = str(event.fields.get("id"))
+            with self._changed:
+                self._there.setdefault(checkpoint_id, set()).add(tier)
+                if self._there[checkpoint_id] == self._names:
+                    del self._there[checkpoint_id]
+                    self._tell(checkpoint_id)
+                self._changed.notify_all()
+        elif event.name in ("drain.failed", "drain.fenced") and (tier in self._names or tier is None):
+            with self._changed:
+                self._failed.add(str(tier))
+                self._changed.notify_all()
+
+    def _tell(self, checkpoint_id: str) -> None:
+        """It is everywhere. Those before it that are not will never be: nothing is copied behind what is newer."""
+        position = next((at for at, save in enumerate(self._saves) if save.id == checkpoint_id), -1)
+        for at, save in enumerate(list(self._saves)[: position + 1]):
+            if at == position:
+                save._tell(drained=True)
+            elif save.done and not save.drained:
+                save._tell(passed_over=True)
+
