@@ -234,7 +234,7 @@ def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
         drain(attempt.store, "run")
     execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
     names, merged, errors = residency(attempt.store, "run")
-    assert names == ["here", "warm", "cold"] and errors == [None, None, None]
+    assert names == ["near", "warm", "cold"] and errors == [None, None, None]
     places = {one.step: [copy.place for copy in merged.copies[one.id]] for one in merged.history.live}
     assert places == {0: [2], 1: [2], 2: [0, 1, 2]}
     assert [one.step for one in merged.history.live] == [0, 1, 2]

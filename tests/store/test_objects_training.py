@@ -80,7 +80,8 @@ def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path
     found = Run(open_bytes(store_url), run)
     assert max(one.step for one in found.history().live) == STEPS - 1
     ends = time.monotonic() + 30
-    while reach(store_url, run) is not None and time.monotonic() < ends:
-        time.sleep(0.1)
-    assert reach(store_url, run) is None, "the agent has gone"
+    while (agent := reach(store_url, run)) is not None:
+        agent.close()
+        assert time.monotonic() < ends, "the agent does not end"
+        time.sleep(0.3)
     assert open_bytes(store_url).uploads("") == []

@@ -54,9 +54,12 @@ class Merged(NamedTuple):
 
 def tiers_of(history: History) -> tuple[Tier, ...]:
     """The further tiers, as the newest NOTE of the nearest one's log tells them."""
-    for note in reversed(_notes(history, NOTE_TOPIC)):
-        return decode_tiers(note.data)[1:]
-    return ()
+    return _told(history)[1:]
+
+
+def nearest_name(history: History) -> str:
+    """What the nearest one is called there; a run without tiers is "here"."""
+    return next((tier.name for tier in _told(history)), "here")
 
 
 def drained_to(history: History) -> dict[str, set[str]]:
@@ -126,6 +129,11 @@ def read_tier(name: str, store: ByteStore, run: str) -> Reach:
         raise
     except RelightError as error:
         return Reach(name, store, run, None, error)
+
+
+def _told(history: History) -> tuple[Tier, ...]:
+    notes = _notes(history, NOTE_TOPIC)
+    return decode_tiers(notes[-1].data) if notes else ()
 
 
 def _notes(history: History, topic: str) -> list[NoteBody]:

@@ -27,6 +27,7 @@ COMMANDS = {
     "prune": "remove what no rule keeps, saying why",
     "tag": "name a checkpoint; a tag also keeps it",
     "cp": "copy checkpoints to another store or run",
+    "drain": "copy to a run's further tiers what they lack",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",

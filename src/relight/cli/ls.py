@@ -10,23 +10,31 @@ from relight.catalog.locate import Place, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
 from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plural, size, table, warn
-from relight.errors import RelightError
+from relight.drain.outwards import residency
+from relight.errors import ConfigError, RelightError
 from relight.log import Checkpoint, History
 
 
 @click.command("ls")
 @click.argument("path")
 @click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@click.option("--tiers", is_flag=True, help="Where each checkpoint lies: the run's further tiers are asked, too.")
 @json_option
-def command(path: str, newest: int | None, as_json: bool) -> None:
+def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
     """List the checkpoints of a run, newest last; or the runs of a store.
 
     \b
     Examples:
       relight ls runs/demo
+      relight ls runs/demo --tiers
       relight ls runs --json
     """
     place = locate(path)
+    if tiers:
+        if place.run is None:
+            raise ConfigError("tiers are a run's: name one", where=path)
+        _tiers(place, newest, as_json)
+        return
     if place.run is None and place.which is None:
         _runs(place, as_json)
         return
@@ -90,6 +98,34 @@ def _table(rows: list[dict[str, Any]]) -> None:
         ]
         add("flags", [text.strip() for text in flags], "yellow")
     table(columns, cells, right=("step", "size", "new"), wrap=("reason", "metrics", "tags", "flags"))
+
+
+def _tiers(place: Place, newest: int | None, as_json: bool) -> None:
+    """One history of all tiers, with a column for each."""
+    assert place.run is not None
+    names, merged, errors = residency(place.store, place.run)
+    for name, error in zip(names, errors, strict=True):
+        if error is not None:
+            warn(f"tier {escape(name)} does not answer: {escape(error.what)}")
+    shown = merged.history.live[-newest:] if newest else merged.history.live
+    rows = [{**entry(merged.history, one), "tiers": [names[copy.place] for copy in merged.copies[one.id]]} for one in shown]
+    if as_json:
+        emit_json(rows)
+        return
+    if not rows:
+        click.echo("no checkpoint yet")
+        return
+    silent = {name for name, error in zip(names, errors, strict=True) if error is not None}
+    cells: list[list[object]] = [
+        [row["id"], row["step"], age(row["created"]), size(row["stored_bytes"]), *(_there(name, row["tiers"], silent) for name in names)]
+        for row in rows
+    ]
+    table(["id", "step", "saved", "size", *names], cells, right=("step", "size"))
+    click.echo(", ".join(f"{name}: {sum(name in row['tiers'] for row in rows)}" for name in names if name not in silent))
+
+
+def _there(name: str, there: list[str], silent: set[str]) -> str:
+    return "?" if name in silent else "yes" if name in there else "–"
 
 
 def _runs(place: Place, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Run
-from relight.catalog.tiers import Merged, attempts_of, drained_to, merge, newest_seq, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import Merged, attempts_of, drained_to, merge, nearest_name, newest_seq, open_tier, read_tier, tiers_of
 from relight.commit.attempt import take_over
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
@@ -52,8 +52,8 @@ def drain(
             _Way(near, tier, tell, progress, stop, report).go()
         except RelightError as error:
             report.errors[tier.name] = error
-            name = "drain.fenced" if isinstance(error, Fenced) else "drain.failed"
-            tell(name, f"tier {tier.name}: {error}", {"tier": tier.name, "kind": error.kind})
+            fields = {"tier": tier.name, "kind": error.kind}
+            tell("drain.fenced" if isinstance(error, Fenced) else "drain.failed", f"tier {tier.name}: {error}", fields)
     return report
 
 
@@ -158,7 +158,8 @@ def owed_to(tier: Tier, near: History, far: History) -> list[str]:
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:
     """Where each checkpoint of a run lies: the tiers' names, nearest first, all of them as one history, and which could not be read."""
-    near = read_tier("here", store, run)
+    near = read_tier("", store, run)
+    near = near._replace(name=nearest_name(near.history))
     reaches = [near, *(read_tier(tier.name, *open_tier(tier)) for tier in tiers_of(near.history))]
     return [reach.name for reach in reaches], merge([reach.history for reach in reaches]), [reach.error for reach in reaches]
 

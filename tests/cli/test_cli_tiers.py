@@ -1,0 +1,66 @@
+"""``relight drain`` and ``relight ls --tiers``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.log.test_log_stale_listings import save
+
+from relight.commit import Attempt
+from relight.format.records import NoteBody
+from relight.policy import Tiers
+from relight.policy.tiers import NOTE_TOPIC, encode_tiers
+from relight.store import LocalStore
+
+
+def relight(*arguments: str | Path, status: int = 0) -> str:
+    done = subprocess.run([sys.executable, "-m", "relight", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, (done.stdout, done.stderr)
+    return done.stdout if status != 2 else done.stderr
+
+
+def begin(folder: Path) -> Attempt:
+    attempt = Attempt.begin(LocalStore(folder / "hot"), "run")
+    tiers = Tiers(hot=folder / "hot" / "run", warm=folder / "warm" / "run", cold=folder / "cold" / "run")
+    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers.tiers)})
+    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    return attempt
+
+
+def test_drain_copies_what_is_lacking_and_says_so(tmp_path: Path) -> None:
+    """Dry run, run, nothing left; the columns of ``ls`` follow."""
+    attempt = begin(tmp_path)
+    first = save(attempt, 0)
+    hot = tmp_path / "hot" / "run"
+    assert "cold: lacks 1 checkpoint" in relight("drain", hot, "--dry-run")
+    assert {row["tier"] for row in json.loads(relight("drain", hot, "--dry-run", "--json"))["copy"]} == {"warm", "cold"}
+    assert "warm: copied 1 checkpoint" in relight("drain", hot)
+    assert "cold: nothing to copy" in relight("drain", hot)
+    second = save(attempt, 1)
+    rows = {row["id"]: row["tiers"] for row in json.loads(relight("ls", hot, "--tiers", "--json"))}
+    assert rows == {first: ["hot", "warm", "cold"], second: ["hot"]}
+    table = relight("ls", hot, "--tiers")
+    assert "warm" in table and table.splitlines()[-1] == "hot: 2, warm: 1, cold: 1"
+    told = json.loads(relight("drain", hot, "--json"))
+    assert [row["id"] for row in told["copied"]] == [second, second] and told["owed"] == {"warm": [], "cold": []} and told["errors"] == {}
+
+
+def test_a_tier_that_fails_is_a_no(tmp_path: Path) -> None:
+    """Exit code 1, the reason, and the other tier served."""
+    attempt = begin(tmp_path)
+    save(attempt, 0)
+    (tmp_path / "warm").write_text("no directory")
+    assert "FAILED" in relight("drain", tmp_path / "hot" / "run", status=1)
+    assert json.loads(relight("drain", tmp_path / "hot" / "run", "--json", status=1))["errors"]["warm"]["kind"]
+    assert len(json.loads(relight("ls", tmp_path / "cold" / "run", "--json"))) == 1
+
+
+def test_a_run_without_tiers(tmp_path: Path) -> None:
+    """It is said how a run gets some; a store is asked for a run."""
+    save(Attempt.begin(LocalStore(tmp_path), "run"), 0)
+    assert "relight.Tiers" in relight("drain", tmp_path / "run", status=2)
+    assert "name one" in relight("ls", tmp_path, "--tiers", status=2)
+    assert "here" in relight("ls", tmp_path / "run", "--tiers")

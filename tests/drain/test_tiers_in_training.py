@@ -1,0 +1,237 @@
+"""``relight.Tiers`` in a training loop: near on disk, far in a bucket or another disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.agent import reach
+from relight.catalog import Run
+from relight.errors import ConfigError, StoreUnavailable
+from relight.format.records import CommitBody
+from relight.observe import counters
+from relight.store import LocalStore, open_bytes
+from relight.testing.store_suite import refuses
+
+
+def parts(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(16, 16)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 16)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def train(tiers: relight.Tiers, until: int, **options: object) -> tuple[list[float], int]:
+    """Losses of the steps that were made, and where it began."""
+    model, optimizer = parts()
+    losses = []
+    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=2), **options) as ckpt:  # type: ignore[arg-type]
+        start = ckpt.restore()
+        for step in range(start, until):
+            losses.append(float(one_step(model, optimizer)))
+            ckpt.step(step)
+    return losses, start
+
+
+def steps(url: str, run: str = "run") -> list[int]:
+    return [one.step for one in Run(open_bytes(url), run).history().live]
+
+
+@pytest.fixture(params=["trainer", "agent"])
+def background(request: pytest.FixtureRequest) -> bool:
+    return request.param == "agent"
+
+
+def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> None:
+    """What was saved on a disk is in the bucket when the run ends; with the disk wiped it goes on from there, to the bit, and on the disk."""
+    tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=f"{s3}/cold/run")
+    whole, _ = train(relight.Tiers(hot=tmp_path / "whole" / "run"), 9, background=background)
+    first, _ = train(tiers, 5, background=background)
+    assert steps(f"{s3}/cold")[-1] == 4
+    wait_for_agent(tmp_path / "hot")
+    shutil.rmtree(tmp_path / "hot")
+    second, start = train(tiers, 9, background=background)
+    assert start == 5
+    assert first + second == whole
+    assert steps(str(tmp_path / "hot"))[-1] == 8 and steps(f"{s3}/cold")[-1] == 8
+    wait_for_agent(tmp_path / "hot")
+
+
+def wait_for_agent(store: Path) -> None:
+    """Until it has ended, which it does when nothing is left to write and to drain."""
+    ends = time.monotonic() + 30
+    while (agent := reach(str(store), "run")) is not None:
+        agent.close()
+        assert time.monotonic() < ends, "the agent does not end"
+        time.sleep(0.3)
+
+
+def test_a_handle_tells_when_it_is_drained(tmp_path: Path, background: bool) -> None:
+    """``wait(until="drained")`` returns when every tier has it; one that a newer overtook says so."""
+    tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
+    model, optimizer = parts()
+    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=background) as ckpt:
+        assert ckpt.restore() == 0
+        one_step(model, optimizer)
+        save = ckpt.save(0)
+        save.wait(60, until="drained")
+        assert save.drained
+        assert steps(str(tmp_path / "warm")) == steps(str(tmp_path / "cold")) == [0]
+
+
+def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The far tier does not answer: saves go on, nothing that it is to hold leaves the near one; once it answers, all is well. A run
+    that has nothing near does not begin from scratch while the far tier may have it."""
+    alive = os.environ["AWS_ENDPOINT_URL"]
+    far = f"{s3}/far/run"
+    tiers = relight.Tiers(
+        hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)), far=relight.tier(far, keep=relight.keep(every=4, last=1))
+    )
+    monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "0.5")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    model, optimizer = parts()
+    before = counters["tier.silent"]
+    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    with pytest.raises(StoreUnavailable, match="may have some"):
+        ckpt.restore()
+    ckpt.close()
+    assert counters["tier.silent"] > before
+    monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
+    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False)
+    assert ckpt.restore() == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    for step in range(6):
+        one_step(model, optimizer)
+        ckpt.step(step)
+    assert steps(str(tmp_path / "hot")) == [3, 5]
+    ckpt.close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
+    monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "20")
+    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    assert ckpt.restore() == 6
+    ckpt.save(6)
+    ckpt.close()
+    assert steps(f"{s3}/far") == [3, 6]
+    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    ckpt.restore()
+    ckpt.save(7)
+    ckpt.close()
+    assert steps(str(tmp_path / "hot")) == [7]
+
+
+def test_a_damaged_near_copy_is_read_further_out(tmp_path: Path) -> None:
+    """The newest is restored, from the tier where it is whole."""
+    tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=tmp_path / "cold" / "run")
+    losses, _ = train(tiers, 5, background=False)
+    for pack in (tmp_path / "hot").rglob("pack*"):
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.write_bytes(data)
+    _, start = train(tiers, 5, background=False)
+    assert start == 5 and losses
+
+
+def test_two_places_one_run(tmp_path: Path) -> None:
+    """A second node takes the run over from the bucket: the first one's drains are refused from then on, and it is told."""
+    cold = tmp_path / "cold" / "run"
+    node = lambda name: relight.Tiers(hot=tmp_path / name / "run", cold=cold)  # noqa: E731
+    model, optimizer = parts()
+    one = relight.Checkpointer(node("one"), model=model, optimizer=optimizer, background=False)
+    one.restore()
+    one.save(0)
+    one._outwards.wait(30)
+    other_model, other_optimizer = parts(1)
+    two = relight.Checkpointer(node("two"), model=other_model, optimizer=other_optimizer, background=False)
+    assert two.restore() == 1
+    two.save(1)
+    two.close()
+    before = counters["drain.fenced"]
+    one.save(1)
+    one.close()
+    assert counters["drain.fenced"] > before
+    assert steps(str(tmp_path / "cold")) == [0, 1]
+    assert Run(LocalStore(tmp_path / "cold"), "run").history().live[-1].id == Run(LocalStore(tmp_path / "two"), "run").history().live[-1].id
+
+
+def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
+    """No tier, one place twice, names that are none, what is no store, and what does not go together."""
+    model, optimizer = parts()
+    for make in (
+        lambda: relight.Tiers(),
+        lambda: relight.Tiers(hot="a/run", cold="a/run/"),
+        lambda: relight.Tiers(**{"No name": "a/run"}),
+        lambda: relight.tier(""),
+        lambda: relight.tier("a/run", bytes_per_second=0),
+        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold="ftp://host/run"), model=model),
+        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run"), run="x", model=model),
+        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold=tmp_path / "b" / "run"), writer="rank 0", model=model),
+    ):
+        refuses(ConfigError, make)
+
+
+TRAIN = """
+import sys, torch, relight
+hot, cold, until = sys.argv[1], sys.argv[2], int(sys.argv[3])
+torch.manual_seed(0)
+model = torch.nn.Linear(256, 256)
+optimizer = torch.optim.AdamW(model.parameters())
+tiers = relight.Tiers(hot=relight.tier(hot, keep=relight.keep(last=2)), cold=relight.tier(cold, keep=relight.keep(last=3, every=10)))
+with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1)) as ckpt:
+    for step in range(ckpt.restore(), until):
+        loss = model(torch.randn(8, 256)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ckpt.step(step)
+        print(step, flush=True)
+"""
+
+
+def for_good(url: str) -> set[int]:
+    """Steps that were ever saved there and that the far tier's rules name for good."""
+    records = Run(open_bytes(url), "run").view().records
+    return {record.body.step for record in records if isinstance(record.body, CommitBody) and (record.body.step + 1) % 10 == 0}
+
+
+def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) -> None:
+    """SIGKILL in the middle: the agent commits what was sealed, copies it outwards, and only then ends; the next life goes on."""
+    environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
+    command = [sys.executable, "-c", TRAIN, str(tmp_path / "hot" / "run"), f"{s3}/cold/run"]
+    child = subprocess.Popen([*command, "1000"], env=environment, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if int(line) >= 12:
+            break
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        near, far = steps(str(tmp_path / "hot")), steps(f"{s3}/cold")
+        if near[-1:] == far[-1:]:
+            break
+        time.sleep(0.2)
+    assert near[-1] == far[-1] >= 8
+    done = subprocess.run([*command, str(near[-1] + 4)], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [int(line) for line in done.stdout.split()] == list(range(near[-1] + 1, near[-1] + 4))
+    assert steps(f"{s3}/cold")[-1] == near[-1] + 3
+    assert for_good(str(tmp_path / "hot")) <= set(steps(f"{s3}/cold")), "what the rules name for good is there"
+    wait_for_agent(tmp_path / "hot")
+
