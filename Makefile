@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage faults ceph bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle faults ceph bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -86,6 +86,9 @@ $(BENCH_STAMP): requirements/torch.txt requirements/test.txt requirements/bench.
 ceph: $(STAMP) ## the object store's tests on Ceph's gateway, a server used in earnest (Debian: radosgw ceph-mon ceph-osd ceph-common; root)
 	RELIGHT_TEST_S3=rados $(BIN)/python -m pytest tests/store/test_objects_conformance.py tests/store/test_objects.py \
 		tests/store/test_objects_training.py tests/store/test_object_faults.py
+
+oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 10,000 histories
+	EXAMPLES=10000 $(BIN)/python -m pytest tests/reclaim/test_retention_oracle.py --timeout 3000
 
 faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
 	$(BIN)/python tests/store/faults.py --seed 7

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
+from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relight.catalog.holds import hold, holds_of, release
 from relight.commit import Attempt
+from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.log import fold
 from relight.policy import Candidate, Keep, decide_keep, keep
+from relight.policy.keep import RULES
 from relight.reclaim import execute, plan_prune
-from relight.store import MemoryStore
+from relight.store import MemoryStore, Reader
 from relight.testing.rules import saves
 
 METRICS = st.sampled_from([0.0, 1.0, 1.5, -2.0, math.nan, math.inf, -math.inf])
+
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "600"))
+"""``make oracle`` asks for more."""
+YEAR_2026 = 1_767_225_600
+TIMES = st.one_of(st.integers(-400, 400).map(lambda hours: YEAR_2026 + 1800 * hours), st.integers(0, 4 * YEAR_2026)).map(float)
+"""Mostly within some days, half an hour apart; some from clocks that are off by years."""
 
 
 @st.composite
@@ -31,6 +44,9 @@ def candidates(draw: st.DrawFn) -> list[Candidate]:
                 ("gold",) if draw(st.integers(0, 5)) == 0 else (),
                 tuple(f"c{n}" for n in draw(st.sets(st.integers(0, 8), max_size=1)) if n > seq),
                 draw(st.sampled_from([True, True, None, False])),
+                "on hold" if draw(st.integers(0, 7)) == 0 else "",
+                draw(st.integers(0, 50)),
+                draw(st.none() | TIMES),
             )
         )
     return draw(st.permutations(made))
@@ -43,12 +59,53 @@ rules = st.builds(
     st.just("loss"),
     st.sampled_from(["min", "max"]),
     st.none() | st.integers(1, 5),
+    *[st.none() | st.none() | rule for rule in (st.integers(1, 400).map(lambda hours: 1800.0 * hours), *[st.integers(1, 3)] * 4, st.integers(1, 120), st.integers(1, 8))],
 )
+
+
+def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
+    """"times are those of the records, none later than the record behind it"."""
+    clipped = {}
+    for at, one in enumerate(sound):
+        later = [other.time_s for other in sound[at:] if other.time_s is not None]
+        clipped[one.id] = min(later) if one.time_s is not None else None
+    known = [one for one in sound if clipped[one.id] is not None]
+    stay = set()
+    when = {one.id: datetime.fromtimestamp(clipped[one.id], UTC) for one in known}
+    names = {
+        "hourly": lambda one: when[one.id].strftime("%Y %j %H"), "daily": lambda one: when[one.id].strftime("%Y %j"),
+        "weekly": lambda one: when[one.id].isocalendar()[:2], "monthly": lambda one: when[one.id].strftime("%Y %m"),
+    }  # fmt: skip
+    for name, bucket in names.items():
+        if getattr(rule, name) is not None:
+            newest = {bucket(one): one for one in known}  # the last of each
+            stay |= {one.id for one in sorted(newest.values(), key=lambda one: -one.seq)[: getattr(rule, name)]}
+            stay |= {one.id for one in sound if one not in known}
+    if rule.within_s is not None:
+        now = max((clipped[one.id] for one in known), default=0.0)
+        stay |= {one.id for one in sound if one not in known or clipped[one.id] >= now - rule.within_s}
+    return stay
+
+
+def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
+    """"the newest that together fit into budget"; "always one that is behind the newest by that many steps or more"."""
+    stay = set()
+    if rule.budget is not None:
+        for count in range(len(sound) + 1):
+            newest = sound[len(sound) - count :]
+            if sum(one.bytes for one in newest) <= rule.budget:
+                stay |= {one.id for one in newest}
+    if rule.behind is not None and sound:
+        old = [one for one in sound if one.step <= sound[-1].step - rule.behind]
+        stay |= {one.id for one in old[-1:]}
+        next_ones = [one for one in sound if one.step > sound[-1].step - rule.behind and (not old or one.seq > old[-1].seq)]
+        stay |= {one.id for one in next_ones[:1]}
+    return stay
 
 
 def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
     """The ids that stay, one sentence of the documentation after the other."""
-    if rule.last is None and rule.best is None and rule.every is None:
+    if all(getattr(rule, name) is None for name in RULES):
         return {one.id for one in checkpoints}  # "No rule at all keeps everything."
     stay: set[str] = set()
     in_order = sorted(checkpoints, key=lambda one: one.seq)
@@ -71,8 +128,9 @@ def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
                 stay.add(one.id)
         if rule.every is not None and one.verified is not False and (one.step + 1) % rule.every == 0:
             stay.add(one.id)
-        if one.tags:
+        if one.tags or one.held:
             stay.add(one.id)
+    stay |= by_time(rule, sound) | by_size_and_age(rule, sound)
     if in_order:
         stay.add(in_order[-1].id)
     verified = [one for one in in_order if one.verified]
@@ -85,7 +143,7 @@ def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
     return stay
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(rule=rules, checkpoints=candidates())
 def test_verdicts_are_those_of_the_documentation(rule: Keep, checkpoints: list[Candidate]) -> None:
     """What stays is exactly what the sentences of ``keep`` and ``decide_keep`` say; each verdict has a reason, in the order given."""
@@ -95,7 +153,7 @@ def test_verdicts_are_those_of_the_documentation(rule: Keep, checkpoints: list[C
     assert all(one.reason for one in verdicts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(rule=rules, checkpoints=candidates())
 def test_something_that_verifies_always_stays(rule: Keep, checkpoints: list[Candidate]) -> None:
     """Whatever the rules: the newest stays, and if any verifies, the newest of those."""
@@ -142,3 +200,88 @@ def test_a_tool_prunes_under_the_epoch_it_finds() -> None:
     assert [one.id for one in history.live] == ids[1:]
     assert history.epoch == attempt.epoch
     assert Attempt.begin(store, "run").epoch == attempt.epoch + 1
+
+
+@settings(max_examples=EXAMPLES // 4, deadline=None)
+@given(gaps=st.lists(st.integers(1, 9), min_size=3, max_size=60), behind=st.integers(1, 40))
+def test_one_that_is_old_enough_is_always_there(gaps: list[int], behind: int) -> None:
+    """Pruned behind every save with nothing but ``last=1, behind=n``: from the moment on when a save was n steps old there is always one
+    that is, it is no older than it need be by much, and three are all that stay."""
+    live: list[Candidate] = []
+    step = 0
+    for seq, gap in enumerate(gaps):
+        step += gap
+        live.append(Candidate(f"c{seq}", seq, step, verified=True))
+        kept = {one.id for one in decide_keep(keep(last=1, behind=behind), live) if one.keep}
+        live = [one for one in live if one.id in kept]
+        assert len(live) <= 3
+        if step - gaps[0] >= behind:
+            old = [one for one in live if one.step <= step - behind]
+            assert old
+            assert step - old[-1].step < 2 * behind + 2 * max(gaps)
+
+
+def test_a_hold_keeps_what_no_rule_does_until_it_is_released() -> None:
+    """Also one that comes between a plan and its execution; the reason is in the plan."""
+    store = MemoryStore()
+    attempt, ids, _ = saves(store, 1, 2, 3, 4)
+    plan = plan_prune(store, "run", keep(last=1))
+    hold(store, "run", ids[1], "incident 42")
+    assert sorted(execute(plan, store).retired) == sorted([ids[0], ids[2]])
+    verdicts = {one.id: one for one in plan_prune(store, "run", keep(last=1)).verdicts}
+    assert verdicts[ids[1]].keep and "incident 42" in verdicts[ids[1]].reason
+    assert holds_of(attempt.history()) == {ids[1]: "incident 42"}
+    release(store, "run", ids[1])
+    assert execute(plan_prune(store, "run", keep(last=1)), store).retired == [ids[1]]
+    for call in (lambda: hold(store, "run", "0123456789", "x"), lambda: release(store, "run", ids[1])):
+        with pytest.raises(CheckpointNotFound):
+            call()
+    with pytest.raises(ConfigError):
+        hold(store, "run", ids[3], " ")
+
+
+def test_no_more_than_half_go_where_nobody_looks() -> None:
+    """A rule that was meant otherwise does not empty a run at once: the oldest half goes, then half of the rest."""
+    store = MemoryStore()
+    attempt, ids, _ = saves(store, *range(8))
+    plan = plan_prune(store, "run", keep(last=1))
+    assert execute(plan, store, at_most=plan.usual_share).retired == ids[:4]
+    plan = plan_prune(store, "run", keep(last=1))
+    assert execute(plan, store, at_most=plan.usual_share).retired == ids[4:6]
+    assert [one.id for one in attempt.history().live] == ids[6:]
+
+
+def test_a_store_that_does_not_answer_is_no_damage() -> None:
+    """Retention raises, remembers nothing, and removes nothing."""
+
+    class Silent(MemoryStore):
+        silent = False
+
+        def open(self, key: str) -> Reader:
+            if self.silent and "pack" in key:
+                raise StoreUnavailable("503", where=key)
+            return super().open(key)
+
+    store = Silent()
+    saves(store, 1, 2, 3)
+    store.silent, known = True, dict[str, bool]()
+    with pytest.raises(StoreUnavailable):
+        plan_prune(store, "run", keep(last=1), verified=known)
+    assert known == {}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"last": 0}, {"daily": True}, {"within": "soon"}, {"within": -1}, {"within": "7"}, {"budget": "much"}, {"budget": 0}, {"behind": 1.5}, {"mode": "up"}],
+)
+def test_rules_that_make_no_sense_are_refused(rules: dict[str, object]) -> None:
+    """By name."""
+    with pytest.raises(ConfigError):
+        keep(**rules)  # type: ignore[arg-type]
+
+
+def test_amounts_as_people_write_them() -> None:
+    """Times and sizes."""
+    assert keep(within="36h").within_s == keep(within=129600).within_s == keep(within=timedelta(hours=36)).within_s == 129600.0
+    assert keep(budget="1.5 TB").budget == 1_500_000_000_000
+    assert keep(budget="2GiB").budget == 2 << 30

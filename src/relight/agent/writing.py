@@ -142,7 +142,7 @@ class Writer:
             return None
         try:
             plan = plan_prune(self._store, self.place.run, self._keep, verified=self._verified, log=self._log)
-            report = execute(plan, self._store, epoch=self.place.epoch, log=self._log)
+            report = execute(plan, self._store, epoch=self.place.epoch, log=self._log, at_most=plan.usual_share)
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:

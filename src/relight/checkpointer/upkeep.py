@@ -18,7 +18,7 @@ def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
         return
     try:
         plan = plan_prune(place.store, place.log.run, keep, verified=verified, log=place.log)
-        report = execute(plan, place.store, epoch=place.epoch, log=place.log)
+        report = execute(plan, place.store, epoch=place.epoch, log=place.log, at_most=plan.usual_share)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
     except Fenced:

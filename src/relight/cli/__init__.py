@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "is every byte what was committed?",
     "prune": "remove what no rule keeps, saying why",
     "tag": "name a checkpoint; a tag also keeps it",
+    "hold": "keep a checkpoint whatever the rules say",
     "cp": "copy checkpoints to another store or run",
     "drain": "copy to a run's further tiers what they lack",
     "prove": "does a training script resume to the bit?",

@@ -24,6 +24,13 @@ POSITIVE = click.IntRange(min=1)
     "--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Whether less or more is better."
 )
 @click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep those that end N, 2N, 3N … steps.")
+@click.option("--keep-within", metavar="TIME", help="Keep those within so long of the newest: 36h, 7d.")
+@click.option("--keep-hourly", type=POSITIVE, metavar="N", help="Keep the newest of each of the last N hours that have one.")
+@click.option("--keep-daily", type=POSITIVE, metavar="N", help="The same, of days.")
+@click.option("--keep-weekly", type=POSITIVE, metavar="N", help="The same, of weeks.")
+@click.option("--keep-monthly", type=POSITIVE, metavar="N", help="The same, of months.")
+@click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
+@click.option("--keep-behind", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
 @click.option("--sweep", is_flag=True, help="Also delete what superseded attempts left unfinished.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -35,6 +42,13 @@ def command(
     metric: str,
     mode: str,
     keep_every: int | None,
+    keep_within: str | None,
+    keep_hourly: int | None,
+    keep_daily: int | None,
+    keep_weekly: int | None,
+    keep_monthly: int | None,
+    keep_budget: str | None,
+    keep_behind: int | None,
     sweep: bool,
     dry_run: bool,
     yes: bool,
@@ -42,17 +56,20 @@ def command(
 ) -> None:
     """Remove the checkpoints that no rule keeps, saying for each why it stays or goes.
 
-    Tagged ones, the newest, and the newest that verifies always stay. Asks before it removes anything, unless told --yes.
+    Tagged ones, those on hold, the newest, and the newest that verifies always stay. Asks before it removes anything, unless told --yes.
 
     \b
     Examples:
       relight prune runs/demo --keep-last 3 --keep-every 1000 --dry-run
       relight prune runs/demo --keep-best 1 --metric accuracy --mode max --yes
     """
-    rules = keep(last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every)
+    rules = keep(
+        last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every, within=keep_within, hourly=keep_hourly,
+        daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, behind=keep_behind,
+    )  # fmt: skip
     if rules.is_everything and not sweep:
         raise ConfigError(
-            "no rule was given, so everything stays", hint="--keep-last N, --keep-best N, --keep-every N, or --sweep"
+            "no rule was given, so everything stays", hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep"
         )
     found = open_run_at(path)
     if found.which:

@@ -17,6 +17,14 @@ def now_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_since_epoch(text: str) -> float | None:
+    """A record's time as a number; None if it is no time."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
 def read_store(store: ByteStore) -> StoreRecord:
     """Which store this is; ``CheckpointNotFound`` if it is none, ``CorruptCheckpoint`` if its record is damaged."""
     try:

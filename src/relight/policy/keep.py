@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relight.errors import ConfigError
+from relight.policy.units import Span, bytes_of, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,22 @@ class Keep:
     metric: str = "loss"
     mode: str = "min"
     every: int | None = None
+    within_s: float | None = None
+    hourly: int | None = None
+    daily: int | None = None
+    weekly: int | None = None
+    monthly: int | None = None
+    budget: int | None = None
+    behind: int | None = None
 
     @property
     def is_everything(self) -> bool:
         """Whether nothing is ever removed."""
-        return self.last is None and self.best is None and self.every is None
+        return all(getattr(self, name) is None for name in RULES)
+
+
+RULES = ("last", "best", "every", "within_s", "hourly", "daily", "weekly", "monthly", "budget", "behind")
+"""The fields of ``Keep`` that are rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,9 @@ class Candidate:
     verified: bool | None = None
     held: str = ""
     """Why it stays whatever the rules say, such as that a further tier lacks it."""
+    bytes: int = 0
+    time_s: float | None = None
+    """When it was committed, as whoever committed it saw the clock: seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +66,51 @@ class Verdict:
 
 
 def keep(
-    *, last: int | None = None, best: int | None = None, metric: str = "loss", mode: str = "min", every: int | None = None
+    *,
+    last: int | None = None,
+    best: int | None = None,
+    metric: str = "loss",
+    mode: str = "min",
+    every: int | None = None,
+    within: str | float | Span | None = None,
+    hourly: int | None = None,
+    daily: int | None = None,
+    weekly: int | None = None,
+    monthly: int | None = None,
+    budget: str | int | None = None,
+    behind: int | None = None,
 ) -> Keep:
-    """Keep the ``last`` n, the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``), and each whose step + 1 is a multiple of ``every``.
+    """What to keep: whatever any of these rules keeps.
 
-    Tagged checkpoints, the newest one, and the newest one that verifies always stay.
+    The ``last`` n; the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``); each whose step + 1 is a multiple of ``every``; those
+    ``within`` a time (``"36h"``, ``"7d"``) of the newest; the newest of each of the last n hours, days, weeks or months that have one
+    (``hourly`` … ``monthly``, UTC); the newest that together fit into ``budget`` (``"500GB"``); and always one that is ``behind`` the
+    newest by that many steps or more, for damage to the model that is found late.
+
+    Tagged checkpoints, the newest one, and the newest one that verifies always stay. No clock is asked: times are those of the records,
+    none later than the record behind it.
     """
-    for name, value in (("last", last), ("best", best), ("every", every)):
+    counts = {"last": last, "best": best, "every": every, "behind": behind}
+    counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
+    for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ConfigError(f"{name} is a whole number from 1 up, not {value!r}")
     if mode not in ("min", "max"):
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
-    return Keep(last, best, metric, mode, every)
+    return Keep(
+        **counts,
+        metric=metric,
+        mode=mode,
+        within_s=None if within is None else seconds_of(within, "within"),
+        budget=None if budget is None else bytes_of(budget, "budget"),
+    )
 
 
 def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     """A verdict for each of ``checkpoints``, in their order. Pure; no clock.
 
-    Checkpoints known to be damaged do not count towards ``last`` and ``best``, and stay only if tagged or needed by another. If no
-    checkpoint that stays is known to verify, nothing goes.
+    Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another. If no checkpoint that stays is
+    known to verify, nothing goes.
     """
     reasons: dict[str, list[str]] = {one.id: [] for one in checkpoints}
     newest_first = sorted(checkpoints, key=lambda one: -one.seq)
@@ -79,13 +120,9 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     newest_verified = next((one for one in newest_first if one.verified), None)
     if newest_verified:
         reasons[newest_verified.id].append("newest verified")
-    for position, one in enumerate(sound[: rules.last or 0]):
-        reasons[one.id].append(f"last {rules.last}: number {position + 1}")
-    for position, one in enumerate(_best(rules, sound)):
-        reasons[one.id].append(f"best {rules.best} by {rules.metric}: number {position + 1}")
+    for one, reason in (*_by_count(rules, sound), *_by_time(rules, sound), *_by_size(rules, sound), *_by_age(rules, sound)):
+        reasons[one.id].append(reason)
     for one in checkpoints:
-        if rules.every and one.verified is not False and (one.step + 1) % rules.every == 0:
-            reasons[one.id].append(f"every {rules.every} steps")
         if one.tags:
             reasons[one.id].append(f"tagged {', '.join(one.tags)}")
         if one.held:
@@ -107,6 +144,86 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     ]
 
 
+Kept = Iterator[tuple[Candidate, str]]
+
+
+def _by_count(rules: Keep, sound: Sequence[Candidate]) -> Kept:
+    for position, one in enumerate(sound[: rules.last or 0]):
+        yield one, f"last {rules.last}: number {position + 1}"
+    for position, one in enumerate(_best(rules, sound)):
+        yield one, f"best {rules.best} by {rules.metric}: number {position + 1}"
+    for one in sound:
+        if rules.every and (one.step + 1) % rules.every == 0:
+            yield one, f"every {rules.every} steps"
+
+
+def _by_time(rules: Keep, sound: Sequence[Candidate]) -> Kept:
+    """A checkpoint whose time is not known stays by any rule that asks for it."""
+    times = times_of(sound)
+    newest = next((time_s for time_s in times if time_s is not None), 0.0)
+    for one, time_s in zip(sound, times):
+        if rules.within_s is not None and (time_s is None or newest - time_s <= rules.within_s):
+            yield one, f"within {rules.within_s / 3600:g} h of the newest"
+    for name, bucket_of in _BUCKETS.items():
+        count, seen = getattr(rules, name), list[float]()
+        for one, time_s in zip(sound, times) if count else ():
+            bucket = None if time_s is None else bucket_of(time_s)
+            if bucket is None:
+                yield one, f"{name} {count}: its time is not known"
+            elif bucket not in seen and len(seen) < count:
+                seen.append(bucket)
+                yield one, f"{name} {count}: number {len(seen)}"
+
+
+def _month(time_s: float) -> float:
+    """Months since March of the year 0, by the Gregorian calendar: in years that begin in March every leap day comes last."""
+    days = int(time_s // 86400) + 719468
+    era, day = divmod(days, 146097)
+    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    in_year = day - (365 * year + year // 4 - year // 100)
+    return (era * 400 + year) * 12 + (5 * in_year + 2) // 153
+
+
+_BUCKETS: dict[str, Callable[[float], float]] = {
+    "hourly": lambda time_s: time_s // 3600,
+    "daily": lambda time_s: time_s // 86400,
+    "weekly": lambda time_s: (time_s // 86400 + 3) // 7,  # weeks begin on Mondays, the epoch on a Thursday
+    "monthly": _month,
+}
+
+
+def times_of(newest_first: Sequence[Candidate]) -> list[float | None]:
+    """When each was committed: never later than what came behind it, whatever the clock was."""
+    times: list[float | None] = []
+    least = math.inf
+    for one in newest_first:
+        least = least if one.time_s is None else min(least, one.time_s)
+        times.append(None if one.time_s is None else least)
+    return times
+
+
+def _by_size(rules: Keep, sound: Sequence[Candidate]) -> Kept:
+    total = 0
+    for one in sound if rules.budget is not None else ():
+        total += one.bytes
+        if total > (rules.budget or 0):
+            return
+        yield one, f"the newest that fit into {(rules.budget or 0) / 1e9:g} GB"
+
+
+def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
+    """One that is old enough, and the one that will take its place."""
+    if rules.behind is None or not sound:
+        return
+    limit = sound[0].step - rules.behind
+    old = next((one for one in sound if one.step <= limit), None)
+    if old is not None:
+        yield old, f"{rules.behind} steps behind the newest, or more"
+    younger = [one for one in sound if one.step > limit and (old is None or one.seq > old.seq)]
+    if younger:
+        yield younger[-1], f"the next to be {rules.behind} steps behind the newest"
+
+
 def is_lasting(rules: Keep, one: Candidate, among: Sequence[Candidate]) -> bool:
     """Whether ``rules`` name it for good, rather than as one of the newest."""
     at_step = rules.every is not None and (one.step + 1) % rules.every == 0
@@ -124,11 +241,10 @@ def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:
 def _why_not(rules: Keep, one: Candidate) -> str:
     if one.verified is False:
         return "damaged, and no tag holds it"
-    parts = []
-    if rules.last:
-        parts.append(f"not among the last {rules.last}")
-    if rules.best:
-        parts.append(f"not among the best {rules.best}")
-    if rules.every:
-        parts.append(f"not every {rules.every}")
-    return ", ".join(parts)
+    words = {
+        "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
+        "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",
+        "weekly": "not the newest of one of the last {} weeks", "monthly": "not the newest of one of the last {} months",
+        "budget": "beyond {} bytes", "behind": "not the one {} steps behind",
+    }  # fmt: skip
+    return ", ".join(said.format(getattr(rules, name)) for name, said in words.items() if getattr(rules, name) is not None)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from relight.errors import ConfigError
-from relight.policy.keep import Candidate, Keep, is_lasting
+from relight.policy.keep import RULES, Candidate, Keep, is_lasting
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
@@ -96,7 +96,7 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     found = []
     try:
         for one in json.loads(str(data.get("tiers", "[]"))):
-            known = {name: one["keep"][name] for name in ("last", "best", "metric", "mode", "every") if name in one["keep"]}
+            known = {name: one["keep"][name] for name in (*RULES, "metric", "mode") if name in one["keep"]}
             found.append(Tier(str(one["url"]), Keep(**known), one.get("bytes_per_second"), str(one["name"])))
     except (ValueError, TypeError, KeyError):
         return ()

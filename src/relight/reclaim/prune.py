@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from relight.catalog.find import metric_value
+from relight.catalog.holds import holds_of
 from relight.catalog.tiers import drained_to, newest_seq, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import Fenced, StoreUnavailable, error_of
 from relight.format.records import Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.tiers import owed
 from relight.reclaim.sweep import delete_checkpoints
@@ -32,8 +34,13 @@ class PrunePlan:
 
     @property
     def going(self) -> list[str]:
-        """Ids that are to be retired."""
+        """Ids that are to be retired, oldest first."""
         return [verdict.id for verdict in self.verdicts if not verdict.keep]
+
+    @property
+    def usual_share(self) -> int:
+        """How many go at once where nobody looks: half of what there is, and one at least."""
+        return max(1, len(self.verdicts) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +93,17 @@ def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[
     return not findings
 
 
-def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None) -> PruneReport:
-    """Retire, then delete. ``epoch`` is the attempt's that prunes, None for a tool; a superseded attempt gets ``Fenced``.
+def execute(
+    plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None, at_most: int | None = None
+) -> PruneReport:
+    """Retire, then delete. ``epoch`` is the attempt's that prunes, None for a tool; a superseded attempt gets ``Fenced``. ``at_most`` so
+    many go at once, the oldest first: rules that were meant otherwise do not empty a run before somebody sees it.
 
-    Between plan and RETIRE others may have tagged, committed or retired: what a tag holds by then stays, so does the newest, and so does
-    everything if nothing is left of what the plan relies on (two plans might else retire what the other one relied on).
+    Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays, so does the
+    newest, and so does everything if nothing is left of what the plan relies on (two plans might else retire what the other relied on).
     """
-    if not plan.going:
+    going = plan.going[:at_most]
+    if not going:
         return PruneReport([], [], [])
     if log is None:
         log = Log(store, plan.run)
@@ -101,6 +112,7 @@ def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log:
 
     def decide(view: View) -> tuple[Body, int] | None:
         history = fold(view)
+        holds = holds_of(history)
         if epoch is not None and history.epoch > epoch:
             raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=plan.run)
         if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
@@ -108,7 +120,7 @@ def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log:
         still = [
             one.id
             for one in history.live[:-1]
-            if one.id in plan.going and not history.tags_of(one.id) and not _needed_by(history, one.id, plan.going)
+            if one.id in going and one.id not in holds and not history.tags_of(one.id) and not _needed_by(history, one.id, going)
         ]
         retired[:] = still
         return (RetireBody(ids=still, reason="retention"), history.epoch) if still else None
@@ -122,7 +134,7 @@ def execute(plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log:
 def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> list[Candidate]:
     """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks."""
     found = [_candidate(history, one, (known or {}).get(one.id)) for one in history.live]
-    held: dict[str, str] = {}
+    held = {one: f"on hold: {why}" for one, why in holds_of(history).items()}
     drained = drained_to(history)
     for tier in tiers_of(history):
         for one in owed(tier.keep, found, newest_seq(history, drained.get(tier.name, set()))):
@@ -132,7 +144,9 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> 
 
 def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
-    return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), _needed_by(history, one.id, ()), verified)
+    needed_by = _needed_by(history, one.id, ())
+    time_s = seconds_since_epoch(one.time)
+    return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.stored_bytes, time_s)
 
 
 def _needed_by(history: History, checkpoint_id: str, except_: list[str] | tuple[str, ...]) -> list[str]:

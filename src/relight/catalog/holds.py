@@ -1,0 +1,50 @@
+"""Checkpoints on hold: kept whatever the rules say, until somebody lets them go; both stand in the log, with the reason."""
+
+from __future__ import annotations
+
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.records import Body, NoteBody
+from relight.log import History, Log, View, fold
+from relight.store import ByteStore
+
+HOLD_TOPIC, RELEASE_TOPIC = "hold", "release"
+WHY_MAX = 500
+
+
+def holds_of(history: History) -> dict[str, str]:
+    """What is on hold, and why."""
+    found: dict[str, str] = {}
+    for record in history.notes:
+        if isinstance(record.body, NoteBody) and record.body.topic in (HOLD_TOPIC, RELEASE_TOPIC):
+            checkpoint_id = str(record.body.data.get("id"))
+            if record.body.topic == HOLD_TOPIC:
+                found[checkpoint_id] = str(record.body.data.get("why", ""))
+            else:
+                found.pop(checkpoint_id, None)
+    return found
+
+
+def hold(store: ByteStore, run: str, checkpoint_id: str, why: str) -> None:
+    """Put a live checkpoint on hold. Cost: one record."""
+    if not why.strip() or len(why) > WHY_MAX:
+        raise ConfigError(f"a hold needs a reason, of at most {WHY_MAX} characters")
+    _note(store, run, checkpoint_id, {"id": checkpoint_id, "why": why}, HOLD_TOPIC)
+
+
+def release(store: ByteStore, run: str, checkpoint_id: str, why: str = "") -> None:
+    """Let it go: from now on the rules decide. ``CheckpointNotFound`` if it is not on hold."""
+    _note(store, run, checkpoint_id, {"id": checkpoint_id, "why": why[:WHY_MAX]}, RELEASE_TOPIC)
+
+
+def _note(store: ByteStore, run: str, checkpoint_id: str, data: dict[str, str], topic: str) -> None:
+    def decide(view: View) -> tuple[Body, int]:
+        history = fold(view)
+        if topic == HOLD_TOPIC and history.find(checkpoint_id) is None:
+            raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=run)
+        if topic == RELEASE_TOPIC and checkpoint_id not in holds_of(history):
+            raise CheckpointNotFound(f"checkpoint {checkpoint_id} is not on hold", where=run)
+        return NoteBody(topic=topic, data={**data}), history.epoch
+
+    log = Log(store, run)
+    log.read()
+    log.append(decide)
