@@ -29,6 +29,7 @@ COMMANDS = {
     "hold": "keep a checkpoint whatever the rules say",
     "cp": "copy checkpoints to another store or run",
     "drain": "copy to a run's further tiers what they lack",
+    "scrub": "read everything again, and mend what is damaged from another tier",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",

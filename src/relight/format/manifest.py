@@ -238,6 +238,18 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
     return part
 
 
+def adopt_part(data: bytes, root: Root, ref: PartRef, where: str) -> tuple[Part, bytes]:
+    """The part that ``root`` names, of a copy of it: what another run of the same checkpoint holds says whose it is, and all else is the
+    same. The part, and its bytes as they are here. ``CorruptCheckpoint`` if it is not that part; so ``data`` need not be trusted."""
+    try:
+        part = _part_decoder.decode(data)
+        moved = msgspec.structs.replace(part, store=root.store, run=root.run, id=root.id, step=root.step, epoch=root.epoch)
+        mine = encode_part(moved)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptCheckpoint(f"not a part: {shown(error)}", where=where) from None
+    return decode_part(mine, root, ref, where), mine
+
+
 def check_part(part: Part, where: str) -> None:
     """Refuse a part whose packs or tensors do not add up. Linear in its length."""
     for index, pack in enumerate(part.packs):

@@ -36,6 +36,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "drain.waiting": (logging.INFO, "the run ends, and waits until its last checkpoint is on the further tiers"),
     "drain.failed": (logging.WARNING, "a checkpoint could not be copied to a further tier this time"),
     "drain.fenced": (logging.ERROR, "another attempt has taken charge of a further tier: nothing more is copied there"),
+    "scrub.repaired": (logging.WARNING, "a damaged file was written anew from another tier"),
+    "scrub.damaged": (logging.ERROR, "a file is damaged, and no tier has it whole"),
     "tier.silent": (logging.WARNING, "a tier did not answer"),
     "read.again": (logging.WARNING, "bytes came damaged, and whole when they were read once more"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),

@@ -7,7 +7,7 @@ are the same to the byte; part and root name the store, run and epoch they are i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from relight.format.manifest import Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.store import ByteStore, page_buffer, put
+from relight.store import PAGE, ByteStore, page_buffer, put
 from relight.store.base import Uncertain
 
 COPIED_FROM = "relight.copied_from"
@@ -215,7 +215,31 @@ def _write(
 
 
 def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress: Progress | None) -> None:
-    """Chunk by chunk: read, check, write what was checked. Memory: a buffer and a chunk."""
+    """Read, check, write what was checked."""
+    write_pack_of(pack, store, key, sound_pieces(opened, pack, progress))
+
+
+def write_pack_of(pack: Pack, store: ByteStore, key: str, pieces: Iterator[Piece]) -> None:
+    """Write such pieces under ``key``; nothing of it stays if they end before their time."""
+    writer = store.write(key, pack.size)
+    try:
+        for offset, length, data in pieces:
+            writer.write_at(offset, data[: -(-length // writer.align) * writer.align])
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+Piece = tuple[int, int, memoryview]
+"""Where it belongs, its length, and its bytes: page-aligned, and readable up to the next page's end."""
+
+
+def sound_pieces(opened: Opened, pack: Pack, progress: Progress | None = None) -> Iterator[Piece]:
+    """All of a pack in order, each chunk checked before any of it is given; ``CorruptCheckpoint`` for one that is not what was committed.
+
+    Of ``BUFFER_BYTES`` but for the last, and valid until the next is asked for. Memory: a buffer, and what ``each_chunk`` takes.
+    """
     source = f"{opened.prefix}/{pack.file}"
     try:
         reader = opened.store.open(source)
@@ -224,31 +248,25 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
     try:
         if reader.size != pack.size:
             raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
-        writer = store.write(key, pack.size)
-        try:
-            buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
-            written = held = 0
-            for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
-                if isinstance(piece, RelightError):
-                    raise piece
-                length, value = pack.chunks[number]
-                if not is_sound(reader, at, piece, value, source):
-                    raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
-                while piece:
-                    step = min(len(piece), BUFFER_BYTES - held)
-                    buffer[held : held + step] = piece[:step]
-                    held, piece = held + step, piece[step:]
-                    if held == BUFFER_BYTES:
-                        writer.write_at(written, buffer)
-                        written, held = written + held, 0
-                if progress:
-                    progress(length)
-            if held:
-                writer.write_at(written, buffer[: -(-held // writer.align) * writer.align])
-            writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
+        buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
+        given = held = 0
+        for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
+            if isinstance(piece, RelightError):
+                raise piece
+            length, value = pack.chunks[number]
+            if not is_sound(reader, at, piece, value, source):
+                raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
+            while piece:
+                step = min(len(piece), BUFFER_BYTES - held)
+                buffer[held : held + step] = piece[:step]
+                held, piece = held + step, piece[step:]
+                if held == BUFFER_BYTES:
+                    yield given, held, buffer
+                    given, held = given + held, 0
+            if progress:
+                progress(length)
+        if held:
+            yield given, held, buffer[: -(-held // PAGE) * PAGE]
     finally:
         reader.close()
 

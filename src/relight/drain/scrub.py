@@ -1,0 +1,298 @@
+"""Reading everything again, before it is needed: what is damaged in one tier is written anew from another that has it whole.
+
+A file's name stands for its bytes: a pack's by the hashes of its chunks, a part's by the root's word, the root's by the record's. So
+putting the right bytes there again changes nothing that anybody could have relied on. What no tier has whole stays as it is, and is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from relight.catalog import Finding, verify_checkpoint
+from relight.catalog.tiers import Copy, Merged, Reach, merge, nearest_name, open_tier, read_tier, tiers_of
+from relight.drain.outwards import Tell
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
+from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
+from relight.format.manifest import PART_BYTES_MAX, Pack, adopt_part
+from relight.format.names import ROOT_FILE
+from relight.format.strict import ROOT_BYTES_MAX
+from relight.log import Checkpoint
+from relight.store import PAGE, ByteStore, Reader, page_buffer, put
+from relight.transfer.copying import BUFFER_BYTES, COPIED_FROM, Piece, write_pack_of
+
+
+class Damage(NamedTuple):
+    """One file of one tier that is not what was committed. ``repaired_from`` is the tier that had it whole; "" if none did."""
+
+    tier: str
+    id: str
+    file: str
+    detail: str
+    repaired_from: str = ""
+
+
+@dataclass(slots=True)
+class Scrubbed:
+    """What was read, and what was found."""
+
+    checkpoints: int = 0
+    bytes: int = 0
+    damage: list[Damage] = field(default_factory=list)
+    silent: dict[str, RelightError] = field(default_factory=dict)
+    """Tiers that did not answer."""
+
+
+def scrub(
+    store: ByteStore,
+    run: str,
+    *,
+    repair: bool = True,
+    bytes_per_second: float | None = None,
+    tell: Tell = lambda name, say, fields: None,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Scrubbed:
+    """Verify every live checkpoint of every tier, nearest tier and newest checkpoint first; write anew what another tier has whole.
+
+    Cost: one read of everything, at ``bytes_per_second`` at most. Nothing is repaired in a tier that does not answer, or from one.
+    """
+    report, pace = Scrubbed(), _Pace(bytes_per_second, progress)
+    reaches = _reaches(store, run)
+    report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
+    merged = merge([reach.history for reach in reaches])
+    for place, reach in enumerate(reaches):
+        for one in reversed(reach.history.live):
+            if stop():
+                return report
+            _scrub_one(_At(reaches, merged, place, one), report, pace, repair, tell)
+    return report
+
+
+class _Pace:
+    def __init__(self, limit: float | None, progress: Callable[[int], None] | None) -> None:
+        self._limit, self._progress = limit, progress
+        self._began, self.read = time.monotonic(), 0
+
+    def __call__(self, length: int) -> None:
+        self.read += length
+        if self._progress is not None:
+            self._progress(length)
+        if self._limit:
+            time.sleep(max(0.0, self.read / self._limit - (time.monotonic() - self._began)))
+
+
+class _At(NamedTuple):
+    """A checkpoint in one tier, and all that is known of the others."""
+
+    reaches: Sequence[Reach]
+    merged: Merged
+    place: int
+    one: Checkpoint
+
+    @property
+    def here(self) -> Reach:
+        return self.reaches[self.place]
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.here.run}/{self.one.body.dir}"
+
+    @property
+    def others(self) -> list[Copy]:
+        return [copy for copy in self.merged.copies.get(self.one.body.origin or self.one.id, []) if copy.place != self.place]
+
+
+def _reaches(store: ByteStore, run: str) -> list[Reach]:
+    near = read_tier("", store, run)
+    if near.error is not None:
+        raise near.error
+    if near.view is None:
+        raise CheckpointNotFound(f"no run {run!r} here", where=store.url)
+    near = near._replace(name=nearest_name(near.history))
+    return [near, *(read_tier(tier.name, *open_tier(tier)) for tier in tiers_of(near.history))]
+
+
+def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell) -> None:
+    findings = _verify(at, pace)
+    report.checkpoints += 1
+    report.bytes = pace.read
+    for _ in range(3):  # root, then parts, then packs: what is in one says what the next should be
+        damaged = {found.file: found for found in findings}
+        if not damaged:
+            return
+        mended = {file: source for file in damaged if repair and (source := _repair(at, file))}
+        for file, source in mended.items():
+            found = Damage(at.here.name, at.one.id, file, damaged[file].detail, source)
+            report.damage.append(found)
+            say = f"{at.here.name}: {file} was damaged ({found.detail}), and is whole again, from {source}"
+            tell("scrub.repaired", say, found._asdict())
+        if not mended:
+            break
+        findings = _verify(at, pace)
+    for file, finding in {found.file: found for found in findings}.items():
+        lost = Damage(at.here.name, at.one.id, file, finding.detail)
+        report.damage.append(lost)
+        tell("scrub.damaged", f"{at.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
+
+
+def _verify(at: _At, pace: _Pace) -> list[Finding]:
+    """Nothing is wrong with what retention has taken meanwhile."""
+    view = at.here.view
+    assert view is not None
+    findings = verify_checkpoint(at.here.store, view, at.one, progress=pace)
+    if findings and read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
+        return []
+    silent = [found for found in findings if found.kind in ("store", "uncertain", "no_space")]
+    return [found for found in findings if found not in silent]
+
+
+def _repair(at: _At, file: str) -> str:
+    """Write ``file`` anew; the tier it came from, "" if none has what it takes."""
+    name = file.rpartition("/")[2]
+    with contextlib.suppress(RelightError):
+        if name == ROOT_FILE:
+            return _repair_root(at)
+        root = _root_of(at.here, at.one)
+        ref = next((ref for ref in root.parts if ref.file == name), None)
+        if ref is not None:
+            return _repair_part(at, root, ref)
+        return _repair_pack(at, root, name)
+    return ""
+
+
+def _repair_root(at: _At) -> str:
+    """The root as it was written here, of another's, the record, and the parts, wherever they are whole. What does not have the hash
+    that the record names is not taken."""
+    body = at.one.body
+    for copy in at.others:
+        reach = at.reaches[copy.place]
+        with contextlib.suppress(RelightError):
+            root = _root_of(reach, copy.checkpoint)
+            refs = [_ref_here(at, root, ref) for ref in root.parts]
+            known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
+            own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
+            for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
+                data = encode_root(msgspec.structs.replace(root, **_identity(at), **known, user=user))
+                if hexdigest(data) == body.root:
+                    _rewrite(at, ROOT_FILE, data)
+                    return reach.name
+    return ""
+
+
+def _origin(at: _At) -> dict[str, str]:
+    """What a copy that was drained says of where it came from."""
+    near = at.reaches[0].view
+    return {"store": near.store_id, "run": near.run_id, "id": at.one.body.origin or at.one.id} if near is not None else {}
+
+
+def _ref_here(at: _At, root: Root, ref: PartRef) -> PartRef:
+    """What this tier's root says of a part of which ``root``, another tier's, says ``ref``."""
+    for _, data in _everywhere(at, ref.file):
+        with contextlib.suppress(RelightError):
+            part, _ = adopt_part(data, root, ref, ref.file)
+            mine = encode_part(msgspec.structs.replace(part, **_identity(at)))
+            return PartRef(rank=ref.rank, file=ref.file, size=len(mine), hash=hexdigest(mine))
+    raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
+
+
+def _repair_part(at: _At, root: Root, ref: PartRef) -> str:
+    for name, data in _everywhere(at, ref.file):
+        with contextlib.suppress(RelightError):
+            _, mine = adopt_part(data, root, ref, ref.file)
+            _rewrite(at, ref.file, mine)
+            return name
+    return ""
+
+
+def _everywhere(at: _At, file: str) -> Iterator[tuple[str, bytes]]:
+    """What lies under that name in each tier that has a copy, whole or not."""
+    for copy in at.merged.copies.get(at.one.body.origin or at.one.id, []):
+        reach = at.reaches[copy.place]
+        with contextlib.suppress(RelightError):
+            yield reach.name, reach.store.get(f"{reach.run}/{copy.checkpoint.body.dir}/{file}", PART_BYTES_MAX)
+
+
+def _root_of(reach: Reach, one: Checkpoint) -> Root:
+    where = f"{reach.run}/{one.body.dir}/{ROOT_FILE}"
+    return decode_root(reach.store.get(where, ROOT_BYTES_MAX), one.body.root, where)
+
+
+def _identity(at: _At) -> dict[str, object]:
+    view, body = at.here.view, at.one.body
+    assert view is not None
+    return {"store": view.store_id, "run": view.run_id, "id": body.id, "step": body.step, "epoch": at.one.epoch}
+
+
+def _repair_pack(at: _At, root: Root, file: str) -> str:
+    """All of it is read from others, each chunk from the nearest that has it: once to see whether it can be done, once to do it."""
+    pack = next((pack for ref in root.parts for pack in _part_of(at, root, ref).packs if pack.file == file), None)
+    if pack is None:
+        return ""
+    with contextlib.ExitStack() as files:
+        readers: list[tuple[str, Reader]] = []
+        for copy in at.others:
+            reach = at.reaches[copy.place]
+            with contextlib.suppress(RelightError):
+                reader = reach.store.open(f"{reach.run}/{copy.checkpoint.body.dir}/{file}")
+                files.callback(reader.close)
+                readers.append((reach.name, reader))
+        used: set[str] = set()
+        for _ in _pieces(pack, readers, used):
+            pass
+        key = f"{at.prefix}/{file}"
+        _still_live(at)
+        at.here.store.delete(key)
+        write_pack_of(pack, at.here.store, key, _pieces(pack, readers, used))
+        at.here.store.settle(at.prefix)
+        return ", ".join(sorted(used))
+
+
+def _part_of(at: _At, root: Root, ref: PartRef) -> Part:
+    where = f"{at.prefix}/{ref.file}"
+    return decode_part(at.here.store.get(where, PART_BYTES_MAX), root, ref, where)
+
+
+def _pieces(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -> Iterator[Piece]:
+    """The pack as ``write_pack_of`` takes it. ``CorruptCheckpoint`` if a chunk is whole nowhere."""
+    room = page_buffer(-(-max(length for length, _ in pack.chunks) // PAGE) * PAGE)
+    buffer, given, held, at = page_buffer(BUFFER_BYTES), 0, 0, 0
+    for number, (length, value) in enumerate(pack.chunks):
+        piece = room[:length]
+        for name, reader in readers:
+            with contextlib.suppress(RelightError):
+                reader.read_into(at, piece)
+                if Digest(piece).digest() == value:
+                    used.add(name)
+                    break
+        else:
+            raise CorruptCheckpoint(f"chunk {number} is whole in no other tier", where=pack.file)
+        at += length
+        while piece:
+            step = min(len(piece), BUFFER_BYTES - held)
+            buffer[held : held + step] = piece[:step]
+            held, piece = held + step, piece[step:]
+            if held == BUFFER_BYTES:
+                yield given, held, buffer
+                given, held = given + held, 0
+    if held:
+        yield given, held, buffer[: -(-held // PAGE) * PAGE]
+
+
+def _rewrite(at: _At, name: str, data: bytes) -> None:
+    key = f"{at.prefix}/{name}"
+    _still_live(at)
+    at.here.store.delete(key)
+    put(at.here.store, key, data)
+    at.here.store.settle(at.prefix)
+
+
+def _still_live(at: _At) -> None:
+    """``CheckpointNotFound`` if retention has taken it: its directory is somebody's to delete."""
+    if read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
+        raise CheckpointNotFound(f"checkpoint {at.one.id} was retired", where=at.prefix)

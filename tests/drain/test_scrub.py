@@ -1,0 +1,178 @@
+"""Damage in some tiers, mended from others."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relight.catalog import Run, verify_checkpoint
+from relight.commit import Attempt
+from relight.drain import drain, scrub
+from relight.format.records import NoteBody
+from relight.observe import subscribe
+from relight.policy import Tiers, keep
+from relight.policy.tiers import NOTE_TOPIC, encode_tiers
+from relight.reclaim import execute, plan_prune
+from relight.store import LocalStore
+from relight.testing.scenario import RUN, state_of
+from relight.testing.scenario import save as save_state
+
+TIERS = ("hot", "warm", "cold")
+
+
+def begin(folder: Path) -> Attempt:
+    attempt = Attempt.begin(LocalStore(folder / "hot"), RUN)
+    tiers = Tiers(**{name: folder / name / RUN for name in TIERS})
+    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers.tiers)})
+    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    return attempt
+
+
+def sound(folder: Path) -> bool:
+    for name in TIERS:
+        run = Run(LocalStore(folder / name), RUN)
+        view = run.view()
+        if any(verify_checkpoint(run.store, view, one) for one in run.history().live):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_two_of_three_damaged_at_random_are_repaired(tmp_path: Path, seed: int) -> None:
+    """Of every file of every checkpoint two of the three copies may be flipped, cut, emptied or gone: afterwards all is as it was, to the byte."""
+    rng = random.Random(f"scrub {seed}")
+    attempt = begin(tmp_path)
+    for step in range(2):
+        list(save_state(attempt, f"scrub/{step}", step))
+        drain(attempt.store, RUN)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    damaged = []
+    by_file: dict[str, list[Path]] = {}
+    for path in sorted(before):
+        if path.parent.name != "log" and path.name not in ("relight.json",):
+            step = path.parent.name.split("-")[0]
+            by_file.setdefault(f"{step}/{path.name}", []).append(path)
+    for paths in by_file.values():
+        assert len(paths) == 3
+        for path in rng.sample(paths, rng.choice((0, 1, 2, 2))):
+            data = bytearray(path.read_bytes())
+            how = rng.choice(("flip", "cut", "empty", "gone"))
+            if how == "gone":
+                path.unlink()
+            else:
+                if how == "flip":
+                    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                path.write_bytes(data[: rng.randrange(len(data))] if how == "cut" else b"" if how == "empty" else data)
+            damaged.append(path)
+    for _ in range(3):  # a tier that is whole only now helps the next
+        report = scrub(attempt.store, RUN)
+        if not any(not one.repaired_from for one in report.damage):
+            break
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before}
+    assert [path for path in damaged if after.get(path) != before[path]] == []
+    assert sound(tmp_path)
+    assert scrub(attempt.store, RUN).damage == []
+
+
+def test_what_no_tier_has_whole_is_told_and_left(tmp_path: Path) -> None:
+    """Nothing is deleted in the hope of something better."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    packs = sorted(tmp_path.rglob("pack*"))
+    for pack in packs:
+        pack.write_bytes(pack.read_bytes()[:-1])
+    before = [pack.read_bytes() for pack in packs]
+    told: list[str] = []
+    report = scrub(attempt.store, RUN, tell=lambda name, say, fields: told.append(name))
+    assert report.damage and not any(one.repaired_from for one in report.damage)
+    assert set(told) == {"scrub.damaged"}
+    assert [pack.read_bytes() for pack in packs] == before
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    """Without repair the damage is named, and stays."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (pack, *_) = sorted((tmp_path / "warm").rglob("pack*"))
+    pack.write_bytes(b"")
+    report = scrub(attempt.store, RUN, repair=False)
+    assert {(one.tier, Path(one.file).name) for one in report.damage} == {("warm", pack.name)}
+    assert pack.read_bytes() == b""
+
+
+def test_what_retention_takes_meanwhile_is_no_damage(tmp_path: Path) -> None:
+    """A checkpoint that is retired while it is read is not told to be damaged, and not brought back."""
+    attempt = begin(tmp_path)
+    for step in range(2):
+        list(save_state(attempt, f"scrub/{step}", step))
+        drain(attempt.store, RUN)
+    first = attempt.history().live[0]
+    done: list[bool] = []
+
+    def prune_now(length: int) -> None:
+        if not done:
+            done.append(True)
+            execute(plan_prune(attempt.store, RUN, keep(last=1)), attempt.store)
+
+    report = scrub(attempt.store, RUN, progress=prune_now)
+    assert report.damage == []
+    assert not (tmp_path / "hot" / RUN / first.body.dir).exists()
+
+
+def test_the_rate_is_bounded_and_a_silent_tier_is_said(tmp_path: Path) -> None:
+    """A bound in bytes a second; a tier that does not answer is left out."""
+    import time
+
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (tmp_path / "cold" / RUN / "log").rename(tmp_path / "log away")
+    (tmp_path / "cold" / RUN / "log").write_text("no directory")
+    started = time.monotonic()
+    report = scrub(attempt.store, RUN, bytes_per_second=100_000)
+    assert time.monotonic() - started >= report.bytes / 100_000 * 0.9
+    assert report.checkpoints == 2 and report.damage == []
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """It names what it mended, exits with 0; and with 1 for what it could not."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (pack, *_) = sorted((tmp_path / "hot").rglob("pack*"))
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.write_bytes(data)
+
+    def relight(*arguments: str, status: int = 0) -> str:
+        command = [sys.executable, "-m", "relight", "scrub", str(tmp_path / "hot" / RUN), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == status, (done.stdout, done.stderr)
+        return done.stdout
+
+    assert "DAMAGED" in relight("--no-repair", status=1)
+    told = json.loads(relight("--json"))
+    assert told["ok"] and told["damage"][0]["repaired_from"] in ("warm", "cold")
+    assert "as committed" in relight("--rate", "10MB")
+
+
+def test_events_are_told(tmp_path: Path) -> None:
+    """Through ``tell``, as ``emit`` would."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (pack, *_) = sorted((tmp_path / "hot").rglob("pack*"))
+    pack.unlink()
+    told: list[tuple[str, str]] = []
+    undo = subscribe(lambda event: None)
+    scrub(attempt.store, RUN, tell=lambda name, say, fields: told.append((name, str(fields["repaired_from"]))))
+    undo()
+    assert told == [("scrub.repaired", "warm")]
+    assert state_of("scrub/0")
