@@ -39,8 +39,8 @@ class PrunePlan:
 
     @property
     def usual_share(self) -> int:
-        """How many go at once where nobody looks: half of what there is, and one at least."""
-        return max(1, len(self.verdicts) // 2)
+        """How many go at once where nobody looks: half of what there is, or two."""
+        return max(2, len(self.verdicts) // 2)
 
 
 @dataclass(frozen=True, slots=True)
