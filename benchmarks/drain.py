@@ -1,0 +1,152 @@
+"""Draining to an object store and reading back from it, against the client library alone: same bytes, same server, same round.
+
+``python -m benchmarks.drain``: a checkpoint on the local disk is drained to a new place of an S3-compatible server (Ceph's gateway if it is
+installed, else moto), and its packs are put there by the client library; then both are read back into memory. Rounds are interleaved; read
+the ratios: the server runs on the same two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import obstore
+from obstore.store import S3Store
+from tests.store.servers import has_rados, moto, rados
+
+from benchmarks.machine import describe
+from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.commit import Attempt, SaveRequest
+from relight.drain import drain
+from relight.format import Leaf, encode_tree
+from relight.format.records import NoteBody
+from relight.layout import Bytes, Item
+from relight.policy import Tiers
+from relight.policy.tiers import NOTE_TOPIC, encode_tiers
+from relight.store import LocalStore, open_bytes
+from relight.store.object_writer import PARALLEL, PART_BYTES
+
+RANGE_BYTES = 4 << 20
+
+
+def save(folder: Path, url: str, megabytes: int) -> Attempt:
+    """A checkpoint of so many megabytes in 64 tensors, in a run whose further tier is at ``url``."""
+    attempt = Attempt.begin(LocalStore(folder), "run")
+    tiers = Tiers(near=folder / "run", far=f"{url}/run")
+    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers.tiers)})
+    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    rng, each = random.Random(7), megabytes * 1_000_000 // 64
+    items = [Item(f"t{n}", "uint8", (each,), "param", Bytes(rng.randbytes(each)), None, True) for n in range(64)]
+    attempt.save(SaveRequest(step=0, tree=encode_tree({i.name: Leaf("tensor", (n,)) for n, i in enumerate(items)}), items=items))
+    return attempt
+
+
+def client_put(bucket: Any, prefix: str, packs: list[Path]) -> None:
+    """The packs, by the library from their files."""
+    for number, pack in enumerate(packs):
+        with open(pack, "rb") as file:
+            obstore.put(bucket, f"{prefix}/{number}", file, chunk_size=PART_BYTES, max_concurrency=PARALLEL, use_multipart=True)
+
+
+def client_get(bucket: Any, prefix: str, packs: list[Path]) -> None:
+    """The same, read by the library in ranges, sixteen at a time, into memory that is there."""
+    for number, pack in enumerate(packs):
+        size = pack.stat().st_size
+        room = memoryview(bytearray(size))
+
+        def get(start: int, room: memoryview = room, path: str = f"{prefix}/{number}", size: int = size) -> None:
+            end = min(start + RANGE_BYTES, size)
+            room[start:end] = memoryview(obstore.get_range(bucket, path, start=start, end=end))
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(get, range(0, size, RANGE_BYTES)))
+
+
+def ours_get(url: str) -> None:
+    """The checkpoint, every byte verified, into memory that is there."""
+    run = Run(open_bytes(url), "run")
+    view, one = run.view(), run.history().live[-1]
+    opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    for part in opened.parts:
+        read_tensors(opened, part, {index: Bytes(bytearray(tensor.length)) for index, tensor in enumerate(part.tensors)})
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path, default=Path("build/bench-drain"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    options.dir.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=options.dir))
+    which = rados if has_rados() else moto
+    found: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
+    try:
+        with which(folder / "server") if which is rados else which(folder) as server:
+            os.environ.update(server.environment)
+            for number in range(options.rounds):
+                found["rounds"].append(one_round(server, folder, number, options.megabytes))
+                print(json.dumps(found["rounds"][-1]), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rounds = found["rounds"]
+    found["drain / client"] = statistics.median(one["client put"] / one["drain"] for one in rounds)
+    found["restore / client"] = statistics.median(one["client get"] / one["restore"] for one in rounds)
+    print(f"of the client's rate: drain {found['drain / client']:.2f}, restore {found['restore / client']:.2f}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "drain.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[str, float]:
+    """All four, in an order of the round's own; what was put is deleted again."""
+    name = server.new_bucket()
+    bucket, url = S3Store(name, client_options={"allow_http": True, "timeout": "120s"}), f"s3://{name}/tier"
+    near = folder / f"near-{number}"
+    attempt = save(near, url, megabytes)
+    packs = sorted(near.rglob("pack*"))
+    for pack in packs:
+        pack.read_bytes()  # both read from the page cache
+    told: dict[str, float] = {}
+
+    def ours() -> None:
+        told["drain"] = timed(lambda: drain(attempt.store, "run"))
+        told["restore"] = timed(lambda: ours_get(url))
+
+    def theirs() -> None:
+        told["client put"] = timed(lambda: client_put(bucket, "alone", packs))
+        told["client get"] = timed(lambda: client_get(bucket, "alone", packs))
+
+    turns = [ours, theirs]
+    random.Random(number).shuffle(turns)
+    for turn in turns:
+        turn()
+    for page in obstore.list(bucket):
+        obstore.delete(bucket, [one["path"] for one in page])
+    shutil.rmtree(near)
+    return {name: round(seconds, 3) for name, seconds in told.items()}
+
+
+if __name__ == "__main__":
+    main()
