@@ -12,7 +12,7 @@ from relight.errors import CheckpointNotFound, StoreUnavailable
 from relight.format import Leaf, encode_tree
 from relight.format.names import record_file
 from relight.layout import Bytes, Item
-from relight.log import Log, fold
+from relight.log import Log, chain, fold
 from relight.log.chain import BELIEVED
 from relight.observe import counters
 from relight.store import MemoryStore
@@ -130,3 +130,48 @@ def test_nothing_is_chained_to_bytes_that_only_came_damaged() -> None:
     store.damage = lambda asked: None
     view = Attempt.begin(store, "run").view()
     assert not view.faults and fold(view).live[-1].id == checkpoint
+
+
+def test_a_number_that_is_taken_and_does_not_show_is_waited_for() -> None:
+    """A network file system may say "absent" of what another client has just made: the append waits until it shows, then goes behind it."""
+    store = Odd()
+    attempt = Attempt.begin(store, "run")
+    other = Attempt(attempt.place._replace(log=Log(store, "run")))
+    attempt.view()
+    save(other, 0)
+    hidden = f"run/log/{record_file(other.view().head)}"
+    asked: list[float] = []
+
+    def damage(key: str) -> bytes | None:
+        if key == hidden and len(asked) < 6:
+            asked.append(0.0)
+            raise CheckpointNotFound("ENOENT", where=key)
+        return None
+
+    store.damage = damage
+    store.listed = lambda name: len(asked) >= 6 or not hidden.endswith(name)
+    save(attempt, 1)
+    assert len(asked) == 6
+    store.damage, store.listed = (lambda key: None), (lambda name: True)
+    assert [one.step for one in fold(Log(store, "run").read()).live] == [0, 1]
+
+
+def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bounded time, by an error that names it."""
+    monkeypatch.setattr(chain, "SHOWN_PAUSE_MAX_S", 0.1)
+    store = Odd()
+    attempt = Attempt.begin(store, "run")
+    other = Attempt(attempt.place._replace(log=Log(store, "run")))
+    attempt.view()
+    save(other, 0)
+    hidden = f"run/log/{record_file(other.view().head)}"
+
+    def damage(key: str) -> bytes | None:
+        if key == hidden:
+            raise CheckpointNotFound("ENOENT", where=key)
+        return None
+
+    store.damage = damage
+    store.listed = lambda name: not hidden.endswith(name)
+    with pytest.raises(StoreUnavailable, match="does not show"):
+        save(attempt, 1)

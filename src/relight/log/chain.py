@@ -18,12 +18,15 @@ from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import now_text, read_store, require_store
 from relight.store import ByteStore
-from relight.store.again import decoded
+from relight.store.again import decoded, rest
 from relight.store.base import Uncertain
 
 RECORDS_MAX = 2_000_000
 GAP_MAX = 1000
 APPEND_TRIES = 1000
+SHOWN_PAUSE_S = 0.02
+SHOWN_PAUSE_MAX_S = 60.0
+"""Two minutes in all: longer than such a cache lasts as a rule."""
 BELIEVED = 6
 """How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
 TORN_MAX = 64
@@ -123,14 +126,22 @@ class Log:
         When somebody else takes the number first, ``decide`` is asked again with the new view. ``Uncertain`` if the store cannot tell
         whether the record exists: nothing that it refers to may then be deleted.
         """
+        taken, pause = -1, SHOWN_PAUSE_S
         for _ in range(APPEND_TRIES):
             view = self._view()
+            if view.head < taken:  # a network file system remembers for a while what it did not find
+                if pause > SHOWN_PAUSE_MAX_S:
+                    raise StoreUnavailable("this number is taken, and what lies there does not show", where=self._key(taken))
+                rest(pause)
+                pause *= 2
+                continue
             wanted = decide(view)
             if wanted is None:
                 return None
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:
                 return record
+            taken = self._newest = max(self._newest, view.head + 1)
         raise StoreUnavailable(f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}")
 
     def _append(self, view: View, body: Body, epoch: int, run_id: str) -> Record | None:
@@ -167,9 +178,14 @@ class Log:
         return written
 
     def _is_ours(self, key: str, data: bytes) -> bool:
-        """Whether what lies under a taken number is what we just wrote: a reply may have been lost, and the creation tried again."""
+        """Whether what lies under a taken number is what we just wrote: a reply may have been lost, and the creation tried again.
+
+        What does not show is not: the store has said that somebody else was first, and is waited for.
+        """
         try:
             return self._store.get(key, SEALED_BYTES_MAX) == data
+        except CheckpointNotFound:
+            return False
         except StoreUnavailable as error:
             raise Uncertain(f"cannot tell whose record that is: {error.what}", where=key) from error
 
