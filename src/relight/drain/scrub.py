@@ -23,8 +23,8 @@ from relight.format.manifest import PART_BYTES_MAX, Pack, adopt_part
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
-from relight.store import PAGE, ByteStore, Reader, page_buffer, put
-from relight.transfer.copying import BUFFER_BYTES, COPIED_FROM, Piece, write_pack_of
+from relight.store import ByteStore, Reader, page_buffer, put
+from relight.transfer.copying import COPIED_FROM, poured, write_pack_of
 
 
 class Damage(NamedTuple):
@@ -243,12 +243,12 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
                 files.callback(reader.close)
                 readers.append((reach.name, reader))
         used: set[str] = set()
-        for _ in _pieces(pack, readers, used):
+        for _ in _chunks(pack, readers, used):
             pass
         key = f"{at.prefix}/{file}"
         _still_live(at)
         at.here.store.delete(key)
-        write_pack_of(pack, at.here.store, key, _pieces(pack, readers, used))
+        write_pack_of(pack, at.here.store, key, poured(_chunks(pack, readers, used)))
         at.here.store.settle(at.prefix)
         return ", ".join(sorted(used))
 
@@ -258,10 +258,9 @@ def _part_of(at: _At, root: Root, ref: PartRef) -> Part:
     return decode_part(at.here.store.get(where, PART_BYTES_MAX), root, ref, where)
 
 
-def _pieces(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -> Iterator[Piece]:
-    """The pack as ``write_pack_of`` takes it. ``CorruptCheckpoint`` if a chunk is whole nowhere."""
-    room = page_buffer(-(-max(length for length, _ in pack.chunks) // PAGE) * PAGE)
-    buffer, given, held, at = page_buffer(BUFFER_BYTES), 0, 0, 0
+def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -> Iterator[memoryview]:
+    """Each chunk from the first that has it whole; ``CorruptCheckpoint`` if none has."""
+    room, at = page_buffer(max(length for length, _ in pack.chunks)), 0
     for number, (length, value) in enumerate(pack.chunks):
         piece = room[:length]
         for name, reader in readers:
@@ -272,16 +271,8 @@ def _pieces(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -
                     break
         else:
             raise CorruptCheckpoint(f"chunk {number} is whole in no other tier", where=pack.file)
+        yield piece
         at += length
-        while piece:
-            step = min(len(piece), BUFFER_BYTES - held)
-            buffer[held : held + step] = piece[:step]
-            held, piece = held + step, piece[step:]
-            if held == BUFFER_BYTES:
-                yield given, held, buffer
-                given, held = given + held, 0
-    if held:
-        yield given, held, buffer[: -(-held // PAGE) * PAGE]
 
 
 def _rewrite(at: _At, name: str, data: bytes) -> None:

@@ -32,7 +32,7 @@ from relight.format.manifest import Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.store import PAGE, ByteStore, page_buffer, put
+from relight.store import PAGE, ByteStore, Reader, page_buffer, put
 from relight.store.base import Uncertain
 
 COPIED_FROM = "relight.copied_from"
@@ -248,27 +248,37 @@ def sound_pieces(opened: Opened, pack: Pack, progress: Progress | None = None) -
     try:
         if reader.size != pack.size:
             raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
-        buffer = page_buffer(BUFFER_BYTES)  # page-aligned, for stores that want it
-        given = held = 0
-        for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
-            if isinstance(piece, RelightError):
-                raise piece
-            length, value = pack.chunks[number]
-            if not is_sound(reader, at, piece, value, source):
-                raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
-            while piece:
-                step = min(len(piece), BUFFER_BYTES - held)
-                buffer[held : held + step] = piece[:step]
-                held, piece = held + step, piece[step:]
-                if held == BUFFER_BYTES:
-                    yield given, held, buffer
-                    given, held = given + held, 0
-            if progress:
-                progress(length)
-        if held:
-            yield given, held, buffer[: -(-held // PAGE) * PAGE]
+        yield from poured(_sound_chunks(opened, pack, reader, source, progress))
     finally:
         reader.close()
+
+
+def _sound_chunks(opened: Opened, pack: Pack, reader: Reader, source: str, progress: Progress | None) -> Iterator[memoryview]:
+    for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
+        if isinstance(piece, RelightError):
+            raise piece
+        length, value = pack.chunks[number]
+        if not is_sound(reader, at, piece, value, source):
+            raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
+        yield piece
+        if progress:
+            progress(length)
+
+
+def poured(chunks: Iterator[memoryview]) -> Iterator[Piece]:
+    """Chunks of any length, back to back, as pieces that any store takes. A chunk is done with when the next is asked for."""
+    buffer = page_buffer(BUFFER_BYTES)
+    given = held = 0
+    for piece in chunks:
+        while piece:
+            step = min(len(piece), BUFFER_BYTES - held)
+            buffer[held : held + step] = piece[:step]
+            held, piece = held + step, piece[step:]
+            if held == BUFFER_BYTES:
+                yield given, held, buffer
+                given, held = given + held, 0
+    if held:
+        yield given, held, buffer[: -(-held // PAGE) * PAGE]
 
 
 def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:
