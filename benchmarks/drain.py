@@ -34,7 +34,7 @@ from relight.drain import drain
 from relight.format import Leaf, encode_tree
 from relight.format.records import NoteBody
 from relight.layout import Bytes, Item
-from relight.policy import Tiers
+from relight.policy import Tiers, tier
 from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.store import LocalStore, open_bytes
 from relight.store.object_writer import PARALLEL, PART_BYTES
@@ -84,6 +84,49 @@ def ours_get(url: str) -> None:
         read_tensors(opened, part, {index: Bytes(bytearray(tensor.length)) for index, tensor in enumerate(part.tensors)})
 
 
+def steps_beside(folder: Path, megabytes: int, bytes_per_second: float | None, seed: int) -> dict[str, float]:
+    """Median step of a training on all cores, alone and while a process of its own drains to another directory of the same disk."""
+    import torch
+
+    from benchmarks.ranks import gpt
+    from relight.drain import Drainer
+
+    torch.manual_seed(seed)
+    model = gpt("S")
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, 100, (4, 64))
+    near, far = folder / "steps-near", folder / "steps-far"
+    attempt = save(near, str(far), megabytes)
+    limited = Tiers(near=near / "run", far=tier(far / "run", bytes_per_second=bytes_per_second))
+    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(limited.tiers)})
+    attempt.place.log.append(lambda view: (note, attempt.epoch))
+
+    def step() -> float:
+        def work() -> None:
+            optimizer.zero_grad()
+            model(tokens).float().square().mean().backward()
+            optimizer.step()
+
+        return timed(work)
+
+    for _ in range(10):
+        step()
+    alone = [step() for _ in range(40)]
+    drainer = Drainer(str(near), "run", lambda name, say, fields: None, lambda: False)
+    drainer.wake()
+    while not (far / "run").exists():
+        time.sleep(0.01)
+    beside = []
+    while drainer.busy:
+        beside.append(step())
+    alone += [step() for _ in range(40)]
+    drainer.stop()
+    shutil.rmtree(near)
+    shutil.rmtree(far)
+    mean = statistics.fmean(beside) / statistics.fmean(alone)
+    return {"alone": statistics.median(alone), "beside": statistics.median(beside), "steps beside": len(beside), "mean ratio": mean}
+
+
 def timed(call: Callable[[], object]) -> float:
     """Seconds."""
     started = time.perf_counter()
@@ -111,6 +154,9 @@ def main() -> None:
                 print(json.dumps(found["rounds"][-1]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    found["steps"] = [steps_beside(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
+    found["step beside a drain of 50 MB/s / alone"] = statistics.median(one["beside"] / one["alone"] for one in found["steps"])
+    print(json.dumps(found["steps"]), found["step beside a drain of 50 MB/s / alone"])
     rounds = found["rounds"]
     found["drain / client"] = statistics.median(one["client put"] / one["drain"] for one in rounds)
     found["restore / client"] = statistics.median(one["client get"] / one["restore"] for one in rounds)

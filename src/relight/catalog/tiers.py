@@ -75,6 +75,11 @@ def attempts_of(history: History) -> list[str]:
     return [fence.body.attempt for fence in history.fences if isinstance(fence.body, FenceBody)]
 
 
+def attempt_name(history: History, epoch: int) -> str:
+    """What the attempt with that epoch called itself."""
+    return next(fence.body.attempt for fence in history.fences if fence.epoch == epoch and isinstance(fence.body, FenceBody))
+
+
 def newest_seq(history: History, ids: set[str]) -> int:
     """The number of the newest of ``ids`` in this log, live or retired; −1 if it knows none of them."""
     known = {**history.retired, **history.by_id}

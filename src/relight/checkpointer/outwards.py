@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from relight.catalog.tiers import Further, Reach, attempts_of, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import Further, Reach, attempt_name, open_tier, read_tier, tiers_of
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
@@ -73,7 +73,7 @@ class Outwards:
                 return note, attempt.epoch
 
             attempt.place.log.append(decide)
-        name = attempts_of(history)[-1]
+        name = attempt_name(history, attempt.epoch)
         for tier in self._tiers[1:]:
             try:
                 store, run = open_tier(tier)

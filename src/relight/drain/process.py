@@ -73,7 +73,11 @@ class Drainer:
                 if self._stopped:
                     return
                 self._woken, self._working = False, True
-            if self._run_once():
+            try:
+                done = self._run_once()
+            except OSError:  # no more processes, or descriptors
+                done = False
+            if done:
                 pause = PAUSE_S
                 continue
             if not self._patient():
