@@ -42,7 +42,7 @@ PLANTED: dict[str, Bug] = {
     # fencing
     "a save does not ask whether it is fenced": Bug(Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n")),
     "a new attempt takes the epoch of the one before": Bug(
-        Edit(f"{ATTEMPT}:Attempt.begin", "history.epoch + 1 + unread", "max(history.epoch, 1)"),
+        Edit(f"{ATTEMPT}:_next_epoch", "history.epoch + 1 + sum(", "max(history.epoch, 1) + 0 * sum("),
     ),
     "neither the save nor readers ask whether a COMMIT is fenced": Bug(
         Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n"),

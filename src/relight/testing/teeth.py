@@ -45,6 +45,7 @@ class Verdict(NamedTuple):
 
 
 DURABLE, LOCAL, CHAIN, HISTORY = "relight.store.durable", "relight.store.local", "relight.log.chain", "relight.log.history"
+BASE = "relight.store.base"
 SAVE, PRUNE, SWEEP, KEEP = "relight.commit.save", "relight.reclaim.prune", "relight.reclaim.sweep", "relight.policy.keep"
 DISK, READ, OPENED, VERIFY = "relight.store.disk", "relight.catalog.read", "relight.catalog.opened", "relight.catalog.verify"
 MANIFEST, STRICT, RECORDS, PACKS = "relight.format.manifest", "relight.format.strict", "relight.format.records", "relight.commit.pack_writer"
@@ -82,7 +83,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("O_NOFOLLOW when reading", DISK, "os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_CLOEXEC | os.O_NONBLOCK", "rules"),
     Mutation("looking for links in the middle of a path", LOCAL, "            if not stat.S_ISDIR(mode):\n", "            if False:\n", "rules"),
     Mutation("only regular files are read", DURABLE, "        if not stat.S_ISREG(found.st_mode):\n", "        if False:\n", "rules"),
-    Mutation("names that leave the store", LOCAL, "        if any(part in (\"\", \".\", \"..\") or", "        if any(part in () or", "suite"),
+    Mutation("names that leave the store", BASE, "    if key and any(part in (\"\", \".\", \"..\") or", "    if key and any(part in () or", "suite"),
     Mutation("the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"),
     # the log
     Mutation("the seal", STRICT, "    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():\n", "    if False:\n", "rules"),
