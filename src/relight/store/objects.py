@@ -26,8 +26,9 @@ from relight.store.probe import exclusive_create, single_writer_promised
 
 T = TypeVar("T")
 
-MARK = "relight-mark"
-"""The object's attribute by which a creation knows its own work again, when its first answer was lost."""
+MARK = "relightmark"
+"""The attribute by which a creation knows its own work again, when its first answer was lost. Letters only: Azure and some proxies take no
+other sign."""
 HEAD_BYTES = 64 << 10
 """What opening brings along: all of a small object, which then stays readable after it is deleted."""
 PIECE_BYTES = 4 << 20
