@@ -1,0 +1,69 @@
+"""Two ranks with tiers: one of them takes charge and drains, both restore from further out when the near tier is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.store.servers import free_port
+
+from relight.agent import reach
+from relight.catalog import Run
+from relight.store import LocalStore
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist, relight
+from torch.distributed.fsdp import fully_shard
+folder, until = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+tiers = relight.Tiers(hot=f"{folder}/hot/run", cold=f"{folder}/cold/run")
+with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+    start = ckpt.restore()
+    for step in range(start, until):
+        torch.manual_seed(step)
+        loss = model(torch.randn(8, 32)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ckpt.step(step)
+        print("LOSS", dist.get_rank(), step, loss.item().hex(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def train(folder: Path, until: int, background: str) -> dict[tuple[int, int], str]:
+    """Losses by rank and step."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+        "--no-python", sys.executable, "-c", TRAIN, str(folder), str(until),
+    ]  # fmt: skip
+    done = subprocess.run(command, env={**os.environ, "RELIGHT_BACKGROUND": background}, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("LOSS")]
+    return {(int(rank), int(step)): loss for rank, step, loss in rows}
+
+
+@pytest.mark.parametrize("background", ["1"], ids=["agent"])
+def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str) -> None:
+    """Losses of a run whose near tier was wiped between two lives are those of one left alone."""
+    whole = train(tmp_path / "whole", 6, background)
+    first = train(tmp_path / "cut", 4, background)
+    assert [one.step for one in Run(LocalStore(tmp_path / "cut" / "cold"), "run").history().live][-1] == 3
+    agent = reach(str(tmp_path / "cut" / "hot"), "run")
+    if agent is not None:
+        agent.close()
+    shutil.rmtree(tmp_path / "cut" / "hot")
+    second = train(tmp_path / "cut", 6, background)
+    assert min(step for _, step in second) == 4
+    assert {**first, **second} == whole
+    assert [one.step for one in Run(LocalStore(tmp_path / "cut" / "hot"), "run").history().live][-1] == 5
