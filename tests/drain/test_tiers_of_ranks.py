@@ -35,7 +35,7 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.
         loss.backward()
         optimizer.step()
         ckpt.step(step)
-        print("LOSS", dist.get_rank(), step, loss.item().hex(), flush=True)
+        os.write(1, f"LOSS {dist.get_rank()} {step} {loss.item().hex()}\\n".encode())  # in one piece: both ranks write here
 dist.barrier()
 dist.destroy_process_group()
 """
