@@ -70,11 +70,6 @@ def drained_to(history: History) -> dict[str, set[str]]:
     return found
 
 
-def attempts_of(history: History) -> list[str]:
-    """What the attempts called themselves, in the order in which they took charge."""
-    return [fence.body.attempt for fence in history.fences if isinstance(fence.body, FenceBody)]
-
-
 def attempt_name(history: History, epoch: int) -> str:
     """What the attempt with that epoch called itself."""
     return next(fence.body.attempt for fence in history.fences if fence.epoch == epoch and isinstance(fence.body, FenceBody))
@@ -101,7 +96,7 @@ def merge(histories: Sequence[History]) -> Merged:
     for place, history in enumerate(histories):
         at = 0
         for one in history.live:
-            key = one.body.origin or one.id
+            key = one.original_id
             if key in copies:
                 at = order.index(key) + 1
             else:
@@ -118,8 +113,8 @@ def merge(histories: Sequence[History]) -> Merged:
     for history in reversed(histories):
         for name, checkpoint_id in history.tags.items():
             found = history.by_id[checkpoint_id]
-            merged.tags[name] = found.body.origin or found.id
-        merged.retired.update({one.body.origin or one.id: one for one in history.retired.values()})
+            merged.tags[name] = found.original_id
+        merged.retired.update({one.original_id: one for one in history.retired.values()})
     merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
     return Merged(merged, copies)
 
@@ -145,6 +140,13 @@ def _notes(history: History, topic: str) -> list[NoteBody]:
     return [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == topic]
 
 
+def reach_all(store: ByteStore, run: str) -> list[Reach]:
+    """Every tier of the run, nearest first, as the nearest one's log tells which there are."""
+    near = read_tier("", store, run)
+    further = [read_tier(tier.name, *open_tier(tier)) for tier in tiers_of(near.history)]
+    return [near._replace(name=nearest_name(near.history)), *further]
+
+
 def _named(one: Checkpoint, key: str) -> CommitBody:
     return one.body if one.id == key else msgspec.structs.replace(one.body, id=key)
 
@@ -162,7 +164,7 @@ def _attempt(history: History, one: Checkpoint) -> str:
 def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -> bool:
     """Whether ``one``, of a nearer tier, came before ``other``, of which only the tier with ``far`` tells: by the order of their attempts
     there; of attempts that it does not know, by steps."""
-    fences = attempts_of(far)
+    fences = far.attempts
     mine, others = _attempt(of, one), _attempt(far, other)
     if mine in fences and others in fences and mine != others:
         return fences.index(mine) < fences.index(others)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.read import each_chunk, is_sound
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
 from relight.format import Part, decode_tree, dtype_named
 from relight.format.manifest import Pack, header_names
 from relight.format.pack import parse_header
@@ -23,6 +23,11 @@ class Finding:
     file: str
     tensor: str
     detail: str
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether the store did not answer, which says nothing of the bytes."""
+        return issubclass(error_of(self.kind), StoreUnavailable)
 
     def to_dict(self) -> dict[str, str]:
         """For ``--json``."""

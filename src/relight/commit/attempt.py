@@ -25,7 +25,7 @@ def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) ->
 
     def decide(view: View) -> tuple[Body, int] | None:
         history = fold(view)
-        names = [fence.body.attempt for fence in history.fences if isinstance(fence.body, FenceBody)]
+        names = history.attempts
         if names and names[-1] == attempt:
             epochs.append(history.epoch)
             return None

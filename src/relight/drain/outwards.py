@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Run
-from relight.catalog.tiers import Merged, attempts_of, drained_to, merge, nearest_name, newest_seq, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import Merged, drained_to, merge, newest_seq, open_tier, reach_all, tiers_of
 from relight.commit.attempt import take_over
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
@@ -72,7 +72,7 @@ class _Way:
         """Until nothing is owed, or there is no more to be done."""
         tier, report = self._tier, self._report
         history = self._near.history()
-        attempts = attempts_of(history)
+        attempts = history.attempts
         if not attempts or not history.live:
             return
         self._attempt = attempts[-1]
@@ -81,7 +81,7 @@ class _Way:
         charge = take_over(log, self._attempt, attempts[:-1])
         while not self._stop():
             history = self._near.history()
-            if attempts_of(history)[-1] != self._attempt:
+            if history.attempts[-1] != self._attempt:
                 return  # whoever is in charge now drains
             far = Run(store, run).history()
             self._note(history, far)
@@ -158,13 +158,11 @@ def owed_to(tier: Tier, near: History, far: History) -> list[str]:
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:
     """Where each checkpoint of a run lies: the tiers' names, nearest first, all of them as one history, and which could not be read."""
-    near = read_tier("", store, run)
-    near = near._replace(name=nearest_name(near.history))
-    reaches = [near, *(read_tier(tier.name, *open_tier(tier)) for tier in tiers_of(near.history))]
+    reaches = reach_all(store, run)
     return [reach.name for reach in reaches], merge([reach.history for reach in reaches]), [reach.error for reach in reaches]
 
 
 def _named(far: History | dict[str, Checkpoint], near: History) -> Sequence[str]:
     """Ids of a further tier's checkpoints, as the nearest one knows them."""
     found = far.by_id if isinstance(far, History) else far
-    return [one.body.origin or one.id for one in found.values()]
+    return [one.original_id for one in found.values()]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog import Finding, verify_checkpoint
-from relight.catalog.tiers import Copy, Merged, Reach, merge, nearest_name, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_tier
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
@@ -105,17 +105,16 @@ class _At(NamedTuple):
 
     @property
     def others(self) -> list[Copy]:
-        return [copy for copy in self.merged.copies.get(self.one.body.origin or self.one.id, []) if copy.place != self.place]
+        return [copy for copy in self.merged.copies.get(self.one.original_id, []) if copy.place != self.place]
 
 
 def _reaches(store: ByteStore, run: str) -> list[Reach]:
-    near = read_tier("", store, run)
-    if near.error is not None:
-        raise near.error
-    if near.view is None:
+    reaches = reach_all(store, run)
+    if reaches[0].error is not None:
+        raise reaches[0].error
+    if reaches[0].view is None:
         raise CheckpointNotFound(f"no run {run!r} here", where=store.url)
-    near = near._replace(name=nearest_name(near.history))
-    return [near, *(read_tier(tier.name, *open_tier(tier)) for tier in tiers_of(near.history))]
+    return reaches
 
 
 def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell) -> None:
@@ -148,8 +147,7 @@ def _verify(at: _At, pace: _Pace) -> list[Finding]:
     findings = verify_checkpoint(at.here.store, view, at.one, progress=pace)
     if findings and read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
         return []
-    silent = [found for found in findings if found.kind in ("store", "uncertain", "no_space")]
-    return [found for found in findings if found not in silent]
+    return [found for found in findings if not found.is_silence]
 
 
 def _repair(at: _At, file: str) -> str:
@@ -188,7 +186,7 @@ def _repair_root(at: _At) -> str:
 def _origin(at: _At) -> dict[str, str]:
     """What a copy that was drained says of where it came from."""
     near = at.reaches[0].view
-    return {"store": near.store_id, "run": near.run_id, "id": at.one.body.origin or at.one.id} if near is not None else {}
+    return {"store": near.store_id, "run": near.run_id, "id": at.one.original_id} if near is not None else {}
 
 
 def _ref_here(at: _At, root: Root, ref: PartRef) -> PartRef:
@@ -212,7 +210,7 @@ def _repair_part(at: _At, root: Root, ref: PartRef) -> str:
 
 def _everywhere(at: _At, file: str) -> Iterator[tuple[str, bytes]]:
     """What lies under that name in each tier that has a copy, whole or not."""
-    for copy in at.merged.copies.get(at.one.body.origin or at.one.id, []):
+    for copy in at.merged.copies.get(at.one.original_id, []):
         reach = at.reaches[copy.place]
         with contextlib.suppress(RelightError):
             yield reach.name, reach.store.get(f"{reach.run}/{copy.checkpoint.body.dir}/{file}", PART_BYTES_MAX)

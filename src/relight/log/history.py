@@ -26,6 +26,11 @@ class Checkpoint:
         return self.body.id
 
     @property
+    def original_id(self) -> str:
+        """The id it has in every tier: where it was copied from, if its own is another."""
+        return self.body.origin or self.body.id
+
+    @property
     def step(self) -> int:
         """The step whose end it is."""
         return self.body.step
@@ -43,6 +48,11 @@ class History:
     fences: list[Record] = field(default_factory=list)
     notes: list[Record] = field(default_factory=list)
     void: list[tuple[Record, str]] = field(default_factory=list)
+
+    @property
+    def attempts(self) -> list[str]:
+        """What those who took charge called themselves, in that order."""
+        return [fence.body.attempt for fence in self.fences if isinstance(fence.body, FenceBody)]
 
     @property
     def live(self) -> list[Checkpoint]:

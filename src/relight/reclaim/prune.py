@@ -9,7 +9,7 @@ from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
 from relight.catalog.tiers import drained_to, newest_seq, tiers_of
 from relight.catalog.verify import verify_checkpoint
-from relight.errors import Fenced, StoreUnavailable, error_of
+from relight.errors import Fenced, StoreUnavailable
 from relight.format.records import Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
@@ -87,7 +87,7 @@ def plan_prune(
 def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
     """Whether it verifies. ``StoreUnavailable`` if the store does not answer: that is no damage, and nothing is removed for it."""
     findings = verify_checkpoint(store, view, one, progress=progress)
-    silent = next((found for found in findings if issubclass(error_of(found.kind), StoreUnavailable)), None)
+    silent = next((found for found in findings if found.is_silence), None)
     if silent is not None:
         raise StoreUnavailable(f"cannot tell whether checkpoint {one.id} is sound: {silent.detail}", where=silent.file)
     return not findings

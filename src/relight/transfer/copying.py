@@ -141,7 +141,7 @@ def copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | No
     view = log.read()
     history = fold(view)
     _in_charge(log.run, charge, history)
-    origin = opened.checkpoint.body.origin or opened.checkpoint.id
+    origin = opened.checkpoint.original_id
     free = opened.root.id not in history.committed_ids
     directory = CheckpointDir(opened.root.step, opened.root.id if free else new_id(), history.epoch)
     if any(True for _ in store.list(f"{log.run}/{directory}")):  # an interrupted copy of the same one: no name is used twice
@@ -155,7 +155,7 @@ def copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | No
 
         def decide(now: View) -> tuple[Body, int]:
             _in_charge(log.run, charge, fold(now))
-            if charge is not None and origin in {one.body.origin or one.id for one in fold(now).live}:
+            if charge is not None and origin in {one.original_id for one in fold(now).live}:
                 raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
             if fold(now).epoch != directory.epoch:
                 raise LeaseHeld(
@@ -285,7 +285,7 @@ def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, roo
     body: CommitBody = msgspec.structs.replace(
         opened.checkpoint.body,
         id=root.id,
-        origin=origin if (origin := opened.checkpoint.body.origin or opened.checkpoint.id) != root.id else "",
+        origin=origin if (origin := opened.checkpoint.original_id) != root.id else "",
         dir=directory,
         root=root_hash,
         root_bytes=root_bytes,
