@@ -11,6 +11,7 @@ from relight.commit import Attempt, SaveRequest
 from relight.errors import CheckpointNotFound, StoreUnavailable
 from relight.format import Leaf, encode_tree
 from relight.format.names import record_file
+from relight.format.records import NoteBody
 from relight.layout import Bytes, Item
 from relight.log import Log, chain, fold
 from relight.log.chain import BELIEVED
@@ -69,6 +70,24 @@ def test_a_listing_that_falls_back_behind_what_was_seen_is_not_believed() -> Non
         assert attempt.view().head == head
     store.listed = lambda name: True
     assert not Log(store, "run").read().faults
+
+
+def test_who_lost_the_race_chains_to_the_winner_that_no_listing_shows() -> None:
+    """A number that somebody else took is known before any listing has it: what lies there is read, and chained to.
+
+    Schedule 2712 of the simulator: the next record was chained to nothing, and made an acknowledged COMMIT count for nothing.
+    """
+    store = Odd()
+    first = Attempt.begin(store, "run")
+    other = Log(store, "run")
+    head = other.read().head
+    saved = save(first, 0)
+    store.listed = lambda name: int(name.split(".")[0]) <= head
+    note = other.append(lambda view: (NoteBody(topic="simulated", data={}), fold(view).epoch))
+    assert note is not None and note.seq == head + 2
+    store.listed = lambda name: True
+    view = Log(store, "run").read()
+    assert not view.faults and [one.id for one in fold(view).live] == [saved]
 
 
 def test_a_log_that_is_gone_is_gone() -> None:

@@ -232,8 +232,12 @@ class Log:
     def _unlisted(self, head: int) -> int:
         """The highest number there. A listing may be older than what it lists: a record that this process has seen is asked for by name
         before it counts as gone, and so is, at the first look, what comes behind the last one listed."""
-        if self._newest > head and self._load(self._newest).file_hash is not None:
-            head = self._newest
+        if self._newest > head:
+            slot = self._load(self._newest)
+            if slot.file_hash is not None:
+                head = self._newest
+                if head not in self._slots or head in self._unread:  # somebody else's, of which only the number was known
+                    self._put(head, slot)
         while not self._looked:
             slot = self._load(head + 1)
             if slot.unreadable:
