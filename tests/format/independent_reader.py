@@ -38,15 +38,15 @@ def counting(store, run):  # the records that count, newest first: each is judge
 
 
 def checkpoints(store, run):  # the COMMIT records of the live checkpoints, newest first
-    epoch, live, ever = 0, {}, set()
-    for record in list(counting(Path(store), run))[::-1]:
-        kind, body = record["kind"], record["body"]
-        if kind in ("FENCE", "COMMIT", "TAG", "RETIRE") and record["epoch"] >= epoch + (kind == "FENCE"):
+    epoch, ever, gone = 0, {}, {}  # gone: None while it is live, True while it may be recalled, then False
+    for kind, body, record in [(one["kind"], one["body"], one) for one in list(counting(Path(store), run))[::-1]]:
+        if kind in ("FENCE", "COMMIT", "TAG", "RETIRE", "RECALL", "SWEEP") and record["epoch"] >= epoch + (kind == "FENCE"):
             epoch = record["epoch"]
             if kind == "COMMIT" and body["id"] not in ever and body["dir"] == f"{body['step']:010d}-{body['id']}-e{epoch}":
-                live[body["id"]], ever = record, ever | {body["id"]}
-            live = {one: live[one] for one in live if kind != "RETIRE" or one not in body["ids"]}
-    return list(live.values())[::-1]
+                ever[body["id"]], gone[body["id"]] = record, None
+            for one, now in [(one, gone[one]) for one in body.get("ids", ()) if one in gone]:
+                gone[one] = {"RETIRE": "undo_s" in body if now is None else now, "RECALL": now and None, "SWEEP": now and False}[kind]
+    return [ever[one] for one in list(ever)[::-1] if gone[one] is None]
 
 
 def read(store, run, record):

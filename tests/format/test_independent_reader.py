@@ -11,6 +11,8 @@ import pytest
 from forge import DIRS, RUN, SEQ, STEPS, TENSORS, Forge, record_key, values, write
 
 from relight.format.dtypes import DTYPES
+from relight.log import Log, fold
+from relight.store import LocalStore
 
 LINES_MAX = 80
 ALLOWED = {"base64", "io", "json", "math", "collections", "pathlib", "msgpack", "blake3"}
@@ -65,6 +67,16 @@ def test_it_follows_the_rules_of_the_history(tmp_path: Path) -> None:
     forge.append(lambda record: record["body"].update(ids=["c" * 10]), SEQ["retire"])
     write(forge.files, tmp_path / "retired")
     assert checked(tmp_path / "retired") == "b"
+    for kinds, newest in ((["RECALL"], "c"), (["SWEEP"], "b"), (["SWEEP", "RECALL"], "b"), (["RECALL", "SWEEP"], "c")):
+        forge = Forge()
+        forge.append(lambda record: record["body"].update(ids=["c" * 10], undo_s=60), SEQ["retire"])
+        for kind in kinds:
+            body = {"ids": ["c" * 10], **({"reason": ""} if kind == "RECALL" else {})}
+            forge.append(lambda record, kind=kind, body=body: record.update(kind=kind, body=body), SEQ["retire"])
+        write(forge.files, tmp_path / f"{kinds}")
+        assert checked(tmp_path / f"{kinds}") == newest, kinds
+        assert Log(LocalStore(tmp_path / f"{kinds}"), RUN).read().faults == ()
+        assert [one.id[0] for one in fold(Log(LocalStore(tmp_path / f"{kinds}"), RUN).read()).live][-1] == newest, kinds
     forge = Forge()
     forge.record(SEQ["retire"], lambda record: record.update(prev="0" * 64), chain=False)
     write(forge.files, tmp_path / "forked")

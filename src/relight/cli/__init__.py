@@ -25,6 +25,7 @@ COMMANDS = {
     "log": "what happened to a run, record by record",
     "verify": "is every byte what was committed?",
     "prune": "remove what no rule keeps, saying why",
+    "recall": "bring back what was retired, as long as its bytes are there",
     "tag": "name a checkpoint; a tag also keeps it",
     "hold": "keep a checkpoint whatever the rules say",
     "cp": "copy checkpoints to another store or run",

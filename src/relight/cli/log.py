@@ -10,7 +10,7 @@ import msgspec
 from relight.cli.common import OpenedRun, json_option, open_run_at
 from relight.cli.output import Styled, emit_json, metrics_text, number, table
 from relight.format import Record
-from relight.format.records import CommitBody, FenceBody, NoteBody, RetireBody, RunBody, TagBody
+from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, RunBody, SweepBody, TagBody
 
 
 @click.command("log")
@@ -84,7 +84,11 @@ def _what(record: Record) -> str:
         facts = [f"{body.id} step {body.step}", body.reason, metrics_text(body.metrics)]
         return ", ".join(fact for fact in facts if fact) + (", suspect" if body.suspect else "")
     if isinstance(body, RetireBody):
-        return f"{' '.join(body.ids)} ({body.reason})"
+        return f"{' '.join(body.ids)} ({body.reason})" + (f", may be recalled for {body.undo_s / 3600:g} h" if body.undo_s else "")
+    if isinstance(body, RecallBody):
+        return f"{' '.join(body.ids)}" + (f" ({body.reason})" if body.reason else "")
+    if isinstance(body, SweepBody):
+        return f"{' '.join(body.ids)} given up"
     if isinstance(body, TagBody):
         return f"{body.name} → {body.id}" if body.id else f"{body.name} removed"
     if isinstance(body, FenceBody):

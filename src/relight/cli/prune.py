@@ -31,6 +31,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--keep-monthly", type=POSITIVE, metavar="N", help="The same, of months.")
 @click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
 @click.option("--keep-behind", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
+@click.option("--undo", metavar="TIME", help="Let what goes be recalled for so long (relight recall): its bytes stay meanwhile.")
 @click.option("--sweep", is_flag=True, help="Also delete what superseded attempts left unfinished.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -49,6 +50,7 @@ def command(
     keep_monthly: int | None,
     keep_budget: str | None,
     keep_behind: int | None,
+    undo: str | None,
     sweep: bool,
     dry_run: bool,
     yes: bool,
@@ -65,7 +67,7 @@ def command(
     """
     rules = keep(
         last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every, within=keep_within, hourly=keep_hourly,
-        daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, behind=keep_behind,
+        daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, behind=keep_behind, undo=undo,
     )  # fmt: skip
     if rules.is_everything and not sweep:
         raise ConfigError(
@@ -81,7 +83,7 @@ def command(
     swept = plan_sweep(store, found.run.name) if sweep else SweepPlan(found.run.name, [], [])
     if not as_json:
         _print(plan, swept)
-    doing = bool(plan.going or swept.directories or swept.temporaries) and not dry_run
+    doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
     if doing and not yes:
         if as_json or not sys.stdin.isatty():
             raise ConfigError(
@@ -100,6 +102,7 @@ def command(
                 "bytes_freed": plan.bytes_freed,
                 "sweep": [{"dir": name, "reason": reason} for name, reason in swept.directories],
                 "held": [{"dir": name, "reason": reason} for name, reason in swept.held],
+                "due": list(plan.due),
                 "retired": report.retired if report else [],
                 "deleted": deleted,
                 "left": left,
@@ -108,7 +111,8 @@ def command(
         return
     if doing and report:
         leftovers = f", swept {plural(len(swept_report.deleted), 'leftover')}" if sweep and swept_report else ""
-        click.echo(f"removed {plural(len(report.retired), 'checkpoint')}{leftovers}")
+        recallable = f", which can be recalled for {undo}" if undo and report.retired else ""
+        click.echo(f"removed {plural(len(report.retired), 'checkpoint')}{leftovers}{recallable}")
         for name in left:
             click.echo(f"{escape(name)} could not be deleted yet: the next --sweep tries again")
     else:
@@ -129,6 +133,8 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
     leftovers += [[name, Styled("stays", "green"), reason] for name, reason in swept.held]
     if leftovers:
         table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))
+    if plan.due:
+        click.echo(f"the bytes of {plural(len(plan.due), 'checkpoint')} retired before go: the time to recall them is over")
     count = len(plan.going)
     click.echo(
         f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}"

@@ -13,7 +13,8 @@ from relight.format.strict import convert, seal, to_json, unseal
 
 VERSION = 1
 EPOCH_MAX = 10**12 - 1
-RUN, FENCE, COMMIT, RETIRE, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "TAG", "NOTE"
+RUN, FENCE, COMMIT, RETIRE, RECALL, SWEEP, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG", "NOTE"
+UNDO_S_MAX = 10**9
 Metric = int | float | str
 
 
@@ -64,6 +65,21 @@ class RetireBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     ids: list[str]
     reason: str
+    undo_s: float = 0.0
+    """Above 0, their bytes stay until a SWEEP names them, which is due after so long, and a RECALL may bring them back. Left out if 0."""
+
+
+class RecallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of RECALL: what was retired and not swept is back."""
+
+    ids: list[str]
+    reason: str
+
+
+class SweepBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of SWEEP: what was retired and may be recalled goes for good; its bytes may be deleted."""
+
+    ids: list[str]
 
 
 class TagBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,15 +96,19 @@ class NoteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data: dict[str, str | int | float | bool | None]
 
 
-Body = RunBody | FenceBody | CommitBody | RetireBody | TagBody | NoteBody
+Body = RunBody | FenceBody | CommitBody | RetireBody | RecallBody | SweepBody | TagBody | NoteBody
 _BODIES: dict[str, type[Any]] = {
     RUN: RunBody,
     FENCE: FenceBody,
     COMMIT: CommitBody,
     RETIRE: RetireBody,
+    RECALL: RecallBody,
+    SWEEP: SweepBody,
     TAG: TagBody,
     NOTE: NoteBody,
 }
+_LEFT_OUT = {"origin": "", "undo_s": 0.0}
+"""Fields that a record has only if they say something."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}
 
 
@@ -121,15 +141,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """``RUN``, ``FENCE``, ``COMMIT``, ``RETIRE``, ``TAG`` or ``NOTE``."""
+        """``RUN``, ``FENCE``, ``COMMIT``, ``RETIRE``, ``RECALL``, ``SWEEP``, ``TAG`` or ``NOTE``."""
         return _KINDS[type(self.body)]
 
 
 def encode_record(record: Record) -> bytes:
     """The file of ``record``."""
     body = msgspec.to_builtins(record.body)
-    if body.get("origin") == "":
-        del body["origin"]
+    for name, default in _LEFT_OUT.items():
+        if body.get(name) == default:
+            del body[name]
     frame = {
         "relight": "record",
         "version": VERSION,
@@ -195,8 +216,10 @@ def _check_body(body: Body, where: str) -> None:
             raise UnsafeContent("a size out of range", where=where)
         _check_ids([*body.parents, *body.requires, *([body.origin] if body.origin else [])], where)
         check_metrics(body.metrics, where)
-    elif isinstance(body, RetireBody):
+    elif isinstance(body, (RetireBody, RecallBody, SweepBody)):
         _check_ids(body.ids, where)
+        if isinstance(body, RetireBody) and not 0 <= body.undo_s <= UNDO_S_MAX:
+            raise UnsafeContent("a time out of range", where=where)
     elif isinstance(body, TagBody):
         if not names.is_tag_name(body.name):
             raise UnsafeContent(f"{body.name[:80]!r} cannot be a tag", where=where)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from relight.format import Record
 from relight.format.names import parse_dir
-from relight.format.records import CommitBody, FenceBody, NoteBody, RetireBody, TagBody
+from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.log.chain import View
 
 
@@ -43,6 +43,8 @@ class History:
     by_id: dict[str, Checkpoint] = field(default_factory=dict)
     """Those that are live, oldest first."""
     retired: dict[str, Checkpoint] = field(default_factory=dict)
+    recallable: dict[str, Record] = field(default_factory=dict)
+    """Of ``retired``: those whose bytes no SWEEP has given up yet, and the RETIRE that took each out."""
     tags: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     fences: list[Record] = field(default_factory=list)
@@ -76,8 +78,8 @@ class History:
 def fold(view: View | Sequence[Record]) -> History:
     """The history that ``records``, in order, amount to.
 
-    A COMMIT, TAG or RETIRE of an epoch below the highest FENCE before it is void. A retired checkpoint never comes back. A second COMMIT
-    of an id is the first one said again.
+    A COMMIT, TAG, RETIRE, RECALL or SWEEP of an epoch below the highest FENCE before it is void. A retired checkpoint comes back by RECALL
+    alone, and not behind its SWEEP. A second COMMIT of an id is the first one said again.
     """
     records = view.records if isinstance(view, View) else view
     history = History()
@@ -91,7 +93,7 @@ def fold(view: View | Sequence[Record]) -> History:
             history.fences.append(record)
         elif isinstance(body, NoteBody):
             history.notes.append(record)
-        elif isinstance(body, (CommitBody, RetireBody, TagBody)):
+        elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
                 history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
                 continue
@@ -100,7 +102,7 @@ def fold(view: View | Sequence[Record]) -> History:
     return history
 
 
-def _apply(history: History, record: Record, body: CommitBody | RetireBody | TagBody) -> None:
+def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:
     if isinstance(body, CommitBody):
         parsed = parse_dir(body.dir)
         if parsed is None or parsed.epoch != record.epoch:
@@ -114,8 +116,17 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Tag
             found = history.by_id.pop(checkpoint_id, None)
             if found:
                 history.retired[checkpoint_id] = found
+                if body.undo_s:
+                    history.recallable[checkpoint_id] = record
                 for name in history.tags_of(checkpoint_id):
                     del history.tags[name]
+    elif isinstance(body, SweepBody):
+        for checkpoint_id in body.ids:
+            history.recallable.pop(checkpoint_id, None)
+    elif isinstance(body, RecallBody):
+        back = {one: history.retired.pop(one) for one in body.ids if history.recallable.pop(one, None)}
+        if back:
+            history.by_id = dict(sorted({**history.by_id, **back}.items(), key=lambda item: item[1].seq))
     elif body.id is None:
         history.tags.pop(body.name, None)
     elif history.find(body.id):

@@ -26,6 +26,8 @@ class Keep:
     monthly: int | None = None
     budget: int | None = None
     behind: int | None = None
+    undo_s: float | None = None
+    """How long what goes may be recalled. No rule: it keeps nothing from going."""
 
     @property
     def is_everything(self) -> bool:
@@ -79,6 +81,7 @@ def keep(
     monthly: int | None = None,
     budget: str | int | None = None,
     behind: int | None = None,
+    undo: str | float | Span | None = None,
 ) -> Keep:
     """What to keep: whatever any of these rules keeps.
 
@@ -86,6 +89,9 @@ def keep(
     ``within`` a time (``"36h"``, ``"7d"``) of the newest; the newest of each of the last n hours, days, weeks or months that have one
     (``hourly`` … ``monthly``, UTC); the newest that together fit into ``budget`` (``"500GB"``); and always one that is ``behind`` the
     newest by that many steps or more, for damage to the model that is found late.
+
+    What goes may be brought back (``relight recall``) for the time of ``undo`` (``"12h"``): it leaves the history at once, and its bytes
+    stay so long. They count for no ``budget``.
 
     Tagged checkpoints, the newest one, and the newest one that verifies always stay. No clock is asked: times are those of the records,
     none later than the record behind it.
@@ -103,6 +109,7 @@ def keep(
         mode=mode,
         within_s=None if within is None else seconds_of(within, "within"),
         budget=None if budget is None else bytes_of(budget, "budget"),
+        undo_s=None if undo is None else seconds_of(undo, "undo"),
     )
 
 

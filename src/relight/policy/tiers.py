@@ -96,7 +96,7 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     found = []
     try:
         for one in json.loads(str(data.get("tiers", "[]"))):
-            known = {name: one["keep"][name] for name in (*RULES, "metric", "mode") if name in one["keep"]}
+            known = {name: one["keep"][name] for name in (*RULES, "metric", "mode", "undo_s") if name in one["keep"]}
             found.append(Tier(str(one["url"]), Keep(**known), one.get("bytes_per_second"), str(one["name"])))
     except (ValueError, TypeError, KeyError):
         return ()

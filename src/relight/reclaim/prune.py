@@ -10,11 +10,12 @@ from relight.catalog.holds import holds_of
 from relight.catalog.tiers import drained_to, newest_seq, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import Fenced, StoreUnavailable
-from relight.format.records import Body, RetireBody
+from relight.format.records import UNDO_S_MAX, Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.tiers import owed
+from relight.reclaim.recall import due_of, sweep_recallable
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
 
@@ -23,7 +24,8 @@ from relight.store import ByteStore
 class PrunePlan:
     """What stays and what goes, each with its reason. Printing it is the dry run.
 
-    ``relies_on`` are those that stay and are known to verify: when all of them have gone meanwhile, the plan is void.
+    ``relies_on`` are those that stay and are known to verify: when all of them have gone meanwhile, the plan is void. ``due`` are those
+    retired before whose time to be recalled is over: their bytes go.
     """
 
     run: str
@@ -31,6 +33,7 @@ class PrunePlan:
     verdicts: list[Verdict]
     bytes_freed: int
     relies_on: tuple[str, ...] = ()
+    due: tuple[str, ...] = ()
 
     @property
     def going(self) -> list[str]:
@@ -45,7 +48,8 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was done. ``left`` names directories that could not be deleted yet; the next sweep tries again."""
+    """What was done. ``deleted`` and ``left`` name directories; those left could not be deleted yet, and the next sweep tries again. What
+    was retired and may be recalled is in neither."""
 
     retired: list[str]
     deleted: list[str]
@@ -81,7 +85,7 @@ def plan_prune(
     going = {verdict.id for verdict in verdicts if not verdict.keep}
     freed = sum(one.body.stored_bytes for one in history.live if one.id in going)
     sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)
-    return PrunePlan(run, rules, verdicts, freed, sound)
+    return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)))
 
 
 def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
@@ -96,19 +100,21 @@ def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[
 def execute(
     plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None, at_most: int | None = None
 ) -> PruneReport:
-    """Retire, then delete. ``epoch`` is the attempt's that prunes, None for a tool; a superseded attempt gets ``Fenced``. ``at_most`` so
-    many go at once, the oldest first: rules that were meant otherwise do not empty a run before somebody sees it.
+    """Retire, then delete: at once, or once it is due, if the rules give time to recall it. ``epoch`` is the attempt that prunes, None for
+    a tool; a superseded attempt gets ``Fenced``. ``at_most`` so many go at once, the oldest first: rules that were meant otherwise do not
+    empty a run before somebody sees it.
 
     Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays, so does the
     newest, and so does everything if nothing is left of what the plan relies on (two plans might else retire what the other relied on).
     """
     going = plan.going[:at_most]
-    if not going:
+    if not going and not plan.due:
         return PruneReport([], [], [])
     if log is None:
         log = Log(store, plan.run)
         log.read()
     retired: list[str] = []
+    undo_s = min(plan.rules.undo_s or 0.0, UNDO_S_MAX)
 
     def decide(view: View) -> tuple[Body, int] | None:
         history = fold(view)
@@ -123,12 +129,14 @@ def execute(
             if one.id in going and one.id not in holds and not history.tags_of(one.id) and not _needed_by(history, one.id, going)
         ]
         retired[:] = still
-        return (RetireBody(ids=still, reason="retention"), history.epoch) if still else None
+        return (RetireBody(ids=still, reason="retention", undo_s=undo_s), history.epoch) if still else None
 
-    if log.append(decide) is None:
-        return PruneReport([], [], [])
-    deleted, left = delete_checkpoints(store, plan.run, fold(log.read()), retired)
-    return PruneReport(retired, deleted, left)
+    deleted: list[str] = []
+    left: list[str] = []
+    if going and log.append(decide) is not None and not undo_s:
+        deleted, left = delete_checkpoints(store, plan.run, fold(log.read()), retired)
+    also_deleted, also_left = sweep_recallable(store, plan.run, plan.due, epoch=epoch, log=log)
+    return PruneReport(retired, [*deleted, *also_deleted], [*left, *also_left])
 
 
 def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> list[Candidate]:
@@ -150,7 +158,9 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
 
 
 def _needed_by(history: History, checkpoint_id: str, except_: list[str] | tuple[str, ...]) -> list[str]:
-    return [one.id for one in history.live if checkpoint_id in one.body.requires and one.id not in except_]
+    """Who needs its bytes; what may be recalled needs them still."""
+    users = [*history.live, *(history.retired[one] for one in history.recallable)]
+    return [one.id for one in users if checkpoint_id in one.body.requires and one.id not in except_]
 
 
 def _unknown(history: History, known: Mapping[str, bool]) -> list[str]:

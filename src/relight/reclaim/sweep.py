@@ -45,7 +45,7 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     temporaries = [*probes, *_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
     view = Log(store, run).read()
     history = fold(view)
-    retired = {one.body.dir for one in history.retired.values()}
+    retired = {one.body.dir: one.id for one in history.retired.values()}
     live = {one.body.dir for one in history.live}
     for name in sorted(live.intersection(names)):  # a rank that died while it made the root of a checkpoint that another completed
         temporaries += _temporaries(store, f"{run}/{name}")
@@ -55,7 +55,9 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
         parsed = parse_dir(name)
         if parsed is None or name in live:
             continue
-        if name in retired:
+        if name in retired and retired[name] in history.recallable:
+            held.append((name, "retired, and may be recalled still"))
+        elif name in retired:
             going.append((name, "retired"))
         elif view.faults:
             held.append((name, "a record of the log is damaged: it may have been the commit of this one"))
@@ -88,12 +90,12 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
 
 
 def delete_checkpoints(store: ByteStore, run: str, history: History, ids: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Delete the directories of ``ids``, which ``history`` says are retired: ``(deleted, left)``."""
+    """Delete the directories of ``ids``, which ``history`` says are retired for good: ``(deleted, left)``."""
     deleted: list[str] = []
     left: list[str] = []
     for checkpoint_id in ids:
         found = history.retired.get(checkpoint_id)
-        if found is not None:
+        if found is not None and checkpoint_id not in history.recallable:
             _delete(store, run, found.body.dir, deleted, left)
     return deleted, left
 

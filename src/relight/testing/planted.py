@@ -32,7 +32,7 @@ class Bug:
 
 SAVE, TOGETHER, ATTEMPT = "relight.commit.save", "relight.commit.together", "relight.commit.attempt"
 CHAIN, HISTORY = "relight.log.chain", "relight.log.history"
-PRUNE, SWEEP = "relight.reclaim.prune", "relight.reclaim.sweep"
+PRUNE, SWEEP, RECALL = "relight.reclaim.prune", "relight.reclaim.sweep", "relight.reclaim.recall"
 SHELF = "relight.testing.shelf"
 
 _FENCED = "    if history.epoch > epoch:\n"
@@ -126,10 +126,25 @@ PLANTED: dict[str, Bug] = {
     "retention deletes before it retires": Bug(
         Edit(
             f"{PRUNE}:execute",
-            "    if log.append(decide) is None:\n",
+            "    if going and log.append(decide) is not None",
             "    early = fold(log.read())\n    early.retired = {one: early.by_id[one] for one in plan.going if one in early.by_id}\n"
-            "    delete_checkpoints(store, plan.run, early, plan.going)\n    if log.append(decide) is None:\n",
+            "    delete_checkpoints(store, plan.run, early, plan.going)\n    if going and log.append(decide) is not None",
         ),
+    ),
+    "sweep takes what may be recalled": Bug(
+        Edit(f"{SWEEP}:plan_sweep", "if name in retired and retired[name] in history.recallable:", "if False:"),
+    ),
+    "what may be recalled is deleted before its SWEEP": Bug(
+        Edit(
+            f"{RECALL}:sweep_recallable",
+            "    if log.append(decide) is None:\n",
+            "    early = fold(log.read())\n    early.recallable = {}\n"
+            "    delete_checkpoints(store, run, early, list(ids))\n    if log.append(decide) is None:\n",
+        ),
+    ),
+    "what was given up is recalled": Bug(
+        Edit(f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if one in history.retired}"),
+        Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
     ),
     "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(one.id)", "")),
 }

@@ -164,7 +164,7 @@ class Promises:
             self.truth.wrong.append(f"(8) the run does not go on: {type(error).__name__}: {error}")
 
     def _left(self) -> Iterator[str]:
-        live = {f"{RUN}/{one.dir}" for one in self.truth.live.values()}
+        live = {f"{RUN}/{one.dir}" for one in (*self.truth.live.values(), *self.truth.shelved.values())}
         for key in sorted(self.shelf.dirs):
             if key not in ("", RUN, LOG) and key not in live and key.removesuffix(f"/{READY_DIR}") not in live:
                 yield key

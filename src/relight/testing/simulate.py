@@ -1,9 +1,10 @@
 """One schedule: a run's life among many processes, drawn from a seed, and whether everything that was promised held.
 
 The processes are ranks of attempts that come one after the other, of which older ones may wake up late; tools that prune and sweep;
-readers; somebody who tags. They run the product's own code on a ``SimulatedStore``, one at a time. What must hold:
+readers; somebody who tags; who recalls what was retired, or gives it up. They run the product's own code on a ``SimulatedStore``, one at a time. What must hold:
 
-1. Whatever the log calls live opens and verifies to the last byte, from its COMMIT until its RETIRE; a durable COMMIT names durable files.
+1. Whatever the log calls live opens and verifies to the last byte, from its COMMIT until its RETIRE, and again from its RECALL on; a durable
+   COMMIT names durable files.
 2. A save that was acknowledged is live, or was retired by somebody who may.
 3. Nothing counts that a superseded attempt does, and none is told that it saved.
 4. At most one COMMIT of an id counts, and all ranks that were told of success were told the same.
@@ -12,8 +13,8 @@ readers; somebody who tags. They run the product's own code on a ``SimulatedStor
    one that comes so late that the checkpoint has been retired and swept: it finds nothing). Of other errors this:
    if *all* ranks were told of one, and none died, was told ``Uncertain`` or ``Fenced``, there is no checkpoint. (Some rank may have completed
    it otherwise, and this one's store did not answer any more.)
-7. Nothing is deleted that a live checkpoint needs; a tagged or the newest one is not retired; and once a last attempt has fenced and swept,
-   nothing is left but what live checkpoints need.
+7. Nothing is deleted that a checkpoint needs which is live, or may be recalled; a tagged or the newest one is not retired; and once a last attempt has fenced and swept,
+   nothing is left but what those need.
 8. Nobody waits for ever.
 """
 
@@ -34,7 +35,7 @@ from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Keep, keep
-from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
 from relight.testing.baton import Actor, Crew, Stage, Weather
 from relight.testing.promises import ROW, Promises, Saved
 from relight.testing.scenario import Names
@@ -54,6 +55,9 @@ KINDS = frozenset(
 - *temporary*: what a death left of a ``put_once`` in a live checkpoint's directory is told of
 - *unsaid*: a save of which a rank's store could not say whether it was committed has to end as ``Uncertain``, whatever happens then
 """
+
+
+RULES = (keep(last=1), keep(last=2), keep(best=1), keep(last=1, undo="1h"), keep(last=1, undo="1h"))
 
 
 class Outcome(NamedTuple):
@@ -154,7 +158,7 @@ class _Play:
         alone = world == 1 and rng.random() < 0.7
         timeout_s = rng.choice((0.5, 1.5, 3.0, 8.0))
         plan_differs = world > 1 and rng.random() < 0.04
-        rules = rng.choice((None, keep(last=1), keep(last=2), keep(best=1)))
+        rules = rng.choice((None, *RULES))
         notes = rng.random() < 0.2
         sweeps = rng.random() < 0.7
 
@@ -249,11 +253,18 @@ class _Play:
         rng, store = self.rng, self._store(actor)
         self.truth.epochs_of[actor.name] = None
         for _ in range(rng.randrange(1, 4)):
-            if rng.random() < 0.5:
-                self._prune(store, rng.choice((keep(last=1), keep(last=2), keep(best=1))), None, None)
-            else:
-                with contextlib.suppress(RelightError):
+            chosen = rng.choice(("prune", "prune", "sweep", "sweep", "recall", "give up"))
+            if chosen == "prune":
+                self._prune(store, rng.choice(RULES), None, None)
+            with contextlib.suppress(RelightError):
+                if chosen == "sweep":
                     execute_sweep(plan_sweep(store, RUN), store)
+                elif chosen != "prune":
+                    ids = list(fold(Log(store, RUN).read()).recallable)
+                    if ids and chosen == "recall":
+                        recall(store, RUN, [rng.choice(ids)])
+                    else:
+                        sweep_recallable(store, RUN, ids[: rng.randrange(1, 3)])
             actor.sleep(rng.choice((0.01, 0.5, 2.0)))
 
     def _reader(self, actor: Actor) -> None:

@@ -46,6 +46,8 @@ class Truth:
         self._hash = "0" * 64
         self.live: dict[str, Counted] = {}
         self.retired: set[str] = set()
+        self.shelved: dict[str, Counted] = {}
+        """Retired, and may be recalled."""
         self.tags: dict[str, str] = {}
         self.epoch = 0
         self.void = 0
@@ -62,7 +64,7 @@ class Truth:
     def deleted(self, key: str, who: str) -> None:
         """See ``Watch``."""
         if key in self._needs:
-            self._say(f"(7) {who} deletes {key}, which live checkpoint {self._needs[key]} needs")
+            self._say(f"(7) {who} deletes {key}, which checkpoint {self._needs[key]} needs")
         folder, _, name = key.rpartition("/")
         if (folder == LOG and parse_record_file(name) is not None) or key == STORE_FILE:
             self._say(f"(7) {who} deletes {key}")
@@ -122,7 +124,7 @@ class Truth:
                 self.epoch = epoch
             else:
                 self._say(f"(3) the FENCE of {who} counts for nothing: epoch {epoch} is there already")
-        elif kind in ("COMMIT", "RETIRE", "TAG"):
+        elif kind in ("COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG"):
             if epoch < self.epoch:
                 self.void += 1
                 return
@@ -133,7 +135,12 @@ class Truth:
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":
-                self._retire(body["ids"], who)
+                self._retire(body["ids"], who, body.get("undo_s", 0) > 0)
+            elif kind == "RECALL":
+                self._recall(body["ids"])
+            elif kind == "SWEEP":
+                for one in body["ids"]:
+                    self._forget(self.shelved.pop(one, None))
             elif body["id"] is None:
                 self.tags.pop(body["name"], None)
             elif body["id"] in self.live:
@@ -159,7 +166,7 @@ class Truth:
         self._needs.update(dict.fromkeys(found.needs, found.id))
         self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(found.id)]
 
-    def _retire(self, ids: list[str], who: str) -> None:
+    def _retire(self, ids: list[str], who: str, may_come_back: bool) -> None:
         newest = next(reversed(self.live), "")
         for one in ids:
             if one == newest:
@@ -170,10 +177,26 @@ class Truth:
             found = self.live.pop(one, None)
             if found is not None:
                 self.retired.add(one)
-                for key in found.needs:
-                    self._needs.pop(key, None)
+                if may_come_back:
+                    self.shelved[one] = found
+                else:
+                    self._forget(found)
                 for name in held:
                     del self.tags[name]
+
+    def _recall(self, ids: list[str]) -> None:
+        for one in ids:
+            found = self.shelved.pop(one, None)
+            if found is not None:
+                self.retired.discard(one)
+                self.live[one] = found
+                self.wrong += [f"(1) at its RECALL: {key} is not what it was" for key in self.changed(found)]
+        self.live = {one.id: one for one in sorted(self.live.values(), key=lambda one: one.seq)}
+
+    def _forget(self, found: Counted | None) -> None:
+        """Its bytes may go."""
+        for key in found.needs if found is not None else ():
+            self._needs.pop(key, None)
 
     def _bytes(self, key: str) -> bytes:
         file = self._shelf.files.get(key)

@@ -1,0 +1,103 @@
+"""``relight recall``."""
+
+from __future__ import annotations
+
+import click
+
+from relight.cli.common import OpenedRun, json_option, open_run_at
+from relight.cli.output import emit_json, escape, plural, table
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.records import RetireBody
+from relight.log import Checkpoint
+from relight.reclaim import due_of, recall, sweep_recallable
+
+ALL = "all"
+
+
+@click.command("recall")
+@click.argument("path")
+@click.argument("which", nargs=-1)
+@click.option("--why", default="", help="The reason: it stands in the log.")
+@click.option("--give-up", is_flag=True, help="Instead of bringing them back, delete their bytes now.")
+@json_option
+def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json: bool) -> None:
+    """Bring back checkpoints that retention has retired; without WHICH, list those that can be.
+
+    They can as long as their bytes are there: for the time that the rules gave (keep(undo="12h"), prune --undo 12h). WHICH is an id, a
+    step, or "all". Tags do not come back with them. What is brought back is under the rules again: tag it or hold it to keep it.
+
+    \b
+    Examples:
+      relight recall runs/demo
+      relight recall runs/demo 1999 --why "retired by mistake"
+      relight recall runs/demo all --give-up
+    """
+    found = open_run_at(path)
+    store, run = found.run.store, found.run.name
+    if not which:
+        if give_up or why:
+            raise ConfigError("which checkpoint?", where=path, hint="an id, a step, or all")
+        _list(found, as_json)
+        return
+    chosen = _chosen(found, which)
+    ids = [one.id for one in chosen]
+    if give_up:
+        deleted, left = sweep_recallable(store, run, ids)
+        if as_json:
+            emit_json({"given_up": ids, "deleted": deleted, "left": left})
+        else:
+            click.echo(f"{plural(len(ids), 'checkpoint')} given up, {len(deleted)} deleted")
+            for name in left:
+                click.echo(f"{escape(name)} could not be deleted yet: the next prune --sweep tries again")
+        return
+    recall(store, run, ids, why)
+    if as_json:
+        emit_json({"recalled": ids, "why": why})
+    for one in chosen if not as_json else ():
+        click.echo(f"{one.id} (step {one.step}) is back: the rules decide about it from now on")
+
+
+def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
+    there = [found.history.retired[one] for one in found.history.recallable]
+    if which == (ALL,):
+        if not there:
+            raise CheckpointNotFound("nothing can be recalled", where=found.run.name)
+        return there
+    chosen = []
+    for text in which:
+        fit = [one for one in there if one.id == text] or [one for one in there if str(one.step) == text]
+        if not fit:
+            raise CheckpointNotFound(f"{text[:40]!r} is nothing that can be recalled", hint="relight recall RUN lists what can be")
+        chosen.append(fit[-1])
+    return chosen
+
+
+def _list(found: OpenedRun, as_json: bool) -> None:
+    due = due_of(found.view, found.history)
+    rows = []
+    for checkpoint_id, retired in found.history.recallable.items():
+        one = found.history.retired[checkpoint_id]
+        assert isinstance(retired.body, RetireBody)
+        rows.append(
+            {
+                "id": one.id,
+                "step": one.step,
+                "retired": retired.time,
+                "reason": retired.body.reason,
+                "undo_s": retired.body.undo_s,
+                "due": one.id in due,
+                "stored_bytes": one.body.stored_bytes,
+            }
+        )
+    if as_json:
+        emit_json(rows)
+    elif not rows:
+        click.echo("nothing can be recalled")
+    else:
+        cells = [[row["id"], row["step"], row["retired"], _until(row["undo_s"], bool(row["due"]))] for row in rows]
+        table(["id", "step", "retired", "stays"], cells, right=("step",))
+
+
+def _until(undo_s: object, due: bool) -> str:
+    hours = float(str(undo_s)) / 3600
+    return "until the next save" if due else f"for {hours:g} h of the run" if hours >= 1 else f"for {hours * 60:g} min of the run"
