@@ -147,6 +147,78 @@ def test_a_damaged_near_copy_is_read_further_out(tmp_path: Path) -> None:
     assert start == 5 and losses
 
 
+@pytest.mark.parametrize("near", ["damaged", "gone", "shorter"])
+def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: str) -> None:
+    """No tier has the checkpoint whole, and together they have it: it is restored, to the bit, and told which file to mend."""
+    tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
+    state = {f"t{number}": torch.randn(1 << 20) for number in range(6)}
+    ckpt = relight.Checkpointer(tiers, background=False, **state)
+    ckpt.restore()
+    ckpt.save(0)
+    assert ckpt._outwards.wait(30)
+    ckpt.close()
+    (hot,) = (tmp_path / "hot").rglob("pack*")
+    if near == "gone":
+        hot.unlink()
+    elif near == "shorter":
+        os.truncate(hot, 1 << 20)
+    for name, places in (("hot", (0.1, 0.5)), ("warm", (0.1, 0.7)), ("cold", (0.9,))):
+        for pack in (tmp_path / name).rglob("pack*"):
+            data = bytearray(pack.read_bytes())
+            for place in places:
+                data[int(len(data) * place)] ^= 1
+            pack.write_bytes(data)
+    before = counters["restore.mended"]
+    found = {name: torch.zeros(1 << 20) for name in state}
+    again = relight.Checkpointer(tiers, background=False, **found)
+    assert again.restore() == 1
+    again.close()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert before < counters["restore.mended"] <= before + 3
+
+
+def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three places are enough: with one that cannot be written, a save is drained, and near is freed; with two, neither."""
+    (tmp_path / "no").write_text("a file where a directory should be")
+    cold = relight.tier(tmp_path / "a" / "run", tmp_path / "no" / "run", tmp_path / "c" / "run", quorum=2, keep=relight.keep(every=1))
+    tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)), cold=cold)
+    model, optimizer = parts()
+    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False) as ckpt:
+        ckpt.restore()
+        for step in range(3):
+            assert ckpt.save(step).wait(30, until="drained").drained
+        assert steps(str(tmp_path / "hot")) == [2]
+        assert steps(str(tmp_path / "a")) == steps(str(tmp_path / "c")) == [0, 1, 2]
+    shutil.rmtree(tmp_path / "c")
+    (tmp_path / "c").write_text("and another")
+    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    assert ckpt.restore() == 3
+    save = ckpt.save(3)
+    assert not ckpt._outwards.wait(30) and save.done and not save.drained
+    ckpt.save(4)
+    assert not ckpt._outwards.wait(30)
+    ckpt.close()
+    assert steps(str(tmp_path / "hot")) == [3, 4]
+    shutil.rmtree(tmp_path / "hot")
+    assert train(tiers, 5)[1] == 5
+
+
+def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
+    """What has been drained goes when there is no room, though every rule would keep it; what has not stays."""
+    hot = relight.tier(tmp_path / "hot" / "run", capacity=9000)
+    tiers = relight.Tiers(hot=hot, cold=tmp_path / "cold" / "run")
+    model, optimizer = parts()
+    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False) as ckpt:
+        ckpt.restore()
+        for step in range(6):
+            ckpt.save(step)
+            assert ckpt._outwards.wait(30)
+    near = Run(LocalStore(tmp_path / "hot"), "run").history().live
+    assert steps(str(tmp_path / "cold")) == [0, 1, 2, 3, 4, 5]
+    assert 1 <= len(near) < 6 and near[-1].step == 5
+    assert sum(one.body.stored_bytes for one in near[:-1]) <= 9000
+
+
 def test_two_places_one_run(tmp_path: Path) -> None:
     """A second node takes the run over from the bucket: the first one's drains are refused from then on, and it is told."""
     cold = tmp_path / "cold" / "run"

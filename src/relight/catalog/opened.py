@@ -23,6 +23,8 @@ class Opened:
     checkpoint: Checkpoint
     root: Root
     parts: tuple[Part, ...]
+    spares: tuple[tuple[ByteStore, str], ...] = ()
+    """Where its packs lie besides, nearest first: stores, and its directory in each. What cannot be read in one is read from the next."""
 
 
 def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store_id: str, run_id: str) -> Opened:

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.opened import Opened
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
 from relight.layout import Sink
 from relight.layout.sources import Place, address_of, copy_bytes, move
+from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
 from relight.store.base import READS_AT_ONCE
@@ -66,6 +67,17 @@ class _File(NamedTuple):
     reader: Reader
     """Closed, once all of the file is read."""
     store: ByteStore
+    others: list[tuple[ByteStore, str]]
+    """Where else it lies, nearest first."""
+    told: list[str]
+    """Where it was read from besides: told once each."""
+
+    def tell_elsewhere(self, key: str, store: ByteStore) -> None:
+        """Say that some of it was read from another place than its own."""
+        if store.url not in self.told:
+            self.told.append(store.url)
+            what = f"{self.key} is damaged or gone in one tier; what was is read from {store.url}: relight scrub mends it"
+            emit("restore.mended", what, file=self.key, source=f"{store.url}/{key}")
 
 
 def read_tensors(
@@ -109,8 +121,7 @@ def read_runs(
     work = _Work(readers, hashers, longest, progress, lend)
     try:
         for index, found in plan:
-            key = f"{opened.prefix}/{part.packs[index].file}"
-            file = _File(key, open_pack(opened, part, index), opened.store)
+            file = _open_pack(opened, part, index)
             try:
                 work.read(file, found)
             finally:
@@ -262,7 +273,7 @@ def _places(pack: Pack) -> Iterator[tuple[int, int, int]]:
 
 def check_pack(opened: Opened, part: Part, index: int) -> None:
     """``CorruptCheckpoint`` if that pack is missing, or not as long as was committed: to be asked before memory is made for its tensors."""
-    open_pack(opened, part, index).close()
+    _open_pack(opened, part, index).reader.close()
 
 
 def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
@@ -310,18 +321,28 @@ def runs_of(wants: list[Want]) -> list[Run]:
     return runs
 
 
-def open_pack(opened: Opened, part: Part, index: int) -> Reader:
-    """That pack, open. ``CorruptCheckpoint`` if it is missing, or not as long as was committed."""
+def _open_pack(opened: Opened, part: Part, index: int) -> _File:
+    """That pack, open, in the nearest place that has it. ``CorruptCheckpoint`` if it is missing in all, or not as long as was committed."""
     pack = part.packs[index]
-    key = f"{opened.prefix}/{pack.file}"
-    try:
-        reader = opened.store.open(key)
-    except CheckpointNotFound as error:
-        raise CorruptCheckpoint("a file of this checkpoint is missing", where=key) from error
-    if reader.size != pack.size:
-        reader.close()
-        raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=key)
-    return reader
+    places = [(store, f"{prefix}/{pack.file}") for store, prefix in ((opened.store, opened.prefix), *opened.spares)]
+    problem: RelightError | None = None
+    for number, (store, key) in enumerate(places):
+        try:
+            reader = store.open(key)
+        except CheckpointNotFound:
+            problem = problem or CorruptCheckpoint("a file of this checkpoint is missing", where=key)
+        except StoreUnavailable as error:
+            problem = problem or error
+        else:
+            if reader.size == pack.size:
+                file = _File(key, reader, store, [*places[:number], *places[number + 1 :]], [])
+                if number:
+                    file._replace(key=places[0][1]).tell_elsewhere(key, store)
+                return file
+            reader.close()
+            problem = problem or CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=key)
+    assert problem is not None
+    raise problem
 
 
 def _target(run: Run) -> memoryview | None:
@@ -354,15 +375,22 @@ def hand_on(held: memoryview, want: Want) -> None:
 
 
 def _once_more(file: _File, held: memoryview, want: Want) -> None:
-    """Read a chunk that is not what was committed once more: it may have been damaged on its way. ``CorruptCheckpoint`` if it was not."""
-    with contextlib.suppress(RelightError):
-        reader = file.store.open(file.key)
-        try:
-            reader.read_into(want.offset, held)
-        finally:
-            reader.close()
+    """Read a chunk that is not what was committed once more: it may have been damaged on its way; then from where else it lies.
+    ``CorruptCheckpoint`` if it is nowhere what was committed."""
+    for store, key in ((file.store, file.key), *file.others):
+        with contextlib.suppress(RelightError):
+            reader = store.open(key)
+            try:
+                reader.read_into(want.offset, held)
+            finally:
+                reader.close()
+            if Digest(held).digest() == want.hash:
+                if store is file.store:
+                    tell_read_again(key)
+                else:
+                    file.tell_elsewhere(key, store)
+                return
     check_chunk(held, want, file.key)
-    tell_read_again(file.key)
 
 
 def is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Tier, decode_tiers
+from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Group, Tier, decode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 
@@ -55,6 +55,11 @@ class Merged(NamedTuple):
 def tiers_of(history: History) -> tuple[Tier, ...]:
     """The further tiers, as the newest NOTE of the nearest one's log tells them."""
     return _told(history)[1:]
+
+
+def groups_in(history: History) -> list[Group]:
+    """What the further tiers are to have, as the nearest one's log tells it."""
+    return groups_of(_told(history))
 
 
 def nearest_name(history: History) -> str:

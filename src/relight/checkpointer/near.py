@@ -36,7 +36,7 @@ class Near:
         if held is None or len(part.packs) != len(held.starts):
             return None
         places = {f"{opened.prefix}/{pack.file}": (start, pack.size) for pack, start in zip(part.packs, held.starts, strict=True)}
-        return replace(opened, store=_Nearer(opened.store, held, places))
+        return replace(opened, store=_Nearer(opened.store, held, places), spares=())
 
     def close(self) -> None:
         """Let go of agent and memory."""

@@ -18,7 +18,7 @@ from relight.format.records import Body, NoteBody
 from relight.log import Log, View
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
+from relight.policy.tiers import NOTE_TOPIC, encode_tiers, groups_of
 
 REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
@@ -55,6 +55,7 @@ class Outwards:
     def __init__(self, tiers: Tiers | None) -> None:
         self._tiers = tiers.tiers if tiers is not None else ()
         self._names = frozenset(one.name for one in self._tiers[1:])
+        self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)
         self._there: dict[str, set[str]] = {}
         self._failed: set[str] = set()
@@ -98,7 +99,8 @@ class Outwards:
         self._drainer.wake()
 
     def wait(self, timeout: float) -> bool:
-        """Until the newest durable save is on all further tiers, or a tier has failed meanwhile. False if not all have it."""
+        """Until the newest durable save is on all further tiers, of copies on as many as are enough, or so many have failed meanwhile that
+        it won't be. False if it is not."""
         last = next((save for save in reversed(self._saves) if save.done and save.id), None)
         if last is None or last.drained:
             return True
@@ -106,7 +108,7 @@ class Outwards:
         ends = monotonic() + timeout
         with self._changed:
             self._failed.clear()
-            self._changed.wait_for(lambda: last.drained or bool(self._failed), max(0.0, ends - monotonic()))
+            self._changed.wait_for(lambda: last.drained or self._is_hopeless(last), max(0.0, ends - monotonic()))
         return last.drained
 
     def close(self) -> None:
@@ -120,18 +122,26 @@ class Outwards:
         if event.name == "drain.done" and tier in self._names:
             checkpoint_id = str(event.fields.get("id"))
             with self._changed:
-                self._there.setdefault(checkpoint_id, set()).add(tier)
-                if self._there[checkpoint_id] == self._names:
-                    del self._there[checkpoint_id]
+                there = self._there.setdefault(checkpoint_id, set())
+                there.add(tier)
+                if all(len(there.intersection(group.members)) >= group.quorum for group in self._groups):
                     self._tell(checkpoint_id)
+                while len(self._there) > REMEMBERED:
+                    del self._there[next(iter(self._there))]
                 self._changed.notify_all()
         elif event.name in ("drain.failed", "drain.fenced") and (tier in self._names or tier is None):
             with self._changed:
                 self._failed.add(str(tier))
                 self._changed.notify_all()
 
+    def _is_hopeless(self, save: Save) -> bool:
+        """Whether too many have failed since somebody began to wait."""
+        there = self._there.get(save.id or "", set())
+        left = self._names - (self._failed - there)
+        return str(None) in self._failed or any(len(left.intersection(group.members)) < group.quorum for group in self._groups)
+
     def _tell(self, checkpoint_id: str) -> None:
-        """It is everywhere. Those before it that are not will never be: nothing is copied behind what is newer."""
+        """It is everywhere it has to be. Those before it that are not will never be: nothing is copied behind what is newer."""
         position = next((at for at, save in enumerate(self._saves) if save.id == checkpoint_id), -1)
         for at, save in enumerate(list(self._saves)[: position + 1]):
             if at == position:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -117,13 +117,22 @@ def _walk(
         return result
     say_suspect(history, which)
 
+    silent: set[int] = set()
+
     def attempt(copy: Copy) -> None:
         place = places[copy.place]
         assert place.view is not None  # a rank that has not read the log takes none of it
-        with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"):
-            _restore(
-                place.store, place.view, copy.checkpoint, components, result, near, only=only, strict=strict, rename=rename, ranks=ranks
-            )
+        spares = [one for one in (merged.copies[copy.checkpoint.original_id] if merged is not None else ()) if one.place not in silent]
+        lies = [(places[one.place].store, f"{places[one.place].run}/{one.checkpoint.body.dir}") for one in spares if one != copy]
+        try:
+            with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"):
+                _restore(
+                    place.store, place.view, copy.checkpoint, components, result, near, lies,
+                    only=only, strict=strict, rename=rename, ranks=ranks,
+                )  # fmt: skip
+        except StoreUnavailable:
+            silent.add(copy.place)
+            raise
         if copy.place and result.source == "store":
             result.source = place.name
 
@@ -211,6 +220,7 @@ def _restore(
     components: Mapping[str, object],
     result: Resumed,
     near: Near,
+    spares: Sequence[tuple[ByteStore, str]],
     *,
     only: Sequence[str] | None,
     strict: bool,
@@ -220,6 +230,7 @@ def _restore(
     rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
     with together(ranks, f"opening checkpoint {checkpoint.id}"):  # nobody goes on to what is exchanged by all while another gives up
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+        opened = replace(opened, spares=tuple(spares))
     with together(ranks, f"planning to restore checkpoint {checkpoint.id}"), collector_paused():
         part, nearer = opened.parts[0], near.view(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None

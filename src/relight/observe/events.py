@@ -15,6 +15,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "attempt.started": (logging.INFO, "this process took charge of the run"),
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
+    "restore.mended": (logging.WARNING, "bytes that are damaged or gone in one tier were read from another"),
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),
     "log.damaged": (logging.WARNING, "a record of the run's log counts for nothing"),
     "save.requested": (logging.DEBUG, "a save was asked for"),

@@ -28,11 +28,13 @@ class Keep:
     behind: int | None = None
     undo_s: float | None = None
     """How long what goes may be recalled. No rule: it keeps nothing from going."""
+    capacity: int | None = None
+    """Bytes above which the oldest go that are elsewhere too, whatever the rules say: see ``relight.tier``."""
 
     @property
     def is_everything(self) -> bool:
         """Whether nothing is ever removed."""
-        return all(getattr(self, name) is None for name in RULES)
+        return self.capacity is None and all(getattr(self, name) is None for name in RULES)
 
 
 RULES = ("last", "best", "every", "within_s", "hourly", "daily", "weekly", "monthly", "budget", "behind")
@@ -55,6 +57,8 @@ class Candidate:
     bytes: int = 0
     time_s: float | None = None
     """When it was committed, as whoever committed it saw the clock: seconds since the epoch."""
+    elsewhere: str = ""
+    """Where else it is, safely; empty if nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
             reasons[one.id].append(f"tagged {', '.join(one.tags)}")
         if one.held:
             reasons[one.id].append(one.held)
-        if rules.is_everything:
+        if all(getattr(rules, name) is None for name in RULES):
             reasons[one.id].append("no rule removes anything")
     for one in newest_first:  # who needs another's bytes is newer than it: so what is needed by what is needed stays, too
         users = [user for user in one.needed_by if reasons.get(user)]
@@ -145,10 +149,27 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
             Verdict(one.id, one.step, True, ", ".join(reasons[one.id]) or "nothing that would stay is known to verify")
             for one in checkpoints
         ]
+    evicted = _evicted(rules, newest_first, reasons)
     return [
-        Verdict(one.id, one.step, bool(reasons[one.id]), ", ".join(reasons[one.id]) or _why_not(rules, one))
+        Verdict(one.id, one.step, False, evicted[one.id])
+        if one.id in evicted
+        else Verdict(one.id, one.step, bool(reasons[one.id]), ", ".join(reasons[one.id]) or _why_not(rules, one))
         for one in checkpoints
     ]
+
+
+def _evicted(rules: Keep, newest_first: Sequence[Candidate], reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """What goes for want of room, oldest first: what is elsewhere too, unless somebody named it, or it is the newest that verifies."""
+    staying = [one for one in newest_first if reasons[one.id]]
+    over = sum(one.bytes for one in staying) - rules.capacity if rules.capacity is not None else 0
+    spared = {one.id for one in (*newest_first[:1], *[one for one in newest_first if one.verified][:1])}
+    evicted: dict[str, str] = {}
+    for one in reversed(staying):
+        needed = any(user not in evicted for user in one.needed_by)
+        if over > 0 and one.elsewhere and one.id not in spared and not one.tags and not one.held and not needed:
+            evicted[one.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and it is on {one.elsewhere}"
+            over -= one.bytes
+    return evicted
 
 
 Kept = Iterator[tuple[Candidate, str]]

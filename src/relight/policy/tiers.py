@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from relight.errors import ConfigError
-from relight.policy.keep import RULES, Candidate, Keep, is_lasting
+from relight.policy.keep import RULES, Candidate, Keep, decide_keep, is_lasting
+from relight.policy.units import bytes_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
@@ -28,12 +29,27 @@ class HasPath(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One of the stores: ``url`` is a run's (``store/run``), ``keep`` what stays there, ``bytes_per_second`` bounds copying to it."""
+    """One of the stores: ``url`` is a run's (``store/run``), ``keep`` what stays there, ``bytes_per_second`` bounds copying to it.
+
+    ``also`` are further places for the same, each with a copy of its own. Once they are spread out, ``group`` is what all of them have in
+    common, and ``quorum`` how many of them are enough.
+    """
 
     url: str
     keep: Keep = field(default_factory=Keep)
     bytes_per_second: float | None = None
     name: str = ""
+    also: tuple[str, ...] = ()
+    group: str = ""
+    quorum: int = 1
+
+
+class Group(NamedTuple):
+    """Tiers that hold copies of the same: their names, and how many of them are enough. A tier by itself is a group of one."""
+
+    name: str
+    members: tuple[str, ...]
+    quorum: int
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -41,7 +57,8 @@ class Tiers:
     """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")``.
 
     A save is a checkpoint once the first has it; what the others are to hold is copied there behind training's back, and stays in the
-    first one until it is there. The names are yours; the order counts. ``relight.tier(url, …)`` says more of one.
+    first one until it is there. The names are yours; the order counts. ``relight.tier(url, …)`` says more of one, and names several
+    places that are to have a copy each: they are called ``cold-1``, ``cold-2`` …
     """
 
     tiers: tuple[Tier, ...]
@@ -49,14 +66,21 @@ class Tiers:
     def __init__(self, **tiers: str | HasPath | Tier) -> None:
         if not tiers:
             raise ConfigError("Tiers() names no store", hint='relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")')
-        made = []
+        made: list[Tier] = []
         for name, given in tiers.items():
             if not _NAME.match(name):
                 raise ConfigError(f"{name[:40]!r} cannot be a tier's name", hint="a lower-case letter, then letters, digits, _ or -")
-            made.append(replace(given if isinstance(given, Tier) else tier(given), name=name))
+            one = given if isinstance(given, Tier) else tier(given)
+            places = (one.url, *one.also)
+            for number, url in enumerate(places, start=1):
+                own = f"{name}-{number}" if len(places) > 1 else name
+                made.append(replace(one, url=url, name=own, also=(), group=name))
         urls = [one.url.rstrip("/") for one in made]
         if len(set(urls)) < len(urls):
             raise ConfigError("two tiers are the same place", where=next(url for url in urls if urls.count(url) > 1))
+        names = [one.name for one in made]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two tiers are called {next(name for name in names if names.count(name) > 1)}", hint="choose another name")
         object.__setattr__(self, "tiers", tuple(made))
 
     @property
@@ -70,20 +94,48 @@ class Tiers:
         return self.tiers[1:]
 
 
-def tier(url: str | HasPath, *, keep: Keep | None = None, bytes_per_second: float | None = None) -> Tier:
+def tier(
+    url: str | HasPath,
+    *also: str | HasPath,
+    keep: Keep | None = None,
+    bytes_per_second: float | None = None,
+    quorum: int | None = None,
+    capacity: str | int | None = None,
+) -> Tier:
     """One store for ``relight.Tiers``: the run there, what stays there, and how fast it may be copied to.
 
     Without ``keep`` everything that is copied there stays. What its rules name for good (``every``, ``best``, tags) is always copied;
-    otherwise the newest is, and those in between as far as there is time.
+    otherwise the newest is, and those in between as far as there is time. Above ``capacity`` (``"2TB"``) the oldest go that are safe
+    further out, whatever its rules say of them.
+
+    With further urls each of these places, which may be other disks, buckets or regions, gets a copy; ``quorum`` of them, by default all,
+    are enough for a checkpoint to count as drained, and to be removed nearer by.
     """
-    text = url if isinstance(url, str) else url.__fspath__()
-    if not text:
+    texts = [one if isinstance(one, str) else one.__fspath__() for one in (url, *also)]
+    if not all(texts):
         raise ConfigError("an empty path is no tier")
     if keep is not None and not isinstance(keep, Keep):
         raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
     if bytes_per_second is not None and not (isinstance(bytes_per_second, (int, float)) and 0 < bytes_per_second < math.inf):
         raise ConfigError(f"bytes_per_second= is a number above 0, not {bytes_per_second!r}")
-    return Tier(text, keep or Keep(), bytes_per_second)
+    if quorum is not None and not (isinstance(quorum, int) and 1 <= quorum <= len(texts)):
+        raise ConfigError(f"quorum= is a number from 1 to {len(texts)}, as many as there are places, not {quorum!r}")
+    rules = keep or Keep()
+    if capacity is not None:
+        rules = replace(rules, capacity=bytes_of(capacity, "capacity"))
+    return Tier(texts[0], rules, bytes_per_second, also=tuple(texts[1:]), quorum=quorum or len(texts))
+
+
+def groups_of(tiers: Sequence[Tier]) -> list[Group]:
+    """What a run's tiers, nearest first, are to have beside the nearest, which has everything: of its group one fewer is enough."""
+    found: dict[str, list[Tier]] = {}
+    for one in tiers[1:]:
+        found.setdefault(one.group or one.name, []).append(one)
+    near = tiers[0].group or tiers[0].name if tiers else ""
+    return [
+        Group(name, tuple(one.name for one in members), min(members[0].quorum - (name == near), len(members)))
+        for name, members in found.items()
+    ]
 
 
 def encode_tiers(tiers: Sequence[Tier]) -> dict[str, str]:
@@ -96,8 +148,9 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     found = []
     try:
         for one in json.loads(str(data.get("tiers", "[]"))):
-            known = {name: one["keep"][name] for name in (*RULES, "metric", "mode", "undo_s") if name in one["keep"]}
-            found.append(Tier(str(one["url"]), Keep(**known), one.get("bytes_per_second"), str(one["name"])))
+            known = {name: one["keep"][name] for name in (*RULES, "metric", "mode", "undo_s", "capacity") if name in one["keep"]}
+            name, group, quorum = str(one["name"]), str(one.get("group", "")), int(one.get("quorum", 1))
+            found.append(Tier(str(one["url"]), Keep(**known), one.get("bytes_per_second"), name, group=group, quorum=quorum))
     except (ValueError, TypeError, KeyError):
         return ()
     return tuple(found)
@@ -111,3 +164,9 @@ def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int) -> list[str]
     """
     behind = sorted((one for one in checkpoints if one.seq > after and one.verified is not False), key=lambda one: one.seq)
     return [one.id for one in behind if one is behind[-1] or is_lasting(rules, one, checkpoints)]
+
+
+def safe_on(tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str]) -> set[str]:
+    """Of those that were copied to a tier: which are there still, as its rules decide of what was copied there."""
+    there = [replace(one, verified=True, held="", elsewhere="") for one in checkpoints if one.id in copied]
+    return {verdict.id for verdict in decide_keep(replace(tier.keep, capacity=None), there) if verdict.keep}

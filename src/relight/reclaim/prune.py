@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
-from relight.catalog.tiers import drained_to, newest_seq, tiers_of
+from relight.catalog.tiers import drained_to, groups_in, newest_seq, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import Fenced, StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
-from relight.policy.tiers import owed
+from relight.policy.tiers import owed, safe_on
 from relight.reclaim.recall import due_of, sweep_recallable
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
@@ -143,11 +144,22 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> 
     """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks."""
     found = [_candidate(history, one, (known or {}).get(one.id)) for one in history.live]
     held = {one: f"on hold: {why}" for one, why in holds_of(history).items()}
-    drained = drained_to(history)
-    for tier in tiers_of(history):
-        for one in owed(tier.keep, found, newest_seq(history, drained.get(tier.name, set()))):
-            held.setdefault(one, f"not on {tier.name} yet")
-    return [replace(one, held=held[one.id]) if one.id in held else one for one in found]
+    elsewhere: dict[str, str] = {}
+    tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
+    for group in groups_in(history):
+        lacks, has = Counter[str](), Counter[str]()
+        for name in group.members:
+            copied = drained.get(name, set())
+            lacks.update(owed(tiers[name].keep, found, newest_seq(history, copied)))
+            has.update(safe_on(tiers[name], found, copied))
+        for one, count in lacks.items():
+            if len(group.members) - count < group.quorum:
+                here = f"not on {group.name} yet" if len(group.members) == 1 else f"not on {group.quorum} of {', '.join(group.members)} yet"
+                held.setdefault(one, here)
+        for one, count in has.items():
+            if count >= group.quorum:
+                elsewhere.setdefault(one, group.name)
+    return [replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, "")) for one in found]
 
 
 def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:

@@ -47,7 +47,8 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     history = fold(view)
     retired = {one.body.dir: one.id for one in history.retired.values()}
     live = {one.body.dir for one in history.live}
-    for name in sorted(live.intersection(names)):  # a rank that died while it made the root of a checkpoint that another completed
+    whole = live | {name for name, checkpoint_id in retired.items() if checkpoint_id in history.recallable}
+    for name in sorted(whole.intersection(names)):  # a rank that died while it made the root of a checkpoint that another completed
         temporaries += _temporaries(store, f"{run}/{name}")
     going: list[tuple[str, str]] = []
     held: list[tuple[str, str]] = []

@@ -1,0 +1,78 @@
+"""Several places for one tier, how many of them are enough, and rooms that have an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from relight.errors import ConfigError
+from relight.policy import Candidate, Keep, Tiers, decide_keep, keep, tier
+from relight.policy.tiers import Group, decode_tiers, encode_tiers, groups_of, safe_on
+from relight.testing.store_suite import refuses
+
+
+def test_places_are_spread_out() -> None:
+    """Each gets a name of its own and the same rules; alone it keeps the name it was given."""
+    rules = keep(last=3)
+    tiers = Tiers(hot="/a/run", cold=tier("s3://eu/run", "s3://us/run", "s3://ap/run", keep=rules, quorum=2))
+    assert [(one.name, one.url, one.keep) for one in tiers.further] == [
+        ("cold-1", "s3://eu/run", rules), ("cold-2", "s3://us/run", rules), ("cold-3", "s3://ap/run", rules)
+    ]  # fmt: skip
+    assert groups_of(tiers.tiers) == [Group("cold", ("cold-1", "cold-2", "cold-3"), 2)]
+    assert decode_tiers(encode_tiers(tiers.tiers)) == tiers.tiers
+
+
+def test_the_nearest_counts_for_its_own_group() -> None:
+    """Of two disks near, the first has everything: by default the other is to have it, too, and with quorum=1 it need not."""
+    assert groups_of(Tiers(hot=tier("/a/run", "/b/run"), cold="/c/run").tiers) == [Group("hot", ("hot-2",), 1), Group("cold", ("cold",), 1)]
+    assert groups_of(Tiers(hot=tier("/a/run", "/b/run", quorum=1)).tiers) == [Group("hot", ("hot-2",), 0)]
+
+
+@pytest.mark.parametrize("quorum", [0, 3, True, "all"])
+def test_a_quorum_is_a_number_of_places(quorum: object) -> None:
+    """More than there are, none, or no number: refused where it is said."""
+    if quorum is True:
+        assert tier("/a", "/b", quorum=quorum).quorum == 1
+        return
+    refuses(ConfigError, lambda: tier("/a", "/b", quorum=quorum))  # type: ignore[arg-type]
+
+
+def test_names_and_places_do_not_repeat() -> None:
+    """Two copies in one place are one; two tiers of one name are none."""
+    refuses(ConfigError, lambda: Tiers(hot="/a/run", cold=tier("/b/run", "/b/run")))
+    refuses(ConfigError, lambda: Tiers(cold_1="/a/run", **{"cold-1": "/d/run"}, cold=tier("/b/run", "/c/run")))
+
+
+def some(**changed: object) -> list[Candidate]:
+    facts = {"verified": True, "bytes": 100, "elsewhere": "cold", **changed}
+    return [Candidate(f"id{number}", number, number, **facts) for number in range(5)]  # type: ignore[arg-type]
+
+
+def test_above_its_capacity_the_oldest_go_that_are_elsewhere() -> None:
+    """Whatever the rules say of them; as many as it takes, and no more."""
+    for rules in (Keep(capacity=250), keep(last=5), keep(every=1)):
+        limited = Keep(**{**{name: getattr(rules, name) for name in ("last", "every")}, "capacity": 250})
+        gone = [verdict for verdict in decide_keep(limited, some()) if not verdict.keep]
+        assert [verdict.id for verdict in gone] == ["id0", "id1", "id2"]
+        assert "it is on cold" in gone[0].reason
+
+
+@pytest.mark.parametrize("spared", [{"tags": ["x"]}, {"held": "not on cold yet"}, {"elsewhere": ""}, {"needed_by": ["id4"]}])
+def test_want_of_room_takes_nothing_that_is_named_or_nowhere_else(spared: dict[str, object]) -> None:
+    """A tag, a hold, a need, or being the only copy: each keeps it, and another goes in its stead."""
+    found = some()
+    found[0] = Candidate("id0", 0, 0, **{"verified": True, "bytes": 100, "elsewhere": "cold", **spared})  # type: ignore[arg-type]
+    assert [one.id for one in decide_keep(Keep(capacity=350), found) if not one.keep] == ["id1", "id2"]
+
+
+def test_the_newest_and_the_newest_verified_stay_in_the_smallest_room() -> None:
+    """A run never evicts what it would resume from."""
+    found = some()
+    found[4] = Candidate("id4", 4, 4, verified=False, bytes=100, elsewhere="cold")
+    assert [one.id for one in decide_keep(Keep(capacity=1), found) if one.keep] == ["id3", "id4"]
+
+
+def test_what_a_tier_was_given_it_may_have_removed() -> None:
+    """It is safe there if the tier's own rules keep it, of what it got."""
+    found = some()
+    assert safe_on(tier("/c", keep=keep(last=2)), found, {"id0", "id1", "id2"}) == {"id1", "id2"}
+    assert safe_on(tier("/c"), found, {"id0"}) == {"id0"}
