@@ -115,7 +115,7 @@ memstore device bytes=4294967296
 osd class load list=*
 osd class default list=*
 [client.rgw.a]
-rgw frontends=beast endpoint=127.0.0.1:{rgw}
+rgw frontends=beast endpoint=127.0.0.1:{rgw} tcp_nodelay=1
 rgw dns name=127.0.0.1
 """
 

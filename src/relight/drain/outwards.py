@@ -83,7 +83,7 @@ class _Way:
             history = self._near.history()
             if history.attempts[-1] != self._attempt:
                 return  # whoever is in charge now drains
-            far = Run(store, run).history()
+            far = fold(log.read())
             self._note(history, far)
             wanted = [one for one in owed_to(tier, history, far) if one not in self._unreadable]
             report.owed[tier.name] = wanted
@@ -92,7 +92,7 @@ class _Way:
             one = history.find(wanted[0])
             assert one is not None
             self._copy(one, store, log, charge)
-            self._retire(store, run, charge)
+            self._retire(store, log, charge)
 
     def _copy(self, one: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
         started, told = time.monotonic(), 0
@@ -117,8 +117,7 @@ class _Way:
             return
         seconds = time.monotonic() - started
         self._report.copied.append((self._tier.name, one.id, one.body.stored_bytes, seconds))
-        history, far = self._near.history(), Run(store, log.run).history()
-        self._note(history, far)
+        self._note(self._near.history(), fold(log.read()))
         self._tell(
             "drain.done",
             f"step {one.step} ({one.id}, {one.body.stored_bytes / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
@@ -134,12 +133,12 @@ class _Way:
             note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": one})
             self._log.append(partial(_noted, note))
 
-    def _retire(self, store: ByteStore, run: str, charge: int) -> None:
+    def _retire(self, store: ByteStore, log: Log, charge: int) -> None:
         """What the tier's own rules no longer keep. What goes wrong is told; the next copy tries again."""
         if self._tier.keep.is_everything:
             return
         try:
-            execute(plan_prune(store, run, self._tier.keep), store, epoch=charge)
+            execute(plan_prune(store, log.run, self._tier.keep, log=log), store, epoch=charge, log=log)
         except Fenced:
             raise
         except RelightError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +20,7 @@ from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import now_text, read_store, require_store
 from relight.store import ByteStore
 from relight.store.again import decoded, rest
-from relight.store.base import Uncertain
+from relight.store.base import READS_AT_ONCE, Uncertain
 
 RECORDS_MAX = 2_000_000
 GAP_MAX = 1000
@@ -29,6 +30,8 @@ SHOWN_PAUSE_MAX_S = 60.0
 """Two minutes in all: longer than such a cache lasts as a rule."""
 BELIEVED = 6
 """How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
+MANY = 8
+"""From so many on, records are read side by side from a store that is far away."""
 TORN_MAX = 64
 """How far below the highest number one that a listing lacks is asked for by name."""
 
@@ -194,6 +197,8 @@ class Log:
 
         Whoever made the directories or the head record may have been killed between making and fsyncing them.
         """
+        if not self._store.settles:
+            return
         if not self._settled:
             there = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
             for prefix in there:
@@ -218,8 +223,8 @@ class Log:
             raise UnsafeContent(f"a record numbered {head}", where=f"{self._run}/{LOG_DIR}", hint="not written by Relight: remove it")
         head = self._unlisted(head)
         known = self._slots.keys() - self._unread
-        for seq in sorted(numbers - known):
-            self._put(seq, self._load(seq))
+        for seq, slot in self._load_all(sorted(numbers - known)):
+            self._put(seq, slot)
         for seq in range(max(0, head - TORN_MAX), head):
             if seq not in numbers and seq not in known:  # a listing that was going on while records came may miss one and show the next
                 slot = self._load(seq)
@@ -249,6 +254,14 @@ class Log:
             self._put(head, slot)
         self._newest = max(self._newest, head)
         return head
+
+    def _load_all(self, numbers: list[int]) -> Iterable[tuple[int, _Slot]]:
+        """Each with what lies there; many at once where each takes its time to come."""
+        at_once = self._store.parallel_reads
+        if at_once <= READS_AT_ONCE or len(numbers) < MANY:
+            return [(seq, self._load(seq)) for seq in numbers]
+        with ThreadPoolExecutor(at_once, thread_name_prefix="relight-log") as pool:
+            return list(zip(numbers, pool.map(self._load, numbers)))
 
     def _put(self, seq: int, slot: _Slot) -> None:
         self._slots[seq] = slot

@@ -89,6 +89,8 @@ class ByteStore(Protocol):
     """How many reads at once are worth while."""
     shared: bool
     """Whether another process that opens ``url`` finds the same files."""
+    settles: bool
+    """Whether ``settle`` has anything to do: False where what was answered is durable by name, too."""
 
     def properties(self) -> Properties:
         """What it honours."""

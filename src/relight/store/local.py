@@ -25,6 +25,7 @@ class LocalStore:
 
     parallel_reads = READS_AT_ONCE
     shared = True
+    settles = True
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, direct: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))

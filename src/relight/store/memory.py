@@ -17,6 +17,7 @@ class MemoryStore:
 
     parallel_reads = READS_AT_ONCE
     shared = False
+    settles = True
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"

@@ -41,6 +41,7 @@ class ObjectStore:
 
     parallel_reads = PARALLEL
     shared = True
+    settles = False
 
     def __init__(self, url: str, *, patience: Patience | None = None) -> None:
         self._bucket = Bucket.of(url)

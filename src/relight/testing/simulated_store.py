@@ -66,6 +66,7 @@ class SimulatedStore:
 
     parallel_reads = 1
     shared = False
+    settles = True
 
     def __init__(
         self, shelf: Shelf, who: Who, rng: random.Random, *, fine: bool = True, torn: Callable[[str], bool] | None = None,
