@@ -59,11 +59,8 @@ class _Piece:
 
     @property
     def size(self) -> int:
+        """Whole blocks: the last one of a member that ends within it has parity up to its end."""
         return 0 if self.memory is None else self.memory.size
-
-    @property
-    def length(self) -> int:
-        return max((one.segment.length for one in self.members.values()), default=0)
 
     def let_go(self) -> None:
         """Its memory is free again; who still sends from it keeps that mapped until he is done."""
@@ -75,7 +72,7 @@ class _Piece:
 
     def described(self) -> Parity:
         members = [self.members[at].segment if at in self.members else self.absent[at] for at in range(self.data)]
-        return Parity(self.id, self.seq, self.lane, self.ring, self.stripe, self.row, self.of, self.length, tuple(members))
+        return Parity(self.id, self.seq, self.lane, self.ring, self.stripe, self.row, self.of, self.size, tuple(members))
 
 
 class Turn(NamedTuple):
@@ -203,8 +200,8 @@ class Holder:
             piece = None if place is None else place.complete
             if piece is None or (piece.id, piece.ring, piece.stripe) != (asked.id, asked.ring, asked.stripe):
                 raise Refusal(GONE, "that piece is not here any more")
-            if asked.offset + asked.length > piece.length:
-                raise Refusal(GONE, f"the piece ends at byte {piece.length}")
+            if asked.offset + asked.length > piece.size:
+                raise Refusal(GONE, f"the piece ends at byte {piece.size}")
             return memoryview(b"") if piece.memory is None else piece.memory.view[asked.offset : asked.offset + asked.length].toreadonly()
 
     def close(self) -> None:

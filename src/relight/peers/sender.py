@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from relight.peers.galois import BLOCK
 from relight.peers.messages import OLD, PIECE_BYTES, ROSTER, VOID, Contribute, Done, Going, Piece, Refused, Segment, Void, Whole
 from relight.peers.parts import Part, cut
 from relight.peers.rings import Peer, Ring
@@ -44,6 +45,8 @@ class Sender:
     def __init__(self, token: Callable[[], bytes], tell: Tell, bytes_per_second: float | None = None) -> None:
         self._token, self._tell = token, tell
         self._pace = _Pace(bytes_per_second)
+        self.step = PIECE_BYTES if bytes_per_second is None else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
+        """How much is sent at a time: a tenth of a second's, where there is a limit."""
         self.life = secrets.token_bytes(8)
         self._changed = threading.Condition()
         self._waiting: dict[int, Part] = {}
@@ -248,7 +251,7 @@ class _Errand:
         while at < segment.length:
             if self._sender.stopped(self._joined):
                 raise _Stopped
-            step = min(PIECE_BYTES, segment.length - at)
+            step = min(self._sender.step, segment.length - at)
             self._sender.pace(step)
             data = part.read(segment.offset + at, step)
             if data is None:
