@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing faults ceph azure bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing peers faults ceph azure bench gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -92,6 +92,9 @@ oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 1
 
 racing: $(STAMP) ## savers, restorers, drains, pruning, sweeping at once for ten minutes, killed at random, with clocks off by years
 	$(BIN)/python tests/drain/racing.py --seconds 600
+
+peers: $(STAMP) ## peers of 64 MB each in processes of their own: all pairs killed, every coding, connections cut everywhere
+	$(BIN)/python -m pytest -m slow tests/peers
 
 azure: $(STAMP) ## the shipped store suite on Azure's emulator, which npm installs
 	npm install --silent --no-audit --no-fund --prefix build/azurite azurite

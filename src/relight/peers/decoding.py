@@ -1,0 +1,142 @@
+"""Where a lost part's bytes can be had: from inventories alone, no roster is needed. Pure.
+
+A stripe is known by what its pieces say of themselves. Of each segment wanted, the plan names for every stripe that has it the sources
+whose sum it is, each multiplied by a factor: other members' own parts, where agents still have them, and as many rows of parity as members
+are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from relight.errors import ConfigError
+from relight.peers.galois import MEMBERS_MAX, ROWS_MAX, weigh
+from relight.peers.messages import Inventory, Own, Parity, Read, Segment
+
+
+class Source(NamedTuple):
+    """``length`` bytes at an address; ``asked`` names them from the first on. ``factor``: what they are multiplied with."""
+
+    address: str
+    asked: Read
+    length: int
+    factor: int
+
+    @property
+    def name(self) -> tuple[str, str, int, bytes, int, int, int]:
+        """What it is, whichever bytes of it are meant: by this a source that failed is known."""
+        read = self.asked
+        return self.address, read.id, read.rank, read.ring, read.lane, read.stripe, read.row
+
+
+class Known(NamedTuple):
+    """A part that was, or is, in some agent's memory: how its packs lie in it."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Stripe(NamedTuple):
+    """One stripe of one checkpoint, as those who hold its parity describe it."""
+
+    members: tuple[Segment, ...]
+    of: int
+    rows: Mapping[int, tuple[str, Parity]]
+    """Row → the address of who holds it, and its description."""
+
+
+class Shelves:
+    """All inventories, by address, in order of what is asked of them."""
+
+    def __init__(self, inventories: Mapping[str, Inventory]) -> None:
+        self._own: dict[tuple[str, int], list[tuple[str, Own]]] = {}
+        self._stripes: dict[tuple[str, int], list[Stripe]] = {}
+        stripes: dict[tuple[object, ...], Stripe] = {}
+        for address, inventory in inventories.items():
+            for own in inventory.own:
+                if len(own.starts) == len(own.sizes):
+                    self._own.setdefault((own.id, own.rank), []).append((address, own))
+            for piece in inventory.pieces:
+                if _makes_sense(piece):
+                    key = (piece.id, piece.lane, piece.ring, piece.stripe, piece.members)
+                    rows = stripes.setdefault(key, Stripe(piece.members, piece.of, {})).rows
+                    assert isinstance(rows, dict)
+                    rows.setdefault(piece.row, (address, piece))
+        for (id, *_), stripe in stripes.items():
+            for member in stripe.members:
+                if member.rank >= 0:
+                    self._stripes.setdefault((str(id), member.rank), []).append(stripe)
+
+    def known(self, id: str, rank: int) -> list[Known]:
+        """All ways in which that part is described: one, unless somebody is wrong. What agents have themselves first."""
+        own = [Known(one.starts, one.sizes) for _, one in self._own.get((id, rank), [])]
+        told = [Known(m.starts, m.sizes) for stripe in self._stripes.get((id, rank), []) for m in stripe.members if m.rank == rank]
+        return list(dict.fromkeys(own + told))
+
+    def whole(self, id: str, rank: int, known: Known, bad: Collection[object] = ()) -> Source | None:
+        """An agent that has that part itself."""
+        for address, own in self._own.get((id, rank), []):
+            length = max((start + size for start, size in zip(own.starts, own.sizes)), default=0) - min(own.starts, default=0)
+            found = Source(address, Read(id, rank, 0, 0), length, 1)
+            if Known(own.starts, own.sizes) == known and found.name not in bad:
+                return found
+        return None
+
+    def sums(self, id: str, rank: int, known: Known, number: int, bad: Collection[object] = ()) -> Iterator[tuple[list[Source], int]]:
+        """Ways to make segment ``number`` of that part: what adds up to it, and how many agents its stripe is on."""
+        for stripe in self._stripes.get((id, rank), []):
+            for target, member in enumerate(stripe.members):
+                if (member.rank, member.number, member.starts, member.sizes) == (rank, number, known.starts, known.sizes):
+                    sources = self._sum(id, stripe, target, bad)
+                    if sources is not None:
+                        yield sources, stripe.of
+
+    def segments(self, id: str, rank: int, known: Known) -> list[Segment]:
+        """The segments of that part that some stripe has, without repetition, by where they begin."""
+        found = {
+            (m.offset, m.length, m.number): m
+            for stripe in self._stripes.get((id, rank), [])
+            for m in stripe.members
+            if (m.rank, m.starts, m.sizes) == (rank, known.starts, known.sizes)
+        }
+        return [found[key] for key in sorted(found)]
+
+    def _sum(self, id: str, stripe: Stripe, target: int, bad: Collection[object]) -> list[Source] | None:
+        present: dict[int, Source] = {}
+        missing = [target]
+        for number, member in enumerate(stripe.members):
+            if number == target or not member.length:
+                continue  # what has no bytes adds nothing
+            own = self.whole(id, member.rank, Known(member.starts, member.sizes), bad)
+            if own is None:
+                missing.append(number)
+            else:
+                read = Read(id, member.rank, member.offset, 0)
+                present[number] = Source(own.address, read, member.length, 1)
+        rows: list[tuple[int, Source]] = []
+        for row, (address, piece) in sorted(stripe.rows.items()):
+            read = Read(id, -1, 0, 0, piece.ring, piece.lane, piece.stripe, row)
+            source = Source(address, read, piece.length, 1)
+            if source.name not in bad and len(rows) < len(missing):
+                rows.append((row, source))
+        if len(rows) < len(missing):
+            return None
+        missing.sort()
+        try:
+            of_rows, of_known = weigh(missing, [row for row, _ in rows], list(present), target)
+        except ConfigError:
+            return None
+        sources = [source for _, source in rows] + list(present.values())
+        return [source._replace(factor=factor) for source, factor in zip(sources, of_rows + of_known) if factor]
+
+
+def _makes_sense(piece: Parity) -> bool:
+    """Whether it can be reckoned with: it came from somebody else."""
+    members = piece.members
+    return (
+        0 <= piece.row < ROWS_MAX
+        and 1 <= len(members) <= MEMBERS_MAX
+        and all(len(one.starts) == len(one.sizes) and one.length <= piece.length for one in members)
+        and len({one.rank for one in members if one.rank >= 0}) == sum(one.rank >= 0 for one in members)
+    )

@@ -1,0 +1,294 @@
+"""The end of who restores: what agents still have of a checkpoint, read over the network; rebuilt from parity where one is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from relight.errors import CorruptCheckpoint, StoreUnavailable
+from relight.observe import emit
+from relight.peers.decoding import Known, Shelves, Source
+from relight.peers.galois import BLOCK, accumulate
+from relight.peers.messages import PIECE_BYTES, Ask, Data, Inventory, Read, Refused
+from relight.peers.wire import Caller, Gone, call, check_token
+from relight.store.base import Reader
+from relight.store.buffers import page_buffer
+
+ASK_AT_ONCE = 64
+IDLE_CALLS_MAX = 8
+"""Connections to one agent that are kept for the next read."""
+WINDOW_BYTES = PIECE_BYTES
+"""What is decoded at a time: two buffers of it, for each thread that reads."""
+AHEAD = 4
+"""Requests that are under way on a connection."""
+T = TypeVar("T")
+
+
+class Remote:
+    """What the agents at ``addresses`` have in memory now. Those that do not answer are left out, and told. Any thread; close it when done.
+
+    ``timeout_s`` bounds every operation on a connection: to be connected, and each answer, to which its bytes at 1 MiB/s are added. Cost of
+    construction: a round trip to each, all at once.
+    """
+
+    def __init__(self, addresses: Sequence[str], token: bytes, timeout_s: float) -> None:
+        self._token, self._timeout_s = check_token(token), timeout_s
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Caller]] = {}
+        self._rooms: list[tuple[memoryview, memoryview]] = []
+        self._bad: set[object] = set()
+        self._closed = False
+        found: dict[str, Inventory] = {}
+        wanted = list(dict.fromkeys(addresses))
+        if wanted:
+            with ThreadPoolExecutor(min(ASK_AT_ONCE, len(wanted)), thread_name_prefix="relight-peers-ask") as pool:
+                for address, inventory in zip(wanted, pool.map(self._ask, wanted)):
+                    if inventory is not None:
+                        found[address] = inventory
+        self.answered: tuple[str, ...] = tuple(found)
+        """Who did."""
+        self._shelves = Shelves(found)
+
+    def has(self, id: str, rank: int) -> str | None:
+        """In words, where the part of ``rank`` of checkpoint ``id`` can be read from; None if not from here."""
+        for known in self._shelves.known(id, rank):
+            said = self._how(id, rank, known)
+            if said is not None:
+                return said
+        return None
+
+    def reader(self, id: str, rank: int, pack: int) -> Reader | None:
+        """Pack number ``pack`` of that part; None if it is not to be had. Its bytes are not checked: they may be wrong."""
+        for known in self._shelves.known(id, rank):
+            if pack < len(known.starts) and self._how(id, rank, known) is not None:
+                return _Reader(self, id, rank, known, pack)
+        return None
+
+    def close(self) -> None:
+        """Hang up. Readers are of no more use."""
+        with self._lock:
+            self._closed = True
+            idle = [wire for wires in self._idle.values() for wire in wires]
+            self._idle, self._rooms = {}, []
+        for wire in idle:
+            wire.close()
+
+    # -- what readers need
+
+    def read(self, id: str, rank: int, known: Known, offset: int, into: memoryview) -> None:
+        """Fill ``into`` from ``offset`` of the blob: from whoever has it, else from parity. ``StoreUnavailable`` when no way is left."""
+        while into:
+            try:
+                whole = self._shelves.whole(id, rank, known, self._bad)
+                if whole is not None:
+                    self._copy(whole, offset, into)
+                    return
+                step = self._rebuild_some(id, rank, known, offset, into)
+                offset, into = offset + step, into[step:]
+            except _Failed as failed:
+                self._pass_over(failed)
+
+    def _rebuild_some(self, id: str, rank: int, known: Known, offset: int, into: memoryview) -> int:
+        """Make the first bytes of that, up to a window or the end of their segment; how many."""
+        for segment in self._shelves.segments(id, rank, known):
+            if segment.offset <= offset < segment.offset + segment.length:
+                begin = offset - segment.offset
+                step = min(len(into), segment.length - begin, WINDOW_BYTES)
+                for sources, _ in self._shelves.sums(id, rank, known, segment.number, self._bad):
+                    self._sum(sources, begin, into[:step])
+                    return step
+        raise StoreUnavailable(
+            f"the peers have no more what rank {rank} had of checkpoint {id}", where=f"{len(self.answered)} peers", retryable=False
+        )
+
+    def _pass_over(self, failed: _Failed) -> None:
+        """Who failed counts no more. So there is an end to trying."""
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("the connections to the peers are closed") from failed
+            new = failed.source.name not in self._bad
+            self._bad = self._bad | {failed.source.name}
+        if new:
+            address = failed.source.address
+            emit("peers.silent", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
+
+    def _copy(self, source: Source, offset: int, into: memoryview) -> None:
+        """Straight to where it belongs."""
+        if offset + len(into) > source.length:
+            raise CorruptCheckpoint(f"the part ends at byte {source.length}, sooner than it should", where=source.address)
+        with self._calling([source]) as (wire,):
+            _pull(wire, source, offset, into)
+
+    def _sum(self, sources: list[Source], begin: int, into: memoryview) -> None:
+        """Of each source the same range, times its factor, added up. All are asked before the first is waited for: they send at once."""
+        plain = all(source.factor == 1 for source in sources)
+        first = begin if plain else begin // BLOCK * BLOCK
+        size = begin + len(into) - first if plain else -(-(begin + len(into) - first) // BLOCK) * BLOCK
+        with self._two_rooms() as (total, room), self._calling(sources) as wires:
+            total, empty = total[:size], True
+            lengths = [max(0, min(size, source.length - first)) for source in sources]
+            for wire, source, length in zip(wires, sources, lengths):
+                for at in range(0, length, PIECE_BYTES):
+                    _request(wire, source, first + at, min(PIECE_BYTES, length - at))
+            for wire, source, length in zip(wires, sources, lengths):
+                data = total if empty and source.factor == 1 else room[:size]
+                for at in range(0, length, PIECE_BYTES):
+                    _receive(wire, source, data[at : min(at + PIECE_BYTES, length)])
+                data[length:] = bytes(size - length)
+                if not (empty and source.factor == 1):
+                    if empty:
+                        total[:] = bytes(size)
+                    accumulate(total, data, source.factor)
+                empty = False
+            into[:] = bytes(len(into)) if empty else total[begin - first : begin - first + len(into)]
+
+    @contextlib.contextmanager
+    def _two_rooms(self) -> Iterator[tuple[memoryview, memoryview]]:
+        with self._lock:
+            rooms = self._rooms.pop() if self._rooms else None
+        rooms = rooms or (page_buffer(WINDOW_BYTES + 2 * BLOCK), page_buffer(WINDOW_BYTES + 2 * BLOCK))
+        try:
+            yield rooms
+        finally:
+            with self._lock:
+                self._rooms.append(rooms)
+
+    @contextlib.contextmanager
+    def _calling(self, sources: list[Source]) -> Iterator[list[Caller]]:
+        """A connection for each; kept for the next if nothing went wrong, as answers may still be under way otherwise."""
+        wires: list[Caller] = []
+        try:
+            for source in sources:
+                wires.append(_of(source, lambda source=source: self._call(source.address)))  # type: ignore[misc]
+            yield wires
+        except BaseException:
+            for wire in wires:
+                wire.close()
+            raise
+        for source, wire in zip(sources, wires):
+            self._keep(source.address, wire)
+
+    def _call(self, address: str) -> Caller:
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                wire = idle.pop() if idle else None
+            if wire is None:
+                return call(address, self._token, self._timeout_s)
+            if not wire.ends():
+                return wire
+            wire.close()
+
+    def _keep(self, address: str, wire: Caller) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if not self._closed and len(idle) < IDLE_CALLS_MAX:
+                idle.append(wire)
+                return
+        wire.close()
+
+    def _ask(self, address: str) -> Inventory | None:
+        try:
+            wire = call(address, self._token, self._timeout_s)
+            try:
+                wire.send(Ask())
+                answer = wire.receive()
+                if not isinstance(answer, Inventory):
+                    raise Gone(f"it answered {type(answer).__name__}")
+            except Gone:
+                wire.close()
+                raise
+        except Gone as error:
+            emit("peers.silent", f"the peer at {address} is left out: {error}", address=address, why=str(error))
+            return None
+        self._keep(address, wire)
+        return answer
+
+    def _how(self, id: str, rank: int, known: Known) -> str | None:
+        bad = self._bad
+        whole = self._shelves.whole(id, rank, known, bad)
+        if whole is not None:
+            return f"agent at {whole.address}"
+        length = max((start + size for start, size in zip(known.starts, known.sizes)), default=0) - min(known.starts, default=0)
+        reached, said = 0, None
+        for segment in self._shelves.segments(id, rank, known):
+            way = next(self._shelves.sums(id, rank, known, segment.number, bad), None)
+            if way is not None and segment.offset <= reached:
+                reached = max(reached, segment.offset + segment.length)
+                said = said or f"rebuilt from {len(way[0])} of {way[1]}"
+        return said if said is not None and reached >= length else None
+
+
+class _Reader:
+    """One pack. See ``store.Reader``; any thread."""
+
+    def __init__(self, remote: Remote, id: str, rank: int, known: Known, pack: int) -> None:
+        self._remote, self._id, self._rank, self._known = remote, id, rank, known
+        self._start, self.size = known.starts[pack] - min(known.starts), known.sizes[pack]
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        """From the network, there is no page cache to go past, but a thread can hash while the next one reads."""
+        self.read_into(offset, room[:length])
+        return room[:length]
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if offset + len(into) > self.size:
+            where = f"{self._id}, rank {self._rank}, at peers"
+            raise CorruptCheckpoint(f"the pack ends at byte {self.size}, sooner than it should", where=where)
+        self._remote.read(self._id, self._rank, self._known, self._start + offset, into)
+
+    def close(self) -> None:
+        pass
+
+
+class _Failed(Exception):  # caught above: another way is taken
+    def __init__(self, source: Source, why: str) -> None:
+        super().__init__(why)
+        self.source, self.why = source, why
+
+
+def _of(source: Source, call: Callable[[], T]) -> T:
+    """What ``call`` gives; what breaks is that source's failure."""
+    try:
+        return call()
+    except Gone as error:
+        raise _Failed(source, str(error)) from error
+
+
+def _pull(wire: Caller, source: Source, offset: int, into: memoryview) -> None:
+    """Many pieces over one connection, the next ones asked for while one comes."""
+    pieces = [(at, min(PIECE_BYTES, len(into) - at)) for at in range(0, len(into), PIECE_BYTES)]
+    for at, length in pieces[:AHEAD]:
+        _request(wire, source, offset + at, length)
+    for number, (at, length) in enumerate(pieces):
+        if number + AHEAD < len(pieces):
+            ahead, size = pieces[number + AHEAD]
+            _request(wire, source, offset + ahead, size)
+        _receive(wire, source, into[at : at + length])
+
+
+def _request(wire: Caller, source: Source, offset: int, length: int) -> None:
+    asked = source.asked
+    read = Read(asked.id, asked.rank, asked.offset + offset, length, asked.ring, asked.lane, asked.stripe, asked.row)
+    _of(source, lambda: wire.send(read))
+
+
+def _receive(wire: Caller, source: Source, into: memoryview) -> None:
+    """The next answer, believed only if the memory was the same when all of it had been sent."""
+
+    def take() -> None:
+        answer = wire.receive()
+        if isinstance(answer, Refused):
+            raise Gone(answer.why)
+        if not isinstance(answer, Data) or answer.length != len(into):
+            raise Gone(f"it answered {type(answer).__name__}")
+        wire.receive_into(into)
+        verdict = memoryview(bytearray(1))
+        wire.receive_into(verdict)
+        if verdict[0] != 1:
+            raise Gone("the next save came while it was read")
+
+    _of(source, take)

@@ -1,0 +1,193 @@
+"""What this agent does for others who call: hold parity for them, tell what there is, serve bytes. A thread for each connection.
+
+Whoever calls has ``HANDSHAKE_S`` to prove that it knows the token, and costs a thread and some hundred bytes until then; of those who have
+not yet, the one that came first makes way for the next when there are too many. Friends are bounded too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from relight.errors import StoreUnavailable
+from relight.peers.holder import Holder, Refusal, Turn
+from relight.peers.messages import (
+    GONE,
+    PIECE_BYTES,
+    Answer,
+    Ask,
+    Contribute,
+    Data,
+    Done,
+    Going,
+    Inventory,
+    Piece,
+    Read,
+    Request,
+    Void,
+    Whole,
+)
+from relight.peers.parts import Part, Parts
+from relight.peers.wire import Called, Gone, answer, join_address
+from relight.store.buffers import page_buffer
+
+HANDSHAKE_S = 5.0
+STRANGERS_MAX = 64
+FRIENDS_MAX = 512
+IDLE_S = 300.0
+"""How long a connection may be silent between requests; who needs it again calls again."""
+MESSAGE_S = 30.0
+_TICK_S = 0.25
+_THERE, _NOT_THERE = b"\1", b"\0"
+
+
+class Server:
+    """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be had."""
+
+    def __init__(self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder) -> None:
+        self._token, self._me, self._parts, self._holder = token, me, parts, holder
+        self._lock = threading.Lock()
+        self._strangers: list[socket.socket] = []
+        self._friends: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+        try:
+            self._listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256)
+        except OSError as error:
+            raise StoreUnavailable(f"no port for the peers: {error.strerror}", where=join_address(host, port)) from error
+        self._listener.settimeout(_TICK_S)
+        self.port: int = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, name="relight-peers-accept", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Listen no more, and hang up on everybody."""
+        with self._lock:
+            self._closed = True
+            connections, threads = [*self._strangers, *self._friends], list(self._threads)
+        for connection in connections:
+            _hang_up(connection)
+        self._accepting.join(5.0)
+        self._listener.close()
+        for thread in threads:
+            thread.join(5.0)
+
+    def hang_up(self) -> None:
+        """End all connections: who still belongs here calls again, and proves it."""
+        with self._lock:
+            connections = [*self._strangers, *self._friends]
+        for connection in connections:
+            _hang_up(connection)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # no descriptors left, most likely: some come back
+                threading.Event().wait(_TICK_S)
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
+            with self._lock:
+                if len(self._strangers) >= STRANGERS_MAX:
+                    _hang_up(self._strangers[0])  # a friend needs milliseconds: it is not the one that has waited longest
+                if self._closed or len(self._strangers) >= 2 * STRANGERS_MAX:
+                    connection.close()
+                    continue
+                self._strangers.append(connection)
+                self._threads.add(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with contextlib.suppress(Gone):
+                wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
+                with self._lock:
+                    self._strangers.remove(connection)
+                    welcome = len(self._friends) < FRIENDS_MAX and not self._closed
+                    if welcome:
+                        self._friends.add(connection)
+                if welcome:
+                    _Session(wire, self._me, self._parts, self._holder).run()
+        finally:
+            with self._lock:
+                self._friends.discard(connection)
+                self._threads.discard(threading.current_thread())
+                if connection in self._strangers:
+                    self._strangers.remove(connection)
+            connection.close()
+
+
+class _Session:
+    """One friend."""
+
+    def __init__(self, wire: Called, me: Callable[[], str], parts: Parts, holder: Holder) -> None:
+        self._wire, self._me, self._parts, self._holder = wire, me, parts, holder
+        self._turn: Turn | None = None
+        self._room: memoryview | None = None
+
+    def run(self) -> None:
+        """Until it hangs up, makes no sense, or is silent for too long: then ``Gone``."""
+        while True:
+            request = self._wire.receive(IDLE_S)
+            try:
+                found = self._hear(request)
+            except Refusal as refusal:
+                found = refusal.answer
+            if found is not None:
+                self._wire.send(found)
+
+    def _hear(self, request: Request) -> Answer | None:
+        if isinstance(request, Piece):
+            self._take(request)
+            return None
+        if isinstance(request, Read):
+            self._give(request)
+            return None
+        if isinstance(request, Ask):
+            return Inventory(self._me(), self._parts.inventory(), self._holder.inventory())
+        if isinstance(request, Contribute):
+            self._turn = None
+            self._turn, got = self._holder.begin(request)
+            return Going(got)
+        turn, self._turn = self._turn, None
+        if turn is None:
+            raise Gone("an end without a beginning")
+        if isinstance(request, Whole):
+            return Done(self._holder.end(turn))
+        assert isinstance(request, Void)
+        self._holder.void(turn)
+        return Done(False)
+
+    def _take(self, piece: Piece) -> None:
+        """All of it comes before any of it is added: one that breaks off in the middle is sent again from its beginning."""
+        if self._turn is None or not 0 < piece.length <= PIECE_BYTES:
+            raise Gone("bytes that nobody asked for")
+        if self._room is None:
+            self._room = page_buffer(PIECE_BYTES)
+        data = self._room[: piece.length]
+        self._wire.receive_into(data)
+        self._holder.add(self._turn, piece.offset, data)
+
+    def _give(self, asked: Read) -> None:
+        if asked.length > PIECE_BYTES:
+            raise Gone(f"{asked.length} bytes at once")
+        part: Part | None = None
+        if asked.row < 0:
+            part = self._parts.find(asked.id, asked.rank)
+            data = None if part is None else part.read(asked.offset, asked.length)
+            if data is None:
+                raise Refusal(GONE, "that part is not in memory any more")
+        else:
+            data = self._holder.read(asked)
+        # Not sendfile: it hands out the pages themselves, which may be filled anew between the look below and the moment they leave.
+        self._wire.send(Data(asked.length), data)
+        self._wire.send_trailer(_THERE if part is None or part.is_there() else _NOT_THERE)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

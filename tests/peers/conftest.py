@@ -1,0 +1,20 @@
+"""Where the neighbours are, and one nursery for all tests of a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from neighbours import Nursery
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Makes processes of agents quickly."""
+    with Nursery() as found:
+        yield found

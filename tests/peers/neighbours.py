@@ -1,0 +1,283 @@
+"""Agents for tests, each in a process of its own that really holds slots and is really killed.
+
+``python neighbours.py SOCKET`` is a nursery: all is imported once, and every connection to its socket gets a fork of it, which then does what it
+is told there, one line of JSON after the other. A fork ends with its connection, the nursery with its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from relight.arena import SEALED, Memory, Slot, allocate, lay_out
+from relight.peers import Part, Peer, Peers, Remote
+
+PACK_SHARES = (0.6, 0.3, 0.1)
+
+
+def content(id: str, rank: int, size: int) -> bytes:
+    """What that rank's part of that checkpoint is, header page of the slot and padding included."""
+    return numpy.random.default_rng([rank, size, *id.encode()]).bytes(size)
+
+
+class Held:
+    """A slot with one rank's part in it, as a trainer fills it."""
+
+    def __init__(self, id: str, rank: int, size: int, seq: int) -> None:
+        self.sizes = tuple(max(1, int(size * share)) - 7 * (size > 100) for share in PACK_SHARES) if size else ()
+        layout = lay_out(self.sizes, 0)
+        size = max(layout.size, 2 * 4096)
+        self.starts = layout.packs
+        self.slot = Slot(Memory(allocate(size), size, writable=True))
+        self.id, self.rank = id, rank
+        self.fill(id, seq)
+
+    def fill(self, id: str, seq: int) -> None:
+        """As a trainer does for its next save."""
+        self.id, self.seq = id, seq
+        self.slot.begin(seq)
+        self.slot.view[4096:] = content(id, self.rank, len(self.slot.view))[4096:]
+        self.slot.seal(seq, 4096, 0)
+
+    def part(self, lane: int) -> Part:
+        """To be offered."""
+        slot, seq = self.slot, self.seq
+        return Part(self.id, seq, self.rank, lane, slot.memory, self.starts, self.sizes, lambda: slot.state() == (SEALED, seq))
+
+
+def expected(id: str, rank: int, size: int) -> list[bytes]:
+    """The packs of such a part."""
+    sizes = tuple(max(1, int(size * share)) - 7 * (size > 100) for share in PACK_SHARES) if size else ()
+    layout = lay_out(sizes, 0)
+    data = content(id, rank, max(layout.size, 2 * 4096))
+    return [data[start : start + length] for start, length in zip(layout.packs, sizes)]
+
+
+def live(control: socket.socket) -> None:
+    """One agent, told what to do."""
+    peers: Peers | None = None
+    slots: dict[int, Held] = {}
+    told: list[tuple[str, str]] = []
+    for line in control.makefile("rb"):
+        word, *given = json.loads(line)
+        answer: Any = None
+        if word == "start":
+            token, memory, rate = given
+            peers = Peers("127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *one: told.append(one[:2]), bytes_per_second=rate)
+            answer = [peers.address, os.getpid()]
+        elif word == "fill":
+            id, seq, sizes = given
+            for rank, size in sizes:
+                if rank in slots and slots[rank].sizes == Held(id, rank, size, seq).sizes:
+                    slots[rank].fill(id, seq)
+                else:
+                    slots[rank] = Held(id, rank, size, seq)
+        elif word == "offer":
+            assert peers is not None
+            for lane, rank in enumerate(sorted(slots)):
+                peers.offer(slots[rank].part(lane))
+        elif word == "join":
+            assert peers is not None
+            roster, me, data, parity = given
+            peers.join([Peer(*one[:4], tuple(one[4])) for one in roster], me, data, parity)
+        elif word == "wait":
+            assert peers is not None
+            answer = peers.wait(given[0])
+        elif word == "told":
+            answer = told
+        elif word == "memory":
+            assert peers is not None
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            answer = {name: int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")} | {"held": peers.held_bytes}
+        elif word == "close":
+            assert peers is not None
+            peers.close()
+        control.sendall(json.dumps(answer).encode() + b"\n")
+
+
+class Neighbour:
+    """The test's end of one."""
+
+    def __init__(self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None) -> None:
+        self._control, self._lines, self.name = control, control.makefile("rb"), name
+        self.sizes: list[tuple[int, int]] = []
+        self.address, self.pid = self.tell("start", token.hex(), memory, rate)
+
+    def say(self, *words: Any) -> None:
+        """Begin something."""
+        self._control.sendall(json.dumps(words).encode() + b"\n")
+
+    def hear(self) -> Any:
+        """Its end."""
+        line = self._lines.readline()
+        assert line, f"{self.name} is gone"
+        return json.loads(line)
+
+    def tell(self, *words: Any) -> Any:
+        """Both."""
+        self.say(*words)
+        return self.hear()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone: its control socket is closed then."""
+        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ConnectionError):
+            self._control.recv(1)
+
+    def close(self) -> None:
+        """It ends by itself."""
+        self._lines.close()
+        self._control.close()
+
+
+class Town:
+    """Some agents that have joined one roster."""
+
+    def __init__(self, token: bytes, agents: Sequence[Neighbour], data: int, parity: int) -> None:
+        self.token, self.agents, self.data, self.parity = token, list(agents), data, parity
+
+    def all(self, *words: Any) -> list[Any]:
+        """Tell it everybody, at once."""
+        for agent in self.agents:
+            agent.say(*words)
+        return [agent.hear() for agent in self.agents]
+
+    def join(self) -> None:
+        """All join the roster of all, whose racks are three."""
+        roster = [
+            (one.name, one.name, f"rack{at % 3}", one.address, sorted(rank for rank, _ in one.sizes)) for at, one in enumerate(self.agents)
+        ]
+        for agent in self.agents:
+            agent.say("join", roster, agent.name, self.data, self.parity)
+        for agent in self.agents:
+            agent.hear()
+
+    def protect(self, id: str, seq: int, seconds: float = 60.0) -> None:
+        """Everybody's parts of a new checkpoint, protected."""
+        for agent in self.agents:
+            agent.say("fill", id, seq, agent.sizes)
+        for agent in self.agents:
+            agent.hear()
+        self.all("offer")
+        assert all(self.all("wait", seconds))
+
+    def remote(self) -> Remote:
+        """Whoever restores."""
+        return Remote([agent.address for agent in self.agents], self.token, 20.0)
+
+    def close(self) -> None:
+        """All of them."""
+        for agent in self.agents:
+            agent.close()
+
+
+class Nursery:
+    """Forks agents on demand."""
+
+    def __enter__(self) -> Nursery:
+        self._folder = tempfile.TemporaryDirectory()
+        self._path = os.path.join(self._folder.name, "s")
+        self._process = subprocess.Popen([sys.executable, __file__, self._path], stdin=subprocess.PIPE)
+        ends = time.monotonic() + 60
+        while not os.path.exists(self._path):
+            assert time.monotonic() < ends and self._process.poll() is None
+            time.sleep(0.01)
+        self._made = 0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._folder.cleanup()
+
+    def agent(self, token: bytes, memory: int | None = None, rate: float | None = None) -> Neighbour:
+        """A new process."""
+        control = socket.socket(socket.AF_UNIX)
+        ends = time.monotonic() + 30
+        while True:
+            try:
+                control.connect(self._path)
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < ends
+                time.sleep(0.01)
+        control.settimeout(120)
+        self._made += 1
+        return Neighbour(control, f"agent{self._made}", token, memory, rate)
+
+    def town(self, sizes: Sequence[Sequence[int]], data: int, parity: int, *, memory: int | None = None, token: bytes = b"t" * 32) -> Town:
+        """As many agents as there are lists of sizes, one size for each rank, which are numbered through; joined."""
+        agents, rank = [], 0
+        for mine in sizes:
+            agent = self.agent(token, memory)
+            agent.sizes = [(rank + at, size) for at, size in enumerate(mine)]
+            rank += len(mine)
+            agents.append(agent)
+        town = Town(token, agents, data, parity)
+        town.join()
+        return town
+
+
+def lost_is_read_back(town: Town, id: str, victims: Sequence[int], step: int = 4 << 20) -> None:
+    """Kill those and read everybody's parts, the victims' and the others', whole and from odd places; every byte is right."""
+    for victim in victims:
+        town.agents[victim].kill()
+    with contextlib.closing(town.remote()) as remote:
+        assert len(remote.answered) == len(town.agents) - len(victims)
+        for at, agent in enumerate(town.agents):
+            for rank, size in agent.sizes:
+                said = remote.has(id, rank)
+                if at in victims:
+                    assert said is not None and said.startswith("rebuilt from "), said
+                else:
+                    assert said == f"agent at {agent.address}"
+                for pack, right in enumerate(expected(id, rank, size)):
+                    reader = remote.reader(id, rank, pack)
+                    assert reader is not None and reader.size == len(right)
+                    room = bytearray(len(right))
+                    for begin in range(0, len(right), step):
+                        reader.read_into(begin, memoryview(room)[begin : begin + step])
+                    assert room == right
+                    for begin in (0, len(right) // 3, max(0, len(right) - 5)):
+                        few = bytearray(min(1001, len(right) - begin))
+                        reader.read_into(begin, memoryview(few))
+                        assert few == right[begin : begin + len(few)]
+
+
+def main() -> None:
+    """The nursery."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen(64)
+    assert threading.active_count() == 1
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        control, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            with contextlib.suppress(BrokenPipeError, ConnectionError):
+                live(control)
+            os._exit(0)
+        control.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Connections that break, senders that die, slots that are filled again: nothing twice, nothing half, nothing mixed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy
+import pytest
+from neighbours import Nursery, expected, lost_is_read_back
+
+from relight.arena import Memory, allocate
+from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
+from relight.observe import subscribe
+from relight.peers import Part, Peer, Peers, Remote
+from relight.peers.wire import split_address
+
+TOKEN = b"t" * 32
+MB = 1_000_000
+Told = list[tuple[str, dict[str, object]]]
+
+
+class Cutter:
+    """Passes a connection on, and cuts it after so many bytes: each connection's number is drawn when it comes; None lets it live."""
+
+    def __init__(self, to: str, draw: Callable[[], int | None]) -> None:
+        self._to, self._draw = split_address(to), draw
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                try:
+                    called = socket.create_connection(self._to, 10)
+                except OSError:
+                    caller.close()
+                    continue
+                budget = [self._draw()]
+                for one, other in ((caller, called), (called, caller)):
+                    threading.Thread(target=self._pass_on, args=(one, other, budget), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket, budget: list[int | None]) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(50_000):
+                if budget[0] is not None:
+                    data, left = data[: budget[0]], budget[0] - len(data)
+                    budget[0] = left
+                    other.sendall(data)
+                    if left <= 0:
+                        self.cuts += 1
+                        break
+                else:
+                    other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+
+def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[Part, bytes]:
+    """A part of two packs, and its memory's bytes."""
+    pages = -(-size // 4096)
+    memory = Memory(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
+    memory.view[:] = numpy.random.default_rng([rank, *id.encode()]).bytes(memory.size)
+    half = pages // 2 * 4096
+    return Part(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(memory.view)
+
+
+@contextlib.contextmanager
+def several(count: int, told: Told | None = None) -> Iterator[list[Peers]]:
+    """Agents in this process."""
+    found = [
+        Peers("127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if told is None else told.append((name, fields)))
+        for _ in range(count)
+    ]
+    try:
+        yield found
+    finally:
+        for one in found:
+            one.close()
+
+
+def join(peers: Sequence[Peers], data: int, parity: int, addresses: Sequence[str] = ()) -> None:
+    """All of them, each with its number as rank."""
+    addresses = addresses or [one.address for one in peers]
+    roster = [Peer(f"a{at}", f"h{at}", "", address, (at,)) for at, address in enumerate(addresses)]
+    for at, one in enumerate(peers):
+        one.join(roster, f"a{at}", data, parity)
+
+
+def read_back(remote: Remote, part: Part, data: bytes) -> None:
+    """All of it, and right."""
+    for pack, (start, size) in enumerate(zip(part.starts, part.sizes)):
+        reader = remote.reader(part.id, part.rank, pack)
+        assert reader is not None and reader.size == size
+        room = bytearray(size)
+        reader.read_into(0, memoryview(room))
+        assert room == data[start : start + size]
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
+    """Between all agents, connections end after random numbers of bytes, often: all is protected in the end, and read back to the bit."""
+    rng = random.Random(seed)
+    kinds = [lambda: rng.randrange(1, 400), lambda: rng.randrange(1, 300_000), lambda: rng.randrange(200_000, 6_000_000), lambda: None]
+
+    def draw() -> int | None:
+        return rng.choices(kinds, [2, 3, 4, 3])[0]()
+
+    with several(4) as peers:
+        cutters = [Cutter(one.address, draw) for one in peers]
+        join(peers, 2, 2, [one.address for one in cutters])
+        parts = [part_of("c1", 1, rank, 9 * MB + 1000 * rank) for rank in range(4)]
+        for one, (part, _) in zip(peers, parts):
+            one.offer(part)
+        assert all(one.wait(60) for one in peers)
+        assert sum(one.cuts for one in cutters) > 3
+        lost = rng.sample(range(4), 2)
+        with contextlib.closing(Remote([one.address for at, one in enumerate(peers) if at not in lost], TOKEN, 20.0)) as remote:
+            for part, data in parts:
+                read_back(remote, part, data)
+        for one in cutters:
+            one.close()
+
+
+def test_readers_change_to_another_way_when_one_breaks() -> None:
+    """Agents that break off in the middle are passed over, and told; bytes stay right as long as any way is left, then there is an error."""
+    silent: list[str] = []
+    undo = subscribe(lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.silent" else None)
+    with several(6) as peers:
+        join(peers, 4, 2)
+        parts = [part_of("c1", 1, rank, 20 * MB) for rank in range(6)]
+        for one, (part, _) in zip(peers, parts):
+            one.offer(part)
+        assert all(one.wait(60) for one in peers)
+        part, data = parts[0]
+        cutters = [Cutter(one.address, lambda: None) for one in peers]
+        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner itself breaks first, then one of those it is rebuilt from
+        cutters[3] = Cutter(peers[3].address, lambda: 2 * MB)
+        with contextlib.closing(Remote([one.address for one in cutters], TOKEN, 20.0)) as remote:
+            assert remote.has("c1", 0) == f"agent at {cutters[0].address}"
+            read_back(remote, part, data)
+            assert {cutters[0].address, cutters[3].address} == set(silent)
+            assert remote.has("c1", 0) == "rebuilt from 4 of 6"
+            for one in peers[1:3]:
+                one.close()
+            reader = remote.reader("c1", 0, 0)
+            if reader is not None:
+                with pytest.raises(StoreUnavailable):
+                    reader.read_into(0, memoryview(bytearray(reader.size)))
+            assert remote.has("c1", 0) is None or reader is None
+        for one in cutters:
+            one.close()
+    undo()
+
+
+def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> None:
+    """SIGKILL while it sends: no piece that it is a member of is ever shown, the others' are."""
+    with contextlib.closing(nursery.town([[8 * MB]] * 4, 2, 1)) as town:
+        slow = nursery.agent(town.token, rate=1e6)
+        slow.sizes = town.agents[3].sizes
+        town.agents[3].close()
+        town.agents[3] = slow
+        town.join()
+        for agent in town.agents:
+            agent.say("fill", "c1", 1, agent.sizes)
+            agent.hear()
+            agent.tell("offer")
+        assert all(agent.tell("wait", 60) for agent in town.agents[:3])
+        while not (held := sum(agent.tell("memory")["held"] for agent in town.agents[:3])):
+            time.sleep(0.01)
+        assert not slow.tell("wait", 0.0), "it is to be killed in the middle"
+        slow.kill()
+        with contextlib.closing(town.remote()) as remote:
+            assert remote.has("c1", 3) is None and held
+            assert all(remote.has("c1", rank) == f"agent at {town.agents[rank].address}" for rank in range(3))
+        told = [fields for agent in town.agents[:3] for fields in agent.tell("told")]
+        assert sum(name == "peers.complete" for name, _ in told) == 4 - 2 - 1  # of four pieces it is in two, and holds one
+
+
+def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery) -> None:
+    """The next save begins before this one is protected: that is told, no piece of it is shown, and the next one is protected."""
+    with contextlib.closing(nursery.town([[8 * MB]] * 4, 2, 1)) as town:
+        slow = nursery.agent(town.token, rate=1e6)
+        slow.sizes = town.agents[3].sizes
+        town.agents[3].close()
+        town.agents[3] = slow
+        town.join()
+        for agent in town.agents:
+            agent.tell("fill", "c1", 1, agent.sizes)
+            agent.tell("offer")
+        time.sleep(0.2)
+        assert not slow.tell("wait", 0.0)
+        slow.tell("fill", "c2", 2, slow.sizes)
+        assert slow.tell("wait", 60)
+        assert any(name == "peers.failed" and "next save" in say for name, say in slow.tell("told"))
+        shown = [say for agent in town.agents for name, say in agent.tell("told") if name == "peers.complete"]
+        assert len(shown) == 4 - 2
+        with contextlib.closing(town.remote()) as remote:
+            assert remote.has("c1", 3) is None
+        town.protect("c2", 2)
+        lost_is_read_back(town, "c2", (3,))
+
+
+def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery) -> None:
+    """Reads run while the slot is filled with the next save: each gives the right bytes or an error, at last always the error."""
+    agent = nursery.agent(TOKEN)
+    agent.sizes = [(0, 12 * MB)]
+    agent.tell("fill", "c1", 1, agent.sizes)
+    agent.tell("offer")
+    right = expected("c1", 0, 12 * MB)[0]
+    with contextlib.closing(Remote([agent.address], TOKEN, 20.0)) as remote:
+        reader = remote.reader("c1", 0, 0)
+        assert reader is not None
+        good, failed, ends = 0, 0, time.monotonic() + 60
+        while not failed:
+            room = bytearray(reader.size)
+            try:
+                reader.read_into(0, memoryview(room))
+            except StoreUnavailable:
+                failed += 1
+                continue
+            assert room == right
+            good += 1
+            if good == 3:
+                agent.say("fill", "c2", 2, agent.sizes)
+            assert time.monotonic() < ends
+        assert remote.has("c1", 0) is None
+    agent.close()
+
+
+@pytest.mark.parametrize("looks", range(1, 9))
+def test_every_look_at_the_slot_counts(looks: int) -> None:
+    """Whichever look is the first to find the slot changed, while it is sent or read: no piece is shown, and no byte believed."""
+    seen = iter([True] * looks)
+    with several(2) as peers:
+        part, _ = part_of("c1", 1, 0, 9 * MB, lambda: next(seen, False))
+        join(peers, 1, 1)
+        peers[0].offer(part)
+        assert peers[0].wait(30)
+        held = peers[1]._holder.inventory()
+        if not held:
+            assert peers[1].held_bytes == 0
+        list(seen)
+        with contextlib.closing(Remote([one.address for one in peers[:1]], TOKEN, 20.0)) as remote:
+            assert remote.has("c1", 0) is None
+    seen = iter([True] * looks)
+    with several(1) as peers:
+        part, data = part_of("c1", 1, 0, 9 * MB, lambda: next(seen, False))
+        peers[0]._parts.add(part)
+        with contextlib.closing(Remote([peers[0].address], TOKEN, 20.0)) as remote:
+            reader = remote.reader("c1", 0, 1)
+            if reader is None:
+                assert looks < 3
+                return
+            room = bytearray(reader.size)
+            try:
+                reader.read_into(0, memoryview(room))
+                assert room == data[part.starts[1] :][: reader.size]
+            except RelightError as error:
+                assert isinstance(error, StoreUnavailable) and looks < 7
+
+
+def test_the_end_of_a_pack_is_the_end() -> None:
+    """Beyond a pack's end there is nothing to read, not the next pack's bytes; a pack that is not there has no reader."""
+    with several(1) as peers:
+        part, data = part_of("c1", 1, 0, MB)
+        peers[0].offer(part)
+        with contextlib.closing(Remote([peers[0].address, "127.0.0.1:1", "nonsense"], TOKEN, 20.0)) as remote:
+            assert remote.answered == (peers[0].address,)
+            reader = remote.reader("c1", 0, 0)
+            assert reader is not None and remote.reader("c1", 0, 2) is None and remote.reader("c1", 1, 0) is None
+            with pytest.raises(CorruptCheckpoint):
+                reader.read_into(reader.size - 10, memoryview(bytearray(11)))
+            room = memoryview(bytearray(100))
+            found = reader.fetch(5, 50, room)
+            assert found == data[4096 + 5 :][:50]
+            peers[0].withdraw("c1", 0)
+            with pytest.raises(StoreUnavailable):
+                reader.read_into(0, room)
+
+
+def test_no_room_at_a_holder_is_told_and_the_rest_goes_on(nursery: Nursery) -> None:
+    """Holders with too little memory refuse, the sender says so, and everybody's own part is still served."""
+    with contextlib.closing(nursery.town([[4 * MB]] * 3, 1, 1, memory=MB)) as town:
+        town.protect("c1", 1)
+        for agent in town.agents:
+            ((name, say),) = agent.tell("told")
+            assert name == "peers.failed" and "MiB" in say
+            assert agent.tell("memory")["held"] == 0
+        with contextlib.closing(town.remote()) as remote:
+            assert all(remote.has("c1", rank) == f"agent at {agent.address}" for rank, agent in enumerate(town.agents))
+
+
+def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
+    """With a rate given, so many bytes take the time that they must."""
+    agents = [nursery.agent(TOKEN, rate=16e6), nursery.agent(TOKEN)]
+    for rank, agent in enumerate(agents):
+        agent.sizes = [(rank, 24 * MB)]
+    from neighbours import Town
+
+    with contextlib.closing(Town(TOKEN, agents, 1, 1)) as town:
+        town.join()
+        began = time.monotonic()
+        town.protect("c1", 1)
+        assert time.monotonic() - began > 1.0
+
+
+def test_nothing_is_left_when_it_is_closed() -> None:
+    """After ``close``: no thread, no descriptor, no memory of ours."""
+    gc.collect()
+    before = (set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir())))
+    with several(3) as peers:
+        join(peers, 1, 1)
+        for rank, one in enumerate(peers):
+            part, _ = part_of("c1", 1, rank, MB)
+            one.offer(part)
+        assert all(one.wait(30) for one in peers)
+        with contextlib.closing(Remote([one.address for one in peers], TOKEN, 20.0)) as remote:
+            assert len(remote.answered) == 3
+        del part, one
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        gc.collect()
+        after = (set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir())))
+        if after[0] <= before[0] and after[1] <= before[1]:
+            return
+        time.sleep(0.05)
+    assert after == before

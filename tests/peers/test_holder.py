@@ -1,0 +1,240 @@
+"""What is held for others: nothing twice, nothing shown too early, nothing for ever."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+
+from relight.peers import Peer, Ring
+from relight.peers.galois import BLOCK, accumulate, coefficient
+from relight.peers.holder import PENDING_MAX, Holder, Refusal, Turn
+from relight.peers.messages import Contribute, Parity, Read, Segment
+from relight.peers.parts import blob_length, cut
+from relight.peers.wire import Gone
+
+K, M, N = 3, 2, 5
+RING = Ring(tuple(Peer(f"a{at}", f"h{at}", "", f"x:{at + 1}", (at,)) for at in range(N)), K, M)
+ME = 1
+SIZES = [2 * BLOCK * K - 5000, 0, BLOCK * K, 100, 3 * BLOCK]
+
+
+def blob(id: str, rank: int) -> bytes:
+    return numpy.random.default_rng([rank, *id.encode()]).bytes(SIZES[rank])
+
+
+def contribution(id: str, seq: int, row: int, member: int, *, life: bytes = b"l" * 8, ring: Ring = RING, lane: int = 0) -> Contribute:
+    """What the agent says that is that member of the stripe whose row is held by ``ME``."""
+    stripe = (ME - row) % len(ring.peers)
+    rank = ring.member(stripe, member).ranks[lane]
+    starts, sizes = ((4096,), (SIZES[rank],)) if SIZES[rank] else ((), ())
+    offset, length = cut(blob_length(starts, sizes), K)[member]
+    segment = Segment(ring.member(stripe, member).id, rank, member, offset, length, starts, sizes)
+    return Contribute(id, seq, lane, ring.fingerprint(), stripe, row, life, segment)
+
+
+def data_of(asked: Contribute) -> bytes:
+    segment = asked.segment
+    return blob(asked.id, segment.rank)[segment.offset :][: segment.length]
+
+
+def send(holder: Holder, asked: Contribute) -> bool:
+    """All of one contribution, at once."""
+    turn, got = holder.begin(asked)
+    if got < asked.segment.length:
+        holder.add(turn, got, memoryview(data_of(asked)[got:]))
+    return holder.end(turn)
+
+
+def right(id: str, row: int) -> bytes:
+    """The piece as it has to be."""
+    asked = [contribution(id, 0, row, member) for member in range(K)]
+    total = bytearray(-(-max(one.segment.length for one in asked) // BLOCK) * BLOCK)
+    for member, one in enumerate(asked):
+        padded = data_of(one) + bytes(len(total) - one.segment.length)
+        accumulate(memoryview(total), memoryview(padded), coefficient(row, member))
+    return bytes(total)
+
+
+def read(holder: Holder, piece: Parity) -> bytes:
+    return bytes(holder.read(Read(piece.id, -1, 0, piece.length, piece.ring, piece.lane, piece.stripe, piece.row)))
+
+
+@pytest.fixture
+def holder() -> Holder:
+    """Joined as agent 1."""
+    found = Holder(None)
+    found.join(RING, "a1")
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_added_twice_whoever_goes_on(holder: Holder, seed: int) -> None:
+    """Contributions interleaved at random, their connections replaced at random: what a former one still adds is refused, the piece is right."""
+    rng = random.Random(seed)
+    told: list[Parity] = []
+    holder._completed = told.append
+    asked = [contribution("c1", 1, row, member) for row in range(M) for member in range(K)]
+    turns: dict[int, tuple[Turn, int]] = {at: holder.begin(one) for at, one in enumerate(asked)}
+    stale: list[tuple[Turn, int, bytes]] = []
+    while turns:
+        at = rng.choice(list(turns))
+        turn, got = turns[at]
+        data = data_of(asked[at])
+        if rng.random() < 0.3:
+            if got < len(data):
+                stale.append((turn, got, data[got : got + BLOCK]))
+            turns[at] = holder.begin(asked[at])
+            assert turns[at][1] == got
+        elif got < len(data):
+            holder.add(turn, got, memoryview(data[got : got + BLOCK]))
+            turns[at] = (turn, min(len(data), got + BLOCK))
+        else:
+            holder.end(turn)
+            del turns[at]
+        if stale and rng.random() < 0.5:
+            old, offset, piece = stale.pop()
+            with pytest.raises(Gone):
+                holder.add(old, offset, memoryview(piece))
+    assert [(one.row, one.id) for one in sorted(told, key=lambda one: one.row)] == [(0, "c1"), (1, "c1")]
+    for piece in holder.inventory():
+        assert read(holder, piece) == right("c1", piece.row)
+
+
+def test_a_piece_is_shown_when_all_members_are_whole_and_not_before(holder: Holder) -> None:
+    """With all bytes there and one word missing, nothing is told; to say it twice does no harm."""
+    assert not send(holder, contribution("c1", 1, 0, 0)) and not send(holder, contribution("c1", 1, 0, 1))
+    last = contribution("c1", 1, 0, 2)
+    turn, _ = holder.begin(last)
+    if last.segment.length:
+        holder.add(turn, 0, memoryview(data_of(last)))
+    assert holder.inventory() == []
+    assert holder.end(turn)
+    assert send(holder, last)
+    (piece,) = holder.inventory()
+    assert read(holder, piece) == right("c1", 0)
+    assert [one.rank for one in piece.members] == [3, 4, 0]
+
+
+def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
+    """Who says whole too early is not believed, nor bytes out of turn, too many, or of no whole block in the middle."""
+    asked = contribution("c1", 1, 0, 2)
+    assert asked.segment.length > BLOCK
+    for offset, length in ((BLOCK, BLOCK), (0, asked.segment.length + 1), (0, 100)):
+        turn, _ = holder.begin(asked)
+        with pytest.raises(Gone):
+            holder.add(turn, offset, memoryview(bytes(length)))
+    turn, got = holder.begin(asked)
+    assert got == 0
+    with pytest.raises(Gone):
+        holder.end(turn)
+
+
+def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
+    """A member whose memory changed: its memory is free, no other member is let in, the next checkpoint is."""
+    send(holder, contribution("c1", 1, 0, 0))
+    turn, _ = holder.begin(contribution("c1", 1, 0, 2))
+    holder.void(turn)
+    assert holder.used == 0 and holder.inventory() == []
+    with pytest.raises(Refusal, match="changed"):
+        holder.begin(contribution("c1", 1, 0, 1))
+    with pytest.raises(Gone):
+        holder.end(turn)
+    assert [send(holder, contribution("c2", 2, 0, member)) for member in range(K)] == [False, False, True]
+
+
+def test_another_process_does_not_go_on_with_what_one_began(holder: Holder) -> None:
+    """An agent that was started again may have other bytes: the piece is given up, not mixed."""
+    asked = contribution("c1", 1, 0, 2)
+    turn, _ = holder.begin(asked)
+    holder.add(turn, 0, memoryview(data_of(asked)[:BLOCK]))
+    with pytest.raises(Refusal, match="another process"):
+        holder.begin(contribution("c1", 1, 0, 2, life=b"m" * 8))
+    assert holder.used == 0
+
+
+def test_the_newest_complete_and_few_newer_are_kept(holder: Holder) -> None:
+    """What completes drops what is older; older ones are refused then; more on their way than a few drop the oldest."""
+    for seq in (1, 2):
+        for member in range(K):
+            send(holder, contribution(f"c{seq}", seq, 0, member))
+        assert [piece.id for piece in holder.inventory()] == [f"c{seq}"]
+    used = holder.used
+    with pytest.raises(Refusal, match="newer"):
+        holder.begin(contribution("c1", 1, 0, 0))
+    for seq in range(3, 4 + PENDING_MAX):
+        send(holder, contribution(f"c{seq}", seq, 0, 2))
+    assert holder.used == used + PENDING_MAX * used
+    with pytest.raises(Refusal):  # it was dropped to make way
+        holder.begin(contribution("c3", 3, 0, 0))
+    assert [piece.id for piece in holder.inventory()] == ["c2"]
+
+
+def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) -> None:
+    """What is on its way from former neighbours goes; what is complete stays until something newer is."""
+    for member in range(K):
+        send(holder, contribution("c1", 1, 0, member))
+        send(holder, contribution("c1", 1, 1, member))
+    (stale, _), first = holder.begin(contribution("c2", 2, 0, 2)), holder.inventory()
+    other = Ring((RING.peers[1], RING.peers[0], *RING.peers[2:]), K, M)
+    moved = Ring(tuple(peer._replace(address=f"y:{at + 1}") for at, peer in enumerate(RING.peers)), K, M)
+    for ring in (other, moved):
+        holder.join(ring, "a1")
+        with pytest.raises(Gone):
+            holder.end(stale)
+        with pytest.raises(Refusal, match="ring"):
+            holder.begin(contribution("c2", 2, 0, 2))
+        assert holder.inventory() == first
+        assert read(holder, first[0]) == right("c1", 0)
+    for member in range(K):
+        send(holder, contribution("c3", 3, 0, member, ring=moved))
+    assert sorted(piece.id for piece in holder.inventory()) == ["c1", "c3"]
+
+
+def test_memory_is_bounded_and_no_room_is_said() -> None:
+    """Within the limit older ones on their way make way; beyond it the piece is refused for all members, and nothing is kept of it."""
+    need = len(right("c1", 0))
+    holder = Holder(need)
+    holder.join(RING, "a1")
+    send(holder, contribution("c1", 1, 0, 2))
+    send(holder, contribution("c2", 2, 0, 2))
+    assert holder.used == need
+    with pytest.raises(Refusal, match="MiB"):
+        holder.begin(contribution("c2", 2, 1, 0))
+    with pytest.raises(Refusal):
+        holder.begin(contribution("c2", 2, 1, 1))
+    assert holder.used == need
+    assert [send(holder, contribution("c2", 2, 0, member)) for member in range(2)] == [False, True]
+    holder.close()
+    assert holder.used == 0
+
+
+def test_what_makes_no_sense_is_refused(holder: Holder) -> None:
+    """A stranger's segment, a wrong cut, a wrong rank, stripe, lane, row: the connection is of no use."""
+    good = contribution("c1", 1, 0, 0)
+    for bad in (
+        {"stripe": 0}, {"stripe": 99}, {"row": 2}, {"row": -1}, {"lane": 1},
+        *({"segment": Segment(*fields)} for fields in (
+            ("a0", 3, 0, 0, good.segment.length, good.segment.starts, good.segment.sizes),
+            ("a3", 2, 0, 0, good.segment.length, good.segment.starts, good.segment.sizes),
+            ("a3", 3, 0, 0, good.segment.length + 1, good.segment.starts, good.segment.sizes),
+            ("a3", 3, 5, 0, good.segment.length, good.segment.starts, good.segment.sizes),
+            ("a3", 3, 0, 0, 1 << 45, (4096,), (1 << 46,)),
+            ("a3", 3, 0, 0, good.segment.length, (), good.segment.sizes),
+        )),
+    ):  # fmt: skip
+        fields = {name: getattr(good, name) for name in good.__struct_fields__} | bad
+        with pytest.raises((Gone, Refusal)):
+            holder.begin(Contribute(**fields))
+    assert holder.used == 0
+
+
+def test_a_view_that_is_being_sent_outlives_its_piece(holder: Holder) -> None:
+    """What a reader holds stays what it was when the piece is dropped."""
+    for member in range(K):
+        send(holder, contribution("c1", 1, 0, member))
+    (piece,) = holder.inventory()
+    view = holder.read(Read("c1", -1, 0, piece.length, piece.ring, 0, piece.stripe, 0))
+    holder.close()
+    assert view == right("c1", 0)

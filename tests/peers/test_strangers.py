@@ -1,0 +1,209 @@
+"""Who does not know the token learns nothing and costs little; who does and makes no sense is hung up on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from neighbours import Neighbour, Nursery, content, expected
+
+from relight.errors import ConfigError
+from relight.peers import Peers, Remote
+from relight.peers.messages import Ask, Contribute, Data, Going, Piece, Read, Refused, Segment, Void, Whole
+from relight.peers.server import HANDSHAKE_S, STRANGERS_MAX
+from relight.peers.wire import Gone, call, split_address
+
+TOKEN = b"t" * 32
+MB = 1_000_000
+
+
+@pytest.fixture
+def agent(nursery: Nursery) -> Iterator[Neighbour]:
+    """One with a part of 1 MB, which nobody protects."""
+    found = nursery.agent(TOKEN)
+    found.tell("fill", "c1", 1, [(0, MB)])
+    found.tell("offer")
+    yield found
+    found.close()
+
+
+def connect(agent: Neighbour) -> socket.socket:
+    return socket.create_connection(split_address(agent.address), 10)
+
+
+def serves(agent: Neighbour) -> None:
+    """A friend is served, at once."""
+    began = time.monotonic()
+    with contextlib.closing(Remote([agent.address], TOKEN, 10.0)) as remote:
+        reader = remote.reader("c1", 0, 1)
+        assert reader is not None
+        room = bytearray(reader.size)
+        reader.read_into(0, memoryview(room))
+        assert room == expected("c1", 0, MB)[1]
+    assert time.monotonic() - began < 10.0
+
+
+def until_closed(connection: socket.socket, seconds: float) -> bytes:
+    """All that comes until the other end hangs up, which is within so many seconds."""
+    ends, found = time.monotonic() + seconds, b""
+    with contextlib.suppress(ConnectionResetError):
+        while True:
+            connection.settimeout(max(0.01, ends - time.monotonic()))
+            data = connection.recv(65536)
+            if not data:
+                break
+            found += data
+    return found
+
+
+def test_strangers_learn_nothing_and_are_gone_in_time(agent: Neighbour) -> None:
+    """Whatever is said without the token: a greeting and 32 random bytes come back, then the end, within the handshake's deadline. A byte
+    now and then does not stretch it."""
+    said = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(64), os.urandom(1 << 20), b"\xff" * 64, b"\0" * 63]
+    began = time.monotonic()
+    ones = [connect(agent) for _ in said]
+    for one, words in zip(ones, said):
+        with contextlib.suppress(ConnectionError):
+            one.sendall(words)
+    with connect(agent) as slow, contextlib.suppress(ConnectionError):
+        while time.monotonic() - began < HANDSHAKE_S + 10:
+            slow.sendall(b"x")
+            time.sleep(0.2)
+    assert time.monotonic() - began < HANDSHAKE_S + 8
+    for one in ones:
+        heard = until_closed(one, 5)
+        assert len(heard) in (0, 48) and heard[:14] == b"relight-peers-"[: len(heard)]
+        one.close()
+    serves(agent)
+
+
+def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour) -> None:
+    """A caller without the token is not answered; one who answers without it is not believed; a proof cannot be used again."""
+    with pytest.raises(Gone):
+        call(agent.address, b"u" * 32, 10.0)
+    told: list[object] = []
+    with contextlib.closing(Remote([agent.address], b"u" * 32, 10.0)) as remote:
+        assert remote.answered == () and remote.has("c1", 0) is None
+    with socket.create_server(("127.0.0.1", 0)) as fake:
+        fake.settimeout(10)
+        with socket.create_connection(fake.getsockname()), fake.accept()[0]:
+            pass
+        import threading
+
+        def answer() -> None:
+            one, _ = fake.accept()
+            with one:
+                one.sendall(b"relight-peers-1\n" + bytes(32))
+                told.append(one.recv(64, socket.MSG_WAITALL))
+                with contextlib.suppress(ConnectionError):
+                    one.sendall(bytes(32))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Gone, match="token"):
+            call(f"127.0.0.1:{fake.getsockname()[1]}", TOKEN, 10.0)
+        thread.join()
+    with connect(agent) as again:
+        again.sendall(told[0])  # type: ignore[arg-type]
+        assert len(until_closed(again, HANDSHAKE_S + 10)) == 48
+    serves(agent)
+
+
+def test_many_strangers_keep_no_friend_out_and_cost_little(agent: Neighbour) -> None:
+    """Three times as many idle strangers as are borne at once: a friend is served meanwhile, memory stays where it was, all are gone in time."""
+    before = agent.tell("memory")
+    strangers = [connect(agent) for _ in range(3 * STRANGERS_MAX)]
+    try:
+        serves(agent)
+        assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 32 * MB
+        began = time.monotonic()
+        for one in strangers:
+            until_closed(one, HANDSHAKE_S + 20)
+        assert time.monotonic() - began < HANDSHAKE_S + 20
+    finally:
+        for one in strangers:
+            one.close()
+    serves(agent)
+
+
+SEGMENT = Segment("nobody", 0, 0, 0, 100, (4096,), (400,))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\xff\xff\xff\xff", b"\x01\x00\x10\x00", b"\x03\x00\x00\x00abc", b"\x02\x00\x00\x00\x91\xc0", b"\x00\x00\x00\x00",
+     (100_000).to_bytes(4, "little") + b"\x91" * 100_000, msgspec.msgpack.encode(Ask())],
+    ids=["4 GiB", "more than allowed", "no msgpack", "no request", "empty", "nested", "no length"],
+)  # fmt: skip
+def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: bytes) -> None:
+    """Lengths without measure, bytes that are no message: the end, at once, and no memory for them."""
+    before = agent.tell("memory")
+    wire = call(agent.address, TOKEN, 10.0)
+    wire._socket.sendall(said)
+    if said == msgspec.msgpack.encode(Ask()):
+        wire._socket.shutdown(socket.SHUT_WR)
+    assert until_closed(wire._socket, 20.0) == b""
+    wire.close()
+    assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 4 * MB
+    serves(agent)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[Piece(0, 100)], [Whole()], [Void()], [Read("c1", 0, 0, 1 << 30)], [Contribute("c", 1, 0, b"x" * 16, 0, 0, b"l" * 8, SEGMENT), Piece(0, 10)]],
+    ids=["bytes unasked", "whole of nothing", "void of nothing", "1 GiB at once", "bytes after a refusal"],
+)
+def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) -> None:
+    """What no friend would ask is answered by hanging up."""
+    wire = call(agent.address, TOKEN, 10.0)
+    with pytest.raises(Gone):
+        for one in said:
+            wire.send(one)  # type: ignore[arg-type]
+        for _ in range(2):
+            answer = wire.receive()
+            assert isinstance(answer, Refused) and not isinstance(answer, Going)
+    wire.close()
+    serves(agent)
+
+
+def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) -> None:
+    """Unknown parts, bytes beyond the end, pieces nobody has: refused, in order, and the next request is answered."""
+    wire = call(agent.address, TOKEN, 10.0)
+    asked = [Read("c2", 0, 0, 1), Read("c1", 1, 0, 1), Read("c1", 0, 1 << 40, 1), Read("c1", 0, MB, 1 << 20), Read("c1", 0, 0, 1, b"", 0, 0, 1)]
+    for one in asked:
+        wire.send(one)
+    for _ in asked:
+        assert isinstance(wire.receive(), Refused)
+    wire.send(Read("c1", 0, 4096, 16))
+    answer = wire.receive()
+    assert isinstance(answer, Data) and answer.length == 16
+    room = memoryview(bytearray(17))
+    wire.receive_into(room)
+    slot = content("c1", 0, 4096 + sum(-(-len(pack) // 4096) * 4096 for pack in expected("c1", 0, MB)))
+    assert bytes(room) == slot[8192:][:16] + b"\1"
+    wire.close()
+
+
+def test_a_new_token_shuts_the_old_one_out() -> None:
+    """After ``set_token`` former friends are hung up on and strangers from then on; a token that is none is refused."""
+    peers = Peers("127.0.0.1", token=TOKEN, memory=None, tell=lambda *told: None)
+    wire = call(peers.address, TOKEN, 10.0)
+    new = secrets.token_bytes(32)
+    peers.set_token(new)
+    assert until_closed(wire._socket, 10.0) == b""
+    wire.close()
+    with pytest.raises(Gone):
+        call(peers.address, TOKEN, 10.0)
+    call(peers.address, new, 10.0).close()
+    for bad in (b"", b"x" * 31, "x" * 32):
+        with pytest.raises(ConfigError):
+            peers.set_token(bad)  # type: ignore[arg-type]
+    peers.close()
+    with pytest.raises(Gone):
+        call(peers.address, new, 10.0)
