@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import Limits, Tiers, best, every, keep, tier
+    from relight.policy import Limits, Peers, Tiers, best, every, keep, tier
 
 __version__ = VERSION
 
@@ -50,7 +50,7 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("Limits", "Tiers", "best", "every", "keep", "tier"),
+    "relight.policy": ("Limits", "Peers", "Tiers", "best", "every", "keep", "tier"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -64,6 +64,7 @@ __all__ = [
     "LeaseHeld",
     "Limits",
     "NoSpace",
+    "Peers",
     "RelightError",
     "Save",
     "SaveFailed",

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from relight.agent.messages import Ask, Begun, Bye, Have, Layout, Place, Report, Save, Slots, Told, ToTrainer, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Met, Place, Report, Save, Slots, Told, ToTrainer, Want
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
 
-A = TypeVar("A", Slots, Have)
+A = TypeVar("A", Slots, Have, Met)
 
 
 class AgentDied(StoreUnavailable):
@@ -46,7 +46,7 @@ class Agent:
 
     def __init__(self, connection: socket.socket) -> None:
         self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer)
-        self._answers: list[tuple[Slots | Have, list[int]]] = []
+        self._answers: list[tuple[Slots | Have | Met, list[int]]] = []
         self._changed = threading.Condition()
         self._lost: str | None = None
         self._running: dict[int, str] = {}
@@ -99,6 +99,16 @@ class Agent:
         answer, fds = self._answer(Have, timeout)
         found = [(one, rank, starts, adopt(fd, writable=True)) for (one, rank, starts), fd in zip(answer.held, fds, strict=True)]
         return [Held(one, rank, memory, tuple(starts)) for one, rank, starts, memory in found]
+
+    def meet(self, asked: Meet, timeout: float) -> Met:
+        """Have it reached by agents of other nodes; where, it says."""
+        self._send(asked)
+        answer, _ = self._answer(Met, timeout)
+        return answer
+
+    def join(self, asked: Join) -> None:
+        """Tell it who the others are."""
+        self._send(asked)
 
     def bye(self, wait_s: float = 0.0) -> None:
         """The run is over: the agent keeps nothing for it. Waits until its saves are written and old ones removed, ``wait_s`` at most."""

@@ -26,7 +26,7 @@ START_S = 20.0
 
 def address_of(url: str, run: str) -> str:
     """The abstract address for a run, with its leading zero byte."""
-    name = hexdigest("\0".join((VERSION, str(PROTOCOL), str(os.getuid()), url, run)).encode())[:40]
+    name = hexdigest("\0".join((VERSION, str(PROTOCOL), str(os.getuid()), os.environ.get("RELIGHT_NODE", ""), url, run)).encode())[:40]
     return f"\0relight-{name}"
 
 

@@ -104,6 +104,8 @@ class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
     logical_bytes: int = 0
     timings: dict[str, float] = {}
     trainable_digest: bytes = b""
+    seq: int = -1
+    """The COMMIT's number in the log."""
     error: tuple[str, str, str, str, bool] | None = None
     """``(kind, what, where, hint, retryable)``."""
 
@@ -126,9 +128,42 @@ class Have(msgspec.Struct, frozen=True, tag=True, array_like=True):
     held: list[tuple[str, int, list[int]]]
 
 
+class Meet(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Be there for agents of other nodes that know this token: at ``host``, if it is given; with so much memory for what is theirs.
+
+    One that is there already keeps its own token, unless it is told to ``change`` it.
+    """
+
+    token: bytes
+    change: bool = False
+    host: str = ""
+    memory: int | None = None
+    bytes_per_second: float | None = None
+
+
+class Met(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """This agent's id, and where others reach it; no address, and ``why``, if they cannot. ``token`` and ``others``, by their addresses, are
+    those of the roster that it has joined, if it has."""
+
+    id: str
+    address: str
+    why: str = ""
+    token: bytes = b""
+    others: list[str] = []
+
+
+class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Protect, and be protected by, these agents: ``(id, host, rack, address, ranks)`` each; ``me`` is this one."""
+
+    roster: list[tuple[str, str, str, str, list[int]]]
+    me: str
+    data: int
+    parity: int
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The run ends here as it should: finish what is sealed, keep nothing."""
 
 
-ToAgent = Place | Want | Layout | Begun | Save | Ask | Bye
-ToTrainer = Slots | Report | Told | Have
+ToAgent = Place | Want | Layout | Begun | Save | Ask | Meet | Join | Bye
+ToTrainer = Slots | Report | Told | Have | Met

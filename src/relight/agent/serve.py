@@ -19,16 +19,19 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
-from relight.agent.messages import Ask, Begun, Bye, Have, Layout, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.neighbours import Neighbours
 from relight.agent.wire import Gone, Wire
 from relight.agent.writing import Prepared, Writer, lower_priority
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
+from relight.peers import Part
 
 _TICK_S = 0.25
 ORPHAN_S = 30.0
@@ -97,6 +100,7 @@ class Server:
         self._seen = False
         self._ending = False
         self._drainer: Drainer | None = None
+        self._neighbours = Neighbours(self._tell_all)
 
     def end(self, signum: int, frame: FrameType | None) -> None:
         """Take nobody new; write what is sealed; end."""
@@ -125,6 +129,7 @@ class Server:
             threading.Thread(target=_watch, args=(session, pid), daemon=True).start()
         if self._drainer is not None:
             self._drainer.stop()
+        self._neighbours.close()
 
     def _over(self) -> bool:
         with self._lock:
@@ -138,7 +143,7 @@ class Server:
                 return False
             idle = time.monotonic() - self._idle_since
             self._kept = [one for one in self._kept if _is_there(one)]
-            if self._seen and not self._kept:
+            if self._seen and not self._kept and not self._neighbours.holds:
                 return True
             return idle > self._linger_s
 
@@ -171,6 +176,10 @@ class Server:
             self._enqueue(session, message.slot, message.number, said=True)
         elif isinstance(message, Ask):
             self._tell_kept(session)
+        elif isinstance(message, Meet):
+            session.wire.send(self._neighbours.meet(message))
+        elif isinstance(message, Join):
+            self._neighbours.join(message)
         elif isinstance(message, Bye):
             session.polite = True
 
@@ -234,6 +243,8 @@ class Server:
                 self._kept = [one for one in self._kept if one.session is not session]
             self._sessions.discard(session)
             self._idle_since = time.monotonic()
+            if session.polite and not self._sessions:  # the run is over here: nobody restores from what is left
+                self._neighbours.close()
         session.wire.close()
 
     # -- writing
@@ -304,8 +315,13 @@ class Server:
             said = str(error).splitlines()[0] if str(error) else ""
             report = Report(job.number, "", error=("save_failed", f"{type(error).__name__}: {said}", "agent", "", True))
         if report.error is None and not job.session.polite:
+            prepared = job.prepared
+            kept = Kept(report.id, job.number, job.slot, prepared.rank, prepared.starts, job.session)
             with self._lock:  # before the trainer hears of it: it may die the moment it does
-                self._kept.append(Kept(report.id, job.number, job.slot, job.prepared.rank, job.prepared.starts, job.session))
+                self._kept.append(kept)
+            sizes = tuple(pack.size for pack in prepared.plan.packs)
+            there = partial(_is_there, kept)
+            self._neighbours.offer(Part(report.id, report.seq, prepared.rank, 0, job.slot.memory, prepared.starts, sizes, there))
         if job.session.open:
             job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
         self._tell(job.session, report)

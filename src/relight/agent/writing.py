@@ -176,7 +176,7 @@ def lower_priority(nice: int) -> None:
 
 
 def _done(number: int, report: SaveReport) -> Report:
-    return Report(number, report.id, report.stored_bytes, report.logical_bytes, report.timings_s, report.trainable_digest)
+    return Report(number, report.id, report.stored_bytes, report.logical_bytes, report.timings_s, report.trainable_digest, report.seq)
 
 
 def _failed(number: int, checkpoint_id: str, error: Exception) -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,10 +73,14 @@ def whole_of(opened: Opened) -> Whole:
     return Whole(tuple(tensors), tuple(map(tuple, pieces)), shared, each)
 
 
-def check_pieces(opened: Opened, joined: Whole, index: int) -> None:
-    """``CorruptCheckpoint`` if a pack that holds a piece of tensor ``index`` is missing, or not as long as was committed."""
+def check_pieces(opened: Opened, joined: Whole, index: int, check: Callable[[int, int], None] | None = None) -> None:
+    """``CorruptCheckpoint`` if a pack that holds a piece of tensor ``index`` is missing, or not as long as was committed; or what ``check``
+    says of it, which is given the part's number and the pack's."""
     for number, pack in {(one.part, opened.parts[one.part].tensors[one.tensor].pack) for one in joined.pieces[index]}:
-        check_pack(opened, opened.parts[number], pack)
+        if check is not None:
+            check(number, pack)
+        else:
+            check_pack(opened, opened.parts[number], pack)
 
 
 def _global(tensor: Tensor, number: int) -> Tensor:

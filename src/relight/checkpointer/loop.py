@@ -17,9 +17,19 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background, where_to
+from relight.checkpointer.options import (
+    as_number,
+    check_components,
+    check_limits,
+    check_peers,
+    full_bytes,
+    plain_json,
+    wants_background,
+    where_to,
+)
 from relight.checkpointer.outwards import Outwards, open_further
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
@@ -34,7 +44,7 @@ from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError,
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
 from relight.observe import be_modest, emit
-from relight.policy import Facts, Keep, Limits, Tiers, Trigger
+from relight.policy import Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
 from relight.world import LateRanks, find_world
 
@@ -62,7 +72,7 @@ class Checkpointer:
     (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
     waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
     rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
-    it opens the store).
+    it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -86,6 +96,7 @@ class Checkpointer:
         limits: Limits | None = None,
         per_rank: Sequence[str] = (),
         writer: str = "every rank",
+        peers: Peers | None = None,
         **components: object,
     ) -> None:
         url, name, tiers = where_to(path, run, writer)
@@ -94,20 +105,20 @@ class Checkpointer:
         if keep is not None and not isinstance(keep, Keep):
             raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
         self._keep = keep or (tiers.nearest.keep if tiers is not None else Keep())
-        self._policy = check_failures(on_failure)
+        self._policy, self._limits = check_failures(on_failure), check_limits(limits)
         self._metadata = plain_json(metadata or {})
-        self._limits = check_limits(limits)
         settings = {"background": wants_background(background), "save": save is not None, "signals": signals}
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._wants_background = open_for(self._ranks, url, wants_background(background))
         self._further, self._outwards = open_further(tiers), Outwards(tiers if self._world.rank == 0 else None)
+        wanted = check_peers(peers, writer, self._wants_background)
+        self._neighbours = Neighbours(wanted, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None
         self._begun: dict[int, _Begun] = {}
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
-        self._warmed = False
-        self._recall = Recall()
+        self._warmed, self._recall = False, Recall()
         self._components = check_components(state, components)
         if self._ranks is not None:
             self._ranks.split(self._components)
@@ -118,16 +129,13 @@ class Checkpointer:
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
         self._resumed = Resumed()
-        self._best = BestSoFar(self._trigger)
-        self._stale = Stale(self._components)
+        self._best, self._stale = BestSoFar(self._trigger), Stale(self._components)
         self._verified: dict[str, bool] = {}
         self._parent: str | None = None
         self._last_saved_step: int | None = None
         self._last_step: int | None = None
-        self._last_save_s = monotonic()
-        self._returned_s = perf_counter()
-        self._failed_in_a_row = 0
-        self._closed = False
+        self._last_save_s, self._returned_s = monotonic(), perf_counter()
+        self._failed_in_a_row, self._closed = 0, False
         watch_loaders(self._components)
         for observer in observers:
             observer.on_start(self)
@@ -151,9 +159,12 @@ class Checkpointer:
         After an error the live state may be a mixture: do not train on it.
         """
         self._start_up()
+        self._neighbours.meet()
         found = resume_any(
-            self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks, further=self._further
-        )
+            self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks,
+            further=self._further, remote=self._neighbours.remote,
+        )  # fmt: skip
+        self._neighbours.forget()
         self._resumed = found
         for checkpoint_id in found.damaged:
             self._verified[checkpoint_id] = False
@@ -317,6 +328,7 @@ class Checkpointer:
             reason = "restored" if self._parent else "fresh"
             self._attempt = begin(self._ranks, self._store, self._run, reason, self._best)
             history = self._attempt.history()
+            self._neighbours.meet()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
             self._best.learn_from(history)
             self._resumed.notice_newer(history)
@@ -424,9 +436,7 @@ class Checkpointer:
             if number is None:
                 self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
         if number is None:
-            if save.error is None:
-                return None
-            return self._count_failure(save)
+            return None if save.error is None else self._count_failure(save)
         save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
         emit("save.requested", step=step, reason=reason, id=save.id)
         save.timings["blocked"] = perf_counter() - started
@@ -594,5 +604,6 @@ class Checkpointer:
         if self._signals is not None and not self._signals.ending:
             self._signals.restore()
         self._outwards.close()
+        self._neighbours.close()
         unwatch_loaders(self._components)
         self._closed = True

@@ -1,26 +1,36 @@
-"""The nearest tier: checkpoints whose bytes are still in this node's memory. Only the bytes: what counts, the log says, as always."""
+"""The nearest tiers: checkpoints whose bytes are still in this node's memory, or its peers'. Only the bytes: what counts, the log says."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from relight.agent import Held, reach
+from relight.catalog import check_pack
 from relight.catalog.opened import Opened
-from relight.errors import CorruptCheckpoint, RelightError
+from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.observe import emit
+from relight.peers import Remote
 from relight.store import ByteStore, Reader
 
 ASK_S = 150.0
 """Longer than the agent waits for what it is writing."""
 
 
-class Near:
-    """What the run's agent, if there is one, has in memory. Waits until it has written what the trainer before this one left."""
+MEMORY, PEERS = "memory", "peers"
+"""Where bytes may be found that are nearer than any store."""
 
-    def __init__(self, store: ByteStore, run: str) -> None:
+
+class Near:
+    """What the run's agent, if there is one, has in memory, and what ``remote`` gives: its peers'. Waits until the agent has written what
+    the trainer before this one left."""
+
+    def __init__(self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None) -> None:
+        self._remote = remote
         self._held: dict[tuple[str, int], Held] = {}
         self._agent = reach(store.url, run)
         if self._agent is not None:
@@ -29,8 +39,32 @@ class Near:
             except RelightError as error:
                 emit("agent.lost", f"nothing is restored from memory: {error}", kind=error.kind)
 
-    def view(self, opened: Opened, number: int = 0) -> Opened | None:
-        """``opened`` with the packs of that part read from memory; None if they are not there."""
+    def views(self, opened: Opened, number: int = 0) -> Iterator[tuple[str, Opened]]:
+        """``opened`` with the packs of that part read from ``MEMORY``, and from ``PEERS``, of what there is."""
+        found = self._in_memory(opened, number)
+        if found is not None:
+            yield MEMORY, found
+        remote, part = self._remote(), opened.parts[number]
+        if remote is not None and part.packs and remote.has(opened.checkpoint.id, part.rank) is not None:
+            keys = {f"{opened.prefix}/{pack.file}": index for index, pack in enumerate(part.packs)}
+            yield PEERS, replace(opened, store=_AtPeers(opened.store, remote, opened.checkpoint.id, part.rank, keys), spares=())
+
+    def check(self, opened: Opened) -> Callable[[int, int], None]:
+        """Tells of a part's pack, by their numbers, whether it is there, nearer or in the store: raises ``CorruptCheckpoint`` if not.
+        Asked before memory is made for its tensors, of each of them, and looks once."""
+        nearer = [[found for _, found in self.views(opened, number)] for number in range(len(opened.parts))]
+
+        @functools.cache
+        def look(number: int, index: int) -> None:
+            for found in nearer[number]:
+                with contextlib.suppress(CorruptCheckpoint, StoreUnavailable):  # what is in the store may still be whole
+                    check_pack(found, found.parts[number], index)
+                    return
+            check_pack(opened, opened.parts[number], index)
+
+        return look
+
+    def _in_memory(self, opened: Opened, number: int) -> Opened | None:
         part = opened.parts[number]
         held = self._held.get((opened.checkpoint.id, part.rank))
         if held is None or len(part.packs) != len(held.starts):
@@ -61,6 +95,27 @@ class _Nearer:
         if key not in self._places:
             return self._store.open(key)
         return _Reader(self._held, *self._places[key])
+
+
+class _AtPeers:
+    """A store whose packs are read from other nodes' memory."""
+
+    parallel_reads = 4
+
+    def __init__(self, store: ByteStore, remote: Remote, checkpoint_id: str, rank: int, numbers: Mapping[str, int]) -> None:
+        self._store, self._remote, self._id, self._rank, self._numbers = store, remote, checkpoint_id, rank, numbers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def open(self, key: str) -> Reader:
+        """From peers what they have."""
+        if key not in self._numbers:
+            return self._store.open(key)
+        found = self._remote.reader(self._id, self._rank, self._numbers[key])
+        if found is None:
+            raise CorruptCheckpoint("the peers do not have it any more", where=key)
+        return found
 
 
 class _Reader:

@@ -12,7 +12,7 @@ from relight.capture import Captured
 from relight.checkpointer.observer import observers
 from relight.errors import ConfigError
 from relight.format import dtype_named
-from relight.policy import Limits, Tiers
+from relight.policy import Limits, Peers, Tiers
 from relight.store.urls import split_run
 
 EVERY, ONE = "every rank", "rank 0"
@@ -56,6 +56,19 @@ def check_limits(limits: Limits | None) -> Limits:
     if limits is not None and not isinstance(limits, Limits):
         raise ConfigError(f"limits= takes relight.Limits(…), not {limits!r}")
     return limits or Limits()
+
+
+def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:
+    """Who protects whom."""
+    if peers is None:
+        return None
+    if not isinstance(peers, Peers):
+        raise ConfigError(f"peers= takes relight.Peers(…), not {peers!r}")
+    if writer == ONE:
+        raise ConfigError('peers= do not go with writer="rank 0"', hint="one rank has all there is: let every rank write")
+    if not background:
+        raise ConfigError("peers= need the agent, which holds snapshots in memory", hint="leave background= and RELIGHT_BACKGROUND alone")
+    return peers
 
 
 def check_components(state: Mapping[str, object] | None, components: dict[str, object]) -> dict[str, object]:

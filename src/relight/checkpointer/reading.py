@@ -1,4 +1,5 @@
-"""Reading what was planned: from this node's memory what is there, the rest from the store, once a node if several ranks need it."""
+"""Reading what was planned: from this node's memory and its peers' what is there; the rest from the store, once a node if several ranks
+need it."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from relight.catalog import read_tensors
 from relight.catalog.lending import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import plan_wants
-from relight.checkpointer.near import Near
+from relight.checkpointer.near import MEMORY, PEERS, Near
 from relight.checkpointer.ranks import Ranks
-from relight.errors import CorruptCheckpoint
+from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.layout import Sink
 from relight.observe import emit
 from relight.world import this_node
@@ -23,18 +24,21 @@ class Reading:
         self._opened, self._near = opened, near
         self._sinks = {number: held for number, held in enumerate(sinks) if held or len(sinks) == 1}
         self.bytes_read = 0
-        self.source = "memory"
+        self.source = MEMORY
 
     def from_memory(self) -> None:
-        """What this node has in memory, if it is what was committed."""
+        """What this node has in memory, or its peers have, if it is what was committed."""
         for number in list(self._sinks):
-            nearer = self._near.view(self._opened, number)
-            if nearer is not None:
+            for source, nearer in self._near.views(self._opened, number):
                 try:
                     self.bytes_read += read_tensors(nearer, nearer.parts[number], self._sinks[number])
-                    del self._sinks[number]
-                except CorruptCheckpoint as error:
-                    emit("restore.skipped", f"the copy in memory is not used: {error}", id=self._opened.checkpoint.id, kind=error.kind)
+                except (CorruptCheckpoint, StoreUnavailable) as error:
+                    checkpoint_id = self._opened.checkpoint.id
+                    emit("restore.skipped", f"the copy in {source} is not used: {error}", id=checkpoint_id, kind=error.kind)
+                    continue
+                del self._sinks[number]
+                self.source = source if source == PEERS else self.source
+                break
 
     def from_store(self, ranks: Ranks | None) -> None:
         """The rest. All ranks call it, those that want nothing more as well."""

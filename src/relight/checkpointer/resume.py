@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
-from relight.catalog import candidates, check_pack, open_checkpoint
+from relight.catalog import candidates, open_checkpoint
 from relight.catalog.one_writer import apart, saved_by, with_own
-from relight.catalog.opened import Opened
 from relight.catalog.tiers import Copy, Further, Reach, merge
 from relight.catalog.whole import check_pieces, whole_of
 from relight.checkpointer.agree import together
@@ -29,6 +28,7 @@ from relight.format.collector import collector_paused
 from relight.layout import Sink
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
+from relight.peers import Remote
 from relight.store import ByteStore
 
 
@@ -70,13 +70,14 @@ def resume(
     rename: Mapping[str, str] | Callable[[str], str] | None,
     ranks: Ranks | None = None,
     further: Sequence[Further] = (),
+    remote: Callable[[], Remote | None] = lambda: None,
 ) -> Resumed:
     """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error.
 
     Of each checkpoint the nearest copy that verifies is taken; ``further`` are the tiers behind the store. Several ranks all take the same,
-    which is one that verifies for each of them.
+    which is one that verifies for each of them. ``remote``: what other nodes have in memory.
     """
-    near = Near(store, run)
+    near = Near(store, run, remote)
     try:
         return _walk(store, run, components, which, near, further, only=only, strict=strict, rename=rename, ranks=ranks)
     finally:
@@ -232,7 +233,7 @@ def _restore(
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         opened = replace(opened, spares=tuple(spares))
     with together(ranks, f"planning to restore checkpoint {checkpoint.id}"), collector_paused():
-        part, nearer = opened.parts[0], near.view(opened)
+        part, look = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:
             root, own = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
@@ -248,7 +249,7 @@ def _restore(
             strict=strict,
             rename=rename,
             where=opened.prefix,
-            check=partial(_check_pack, opened, nearer) if joined is None else partial(check_pieces, opened, joined),
+            check=partial(look, 0) if joined is None else partial(check_pieces, opened, joined, check=look),
             elsewhere=ranks is not None,
         )
         if joined is None:
@@ -271,14 +272,6 @@ def _restore(
     result.notes = [*opened.root.exact, *carried.notes] if only is None else []
     micro = opened.root.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
-
-
-def _check_pack(opened: Opened, nearer: Opened | None, index: int) -> None:
-    if nearer is not None:
-        with suppress(CorruptCheckpoint):  # what is in the store may still be whole
-            check_pack(nearer, nearer.parts[0], index)
-            return
-    check_pack(opened, opened.parts[0], index)
 
 
 def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
-from relight.catalog import candidates, check_pack, open_checkpoint
+from relight.catalog import candidates, open_checkpoint
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.tiers import Copy, Further
@@ -41,6 +41,7 @@ from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
+from relight.peers import Remote
 from relight.store import ByteStore
 from relight.world import LateRanks
 
@@ -88,12 +89,15 @@ def resume_any(
     rename: Rename,
     ranks: Ranks | None = None,
     further: Sequence[Further] = (),
+    remote: Callable[[], Remote | None] = lambda: None,
 ) -> Resumed:
     """Restore ``which`` into ``components``, each rank by itself or from rank 0. ``latest`` walks from newest to oldest until one
     verifies; others are that one or an error.
     """
     if not isinstance(ranks, OneWriter):
-        return resume(store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks, further=further)
+        return resume(
+            store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks, further=further, remote=remote
+        )
     near = Near(store, run) if ranks.leads else None
     try:
         asked = _Asked(components, only, strict, rename)
@@ -157,9 +161,10 @@ def _restore(
             joined = whole_of(opened)
             word = _manifest(opened, joined)
             if asked.only is None:  # before memory is made for what is there
+                look = near.check(opened)
                 for number, one in enumerate(opened.parts):
                     for index in range(len(one.packs)):
-                        check_pack(near.view(opened, number) or opened, one, index)
+                        look(number, index)
     told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, doing), type=_Manifest)
     with together(ranks, doing), collector_paused():
         plan, carried = _planned(asked, told, checkpoint, ranks)

@@ -42,6 +42,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "peers.sent": (logging.DEBUG, "peers hold what a part can be rebuilt from, as far as this node is concerned"),
     "peers.complete": (logging.DEBUG, "a piece of parity held for peers is complete"),
     "peers.failed": (logging.WARNING, "a part is not protected by a peer"),
+    "peers.weak": (logging.WARNING, "peers protect less than was asked for: too few nodes, or too many of them in one place"),
     "peers.silent": (logging.WARNING, "a peer did not answer, and is left out"),
     "tier.silent": (logging.WARNING, "a tier did not answer"),
     "read.again": (logging.WARNING, "bytes came damaged, and whole when they were read once more"),

@@ -2,7 +2,10 @@
 
 from relight.policy.keep import Candidate, Keep, Verdict, decide_keep, keep
 from relight.policy.limits import Limits
+from relight.policy.peers import Peers
 from relight.policy.tiers import Tier, Tiers, tier
 from relight.policy.when import Facts, Trigger, best, every
 
-__all__ = ["Candidate", "Facts", "Keep", "Limits", "Tier", "Tiers", "Trigger", "Verdict", "best", "decide_keep", "every", "keep", "tier"]
+__all__ = [
+    "Candidate", "Facts", "Keep", "Limits", "Peers", "Tier", "Tiers", "Trigger", "Verdict", "best", "decide_keep", "every", "keep", "tier",
+]  # fmt: skip

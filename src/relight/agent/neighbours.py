@@ -1,0 +1,74 @@
+"""The agent among agents of other nodes: what is committed here is offered to them, and they are served what is here."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from relight.agent.messages import Join, Meet, Met
+from relight.errors import RelightError
+from relight.peers import Part, Peer, Peers
+
+Tell = Callable[[str, str, dict[str, Any]], None]
+
+
+class Neighbours:
+    """Nothing until a trainer asks for it. Any thread."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._id = tell, secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._peers: Peers | None = None
+        self._ranks: tuple[int, ...] = ()
+        self._token = b""
+        self._others: list[str] = []
+
+    def meet(self, asked: Meet) -> Met:
+        """Be there for whoever knows the token."""
+        with self._lock:
+            try:
+                if self._peers is None:
+                    self._peers = Peers(
+                        asked.host, token=asked.token, memory=asked.memory, tell=self._tell, bytes_per_second=asked.bytes_per_second
+                    )
+                    self._token = asked.token
+                elif asked.change:
+                    self._peers.set_token(asked.token)
+                    self._token = asked.token
+            except RelightError as error:
+                return Met(self._id, "", str(error))
+            return Met(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
+
+    def join(self, asked: Join) -> None:
+        """Protect, and be protected by, those of the roster."""
+        roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in asked.roster]
+        with self._lock:
+            if self._peers is None:
+                return
+            self._others = [peer.address for peer in roster]
+            self._ranks = next((peer.ranks for peer in roster if peer.id == self._id), ())
+            try:
+                self._peers.join(roster, self._id, asked.data, asked.parity)
+            except RelightError as error:
+                self._tell("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
+
+    def offer(self, part: Part) -> None:
+        """A rank's part of a checkpoint that was committed just now; its lane is found here."""
+        with self._lock:
+            if self._peers is not None and part.rank in self._ranks:
+                self._peers.offer(part._replace(lane=self._ranks.index(part.rank)))
+
+    @property
+    def holds(self) -> bool:
+        """Whether others may need what is here."""
+        with self._lock:
+            return self._peers is not None and self._peers.held_bytes > 0
+
+    def close(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            if self._peers is not None:
+                self._peers.close()
+                self._peers = None

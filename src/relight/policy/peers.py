@@ -1,0 +1,49 @@
+"""How a run's nodes protect each other's snapshots in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from relight.errors import ConfigError
+from relight.policy.units import bytes_of
+
+
+@dataclass(frozen=True, init=False, slots=True)
+class Peers:
+    """Nodes hold what can be rebuilt from of each other's snapshots: ``relight.Peers(copies=1)``, ``relight.Peers(data=4, parity=2)``.
+
+    ``copies`` others hold each node's snapshot whole; or of ``data + parity`` nodes any ``parity`` may be lost with their memory, which
+    takes ``parity/data`` of a snapshot on each. Nodes of different racks (``RELIGHT_RACK``) and hosts are put together. ``memory``
+    (``"64GB"``) bounds what a node holds for others, ``bytes_per_second`` what it sends.
+    """
+
+    data: int
+    parity: int
+    memory: int | None
+    bytes_per_second: float | None
+
+    def __init__(
+        self,
+        *,
+        copies: int | None = None,
+        data: int | None = None,
+        parity: int | None = None,
+        memory: str | int | None = None,
+        bytes_per_second: float | None = None,
+    ) -> None:
+        if (copies is None) == (data is None and parity is None):
+            hint = "relight.Peers(copies=1), relight.Peers(data=4, parity=2)"
+            raise ConfigError("Peers() takes copies=, or data= and parity=", hint=hint)
+        chosen = {"data": 1, "parity": copies} if copies is not None else {"data": data or 1, "parity": 1 if parity is None else parity}
+        for name, most in (("data", 32), ("parity", 4)):
+            value = chosen[name]
+            if type(value) is not int or not 1 <= value <= most:
+                said = "copies" if copies is not None else name
+                raise ConfigError(f"Peers({said}=…) is a whole number from 1 to {most}, not {value!r}")
+        if bytes_per_second is not None and not (isinstance(bytes_per_second, (int, float)) and 0 < bytes_per_second < math.inf):
+            raise ConfigError(f"Peers(bytes_per_second=…) is a number above 0, not {bytes_per_second!r}")
+        object.__setattr__(self, "data", chosen["data"])
+        object.__setattr__(self, "parity", chosen["parity"])
+        object.__setattr__(self, "memory", None if memory is None else bytes_of(memory, "memory"))
+        object.__setattr__(self, "bytes_per_second", bytes_per_second)

@@ -1,0 +1,116 @@
+"""Ranks on nodes of their own, by ``RELIGHT_NODE``, that protect each other's snapshots; what becomes of them when nodes are lost.
+
+A job saves until its peers hold the last checkpoint, and dies. Agents of some nodes are killed, with their memory, and packs are taken from
+the disk; a second job, of another size if wanted, restores, and says from where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import relight
+from relight.agent.launch import address_of
+from relight.format import hexdigest
+
+ELEMENTS = 1 << 20
+
+
+def value(seed: int) -> torch.Tensor:
+    return torch.randn(4, ELEMENTS // 4, generator=torch.Generator().manual_seed(seed))
+
+
+def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any) -> None:
+    try:
+        train(url, rank, world, meeting, peers, saves, told)
+    except BaseException as error:
+        told.put((rank, {"error": f"{type(error).__name__}: {error}"}))
+        raise
+
+
+def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any) -> None:
+    os.environ["RELIGHT_NODE"], os.environ["RELIGHT_BACKGROUND"] = f"node{rank}", "1"
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    dist.init_process_group("gloo", store=dist.FileStore(meeting, world), rank=rank, world_size=world)
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(4, ELEMENTS // 4)) for name in "abc"})
+    sent: dict[str, threading.Event] = {}
+    found: dict[str, Any] = {"events": []}
+
+    def hear(event: relight.observe.Event) -> None:
+        if event.name == "peers.sent":
+            sent.setdefault(str(event.fields["checkpoint"]), threading.Event()).set()
+        elif event.name == "restore.done":
+            found.update(source=event.fields["source"], bytes=event.fields["bytes"])
+        if event.name.startswith(("peers.", "restore.")):
+            found["events"].append((event.name, str(event.fields)[:200]))
+
+    relight.observe.subscribe(hear)
+    ckpt = relight.Checkpointer(url, model=model, signals=False, peers=peers, limits=relight.Limits(deadline_s=30))
+    found["start"] = ckpt.restore()
+    found["digest"] = hexdigest(b"".join(one.detach().numpy().tobytes() for one in model.values()))
+    told.put((rank, found))
+    for step in range(found["start"], found["start"] + saves):
+        with torch.no_grad():
+            for number, one in enumerate(model.values()):
+                one.copy_(value(100 * step + number))
+        save = ckpt.save(step)
+        held = sent.setdefault(str(save.id), threading.Event()).wait(30)
+        told.put((rank, {"step": step, "id": save.id, "held": held}))
+    dist.barrier()
+    if saves:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ckpt.close(save=False)
+
+
+def job(url: str, world: int, peers: relight.Peers, saves: int) -> list[tuple[int, dict[str, Any]]]:
+    """All that its ranks told."""
+    context = multiprocessing.get_context("fork")
+    told, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
+    Path(url).parent.mkdir(parents=True, exist_ok=True)
+    ranks = [context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, told)) for rank in range(world)]
+    for one in ranks:
+        one.start()
+    heard = []
+    for _ in range(world * (1 + saves)):
+        assert told._reader.poll(90), heard
+        heard.append(told.get())
+        assert "error" not in heard[-1][1], heard[-1]
+    for one in ranks:
+        one.join(60)
+        assert one.exitcode == (-signal.SIGKILL if saves else 0), one.exitcode
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(meeting)
+    return heard
+
+
+def agents(url: str, nodes: int) -> dict[int, int]:
+    """The process of each node's agent, of those there are."""
+    store, _, run = url.rpartition("/")
+    wanted = {}
+    for node in range(nodes):
+        os.environ["RELIGHT_NODE"] = f"node{node}"
+        wanted[address_of(f"file://{store}" if "://" not in store else store, run)[1:]] = node
+        wanted[address_of(store, run)[1:]] = node
+    del os.environ["RELIGHT_NODE"]
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if "relight.agent.serve" in words and (node := wanted.get(words[words.index("relight.agent.serve") + 1])) is not None:
+                found[node] = int(path.parent.name)
+    return found
+
+
+def expected(step: int) -> str:
+    return hexdigest(b"".join(value(100 * step + number).numpy().tobytes() for number in range(3)))
