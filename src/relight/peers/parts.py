@@ -81,6 +81,11 @@ class Parts:
         with self._lock:
             return self._held.pop((id, rank), None)
 
+    def clear(self) -> None:
+        """Serve nothing more."""
+        with self._lock:
+            self._held.clear()
+
     def find(self, id: str, rank: int) -> Part | None:
         """It, if it was added; whether it is still there is another question."""
         with self._lock:

@@ -89,6 +89,7 @@ class Sender:
         """Send no more."""
         with self._changed:
             self._closed = True
+            self._waiting = {}
             wires = list(self._wires)
             self._changed.notify_all()
         for wire in wires:
