@@ -133,7 +133,7 @@ class Sender:
         failed = [(errand.holder, why) for errand in errands if (why := errand.failed.get(part.lane)) is not None]
         if any(not why for _, why in failed):  # nobody's fault: others were quicker with the next one
             return
-        if failed and not part.is_there():
+        if failed and not part.there():
             why = "the next save came before it was sent"
             self._tell("peers.failed", f"{who}, is not protected by peers: {why}", {**fields, "why": why, "peer": "", "address": ""})
             return
@@ -262,7 +262,7 @@ class _Errand:
             self._moved = time.monotonic()
             at += step
         # All bytes have been copied to the system by now, so what is seen here holds for every one of them.
-        whole = at == segment.length and part.is_there()
+        whole = at == segment.length and part.there()
         wire.send(Whole() if whole else Void())
         answer = wire.receive()
         if isinstance(answer, Refused):
