@@ -113,7 +113,7 @@ def read_back(remote: Remote, part: Part, data: bytes) -> None:
         assert room == data[start : start + size]
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
     """Between all agents, connections end after random numbers of bytes, often: all is protected in the end, and read back to the bit."""
     rng = random.Random(seed)
