@@ -97,6 +97,17 @@ def test_agents_that_join_late_are_waited_for() -> None:
             read_back(remote, *parts[0])
 
 
+def test_a_part_that_the_roster_does_not_have_is_told_at_once() -> None:
+    """A rank in another lane than the roster says is not sent, and keeps nobody else waiting."""
+    told: Told = []
+    with several(2, told) as peers:
+        join(peers, 1, 1)
+        part, _ = part_of("c1", 1, 7, MB)
+        peers[0].offer(part)
+        assert peers[0].wait(10)
+        assert [(name, fields["rank"]) for name, fields in told] == [("peers.failed", 7)]
+
+
 @pytest.mark.parametrize("address", ["", "x", "host:", ":0", "host:70000", "[::1", "host:-1", "host:１"])
 def test_an_address_that_is_none_is_left_out(address: str) -> None:
     """Addresses come from others: what makes no sense is as silent as nobody."""
