@@ -103,6 +103,8 @@ def live(control: socket.socket) -> None:
             assert peers is not None
             status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
             answer = {name: int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")} | {"held": peers.held_bytes}
+        elif word == "cpu":
+            answer = time.process_time()
         elif word == "close":
             assert peers is not None
             peers.close()

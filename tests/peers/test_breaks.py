@@ -16,7 +16,7 @@ import pytest
 from neighbours import Nursery, expected, lost_is_read_back
 
 from relight.arena import Memory, allocate
-from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
+from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import subscribe
 from relight.peers import Part, Peer, Peers, Remote
 from relight.peers.wire import split_address
@@ -113,7 +113,7 @@ def read_back(remote: Remote, part: Part, data: bytes) -> None:
         assert room == data[start : start + size]
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
     """Between all agents, connections end after random numbers of bytes, often: all is protected in the end, and read back to the bit."""
     rng = random.Random(seed)
@@ -194,8 +194,8 @@ def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> No
 
 
 def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery) -> None:
-    """The next save begins before this one is protected: that is told, no piece of it is shown, and the next one is protected."""
-    with contextlib.closing(nursery.town([[8 * MB]] * 4, 2, 1)) as town:
+    """The next save begins before this one is protected: that is told, it is not to be had, and the next one is protected."""
+    with contextlib.closing(nursery.town([[4 * MB]] * 4, 2, 1)) as town:
         slow = nursery.agent(town.token, rate=1e6)
         slow.sizes = town.agents[3].sizes
         town.agents[3].close()
@@ -210,7 +210,7 @@ def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery
         assert slow.tell("wait", 60)
         assert any(name == "peers.failed" and "next save" in say for name, say in slow.tell("told"))
         shown = [say for agent in town.agents for name, say in agent.tell("told") if name == "peers.complete"]
-        assert len(shown) == 4 - 2
+        assert len(shown) < 4  # its first segment may have been whole, its second was not
         with contextlib.closing(town.remote()) as remote:
             assert remote.has("c1", 3) is None
         town.protect("c2", 2)
@@ -244,36 +244,53 @@ def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery
     agent.close()
 
 
-@pytest.mark.parametrize("looks", range(1, 9))
-def test_every_look_at_the_slot_counts(looks: int) -> None:
-    """Whichever look is the first to find the slot changed, while it is sent or read: no piece is shown, and no byte believed."""
-    seen = iter([True] * looks)
-    with several(2) as peers:
-        part, _ = part_of("c1", 1, 0, 9 * MB, lambda: next(seen, False))
+class Changing:
+    """Memory that is filled anew at the moment it is looked into for the n-th time: behind every look that came before the bytes."""
+
+    def __init__(self, memory: Memory, last: int) -> None:
+        self._memory, self._left = memory, last
+        self.size = memory.size
+
+    def is_there(self) -> bool:
+        return self._left > 0
+
+    @property
+    def view(self) -> memoryview:
+        self._left -= 1
+        return self._memory.view
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_change_behind_the_last_look_is_seen(last: int) -> None:
+    """The slot changes while a piece of it is sent, the last one too: nothing is shown, nothing is held, and it is told."""
+    told: Told = []
+    with several(2, told) as peers:
+        part, _ = part_of("c1", 1, 0, 9 * MB)  # three pieces
+        memory = Changing(part.memory, last)
         join(peers, 1, 1)
-        peers[0].offer(part)
+        peers[0].offer(part._replace(memory=memory, is_there=memory.is_there))  # type: ignore[arg-type]
         assert peers[0].wait(30)
-        held = peers[1]._holder.inventory()
-        if not held:
-            assert peers[1].held_bytes == 0
-        list(seen)
-        with contextlib.closing(Remote([one.address for one in peers[:1]], TOKEN, 20.0)) as remote:
-            assert remote.has("c1", 0) is None
-    seen = iter([True] * looks)
+        assert peers[1]._holder.inventory() == [] and peers[1].held_bytes == 0
+        assert [name for name, _ in told] == ["peers.failed"]
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4])
+def test_a_change_behind_a_read_is_seen(last: int) -> None:
+    """The slot changes while bytes of it are on their way to a reader: he gets none of them, and right ones where it did not change."""
     with several(1) as peers:
-        part, data = part_of("c1", 1, 0, 9 * MB, lambda: next(seen, False))
-        peers[0]._parts.add(part)
+        part, data = part_of("c1", 1, 0, 18 * MB)  # the second pack is three reads
+        memory = Changing(part.memory, last)
+        peers[0].offer(part._replace(memory=memory, is_there=memory.is_there))  # type: ignore[arg-type]
         with contextlib.closing(Remote([peers[0].address], TOKEN, 20.0)) as remote:
             reader = remote.reader("c1", 0, 1)
-            if reader is None:
-                assert looks < 3
-                return
+            assert reader is not None
             room = bytearray(reader.size)
-            try:
+            if last == 4:
                 reader.read_into(0, memoryview(room))
                 assert room == data[part.starts[1] :][: reader.size]
-            except RelightError as error:
-                assert isinstance(error, StoreUnavailable) and looks < 7
+            else:
+                with pytest.raises(StoreUnavailable):
+                    reader.read_into(0, memoryview(room))
 
 
 def test_the_end_of_a_pack_is_the_end() -> None:

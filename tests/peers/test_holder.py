@@ -104,11 +104,11 @@ def test_nothing_is_added_twice_whoever_goes_on(holder: Holder, seed: int) -> No
 
 def test_a_piece_is_shown_when_all_members_are_whole_and_not_before(holder: Holder) -> None:
     """With all bytes there and one word missing, nothing is told; to say it twice does no harm."""
-    assert not send(holder, contribution("c1", 1, 0, 0)) and not send(holder, contribution("c1", 1, 0, 1))
     last = contribution("c1", 1, 0, 2)
     turn, _ = holder.begin(last)
-    if last.segment.length:
-        holder.add(turn, 0, memoryview(data_of(last)))
+    assert not send(holder, contribution("c1", 1, 0, 0)) and not send(holder, contribution("c1", 1, 0, 1))
+    assert holder.inventory() == []
+    holder.add(turn, 0, memoryview(data_of(last)))
     assert holder.inventory() == []
     assert holder.end(turn)
     assert send(holder, last)

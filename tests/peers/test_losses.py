@@ -23,7 +23,7 @@ def check(nursery: Nursery, sizes: list[list[int]], data: int, parity: int, vict
 @pytest.mark.parametrize("victims", PAIRS, ids=str)
 def test_any_two_of_six_may_be_lost(nursery: Nursery, victims: tuple[int, int]) -> None:
     """Data 4, parity 2 on six agents: for each pair that is killed, every byte of theirs comes from the other four."""
-    check(nursery, [[2 * MB]] * 6, 4, 2, victims)
+    check(nursery, [[MB]] * 6, 4, 2, victims)
 
 
 @pytest.mark.slow

@@ -29,6 +29,10 @@ class Source(NamedTuple):
         read = self.asked
         return self.address, read.id, read.rank, read.ring, read.lane, read.stripe, read.row
 
+    def among(self, bad: Collection[object]) -> bool:
+        """Whether it failed, or all of its agent."""
+        return self.name in bad or self.address in bad
+
 
 class Known(NamedTuple):
     """A part that was, or is, in some agent's memory: how its packs lie in it."""
@@ -79,7 +83,7 @@ class Shelves:
         for address, own in self._own.get((id, rank), []):
             length = max((start + size for start, size in zip(own.starts, own.sizes)), default=0) - min(own.starts, default=0)
             found = Source(address, Read(id, rank, 0, 0), length, 1)
-            if Known(own.starts, own.sizes) == known and found.name not in bad:
+            if Known(own.starts, own.sizes) == known and not found.among(bad):
                 return found
         return None
 
@@ -118,7 +122,7 @@ class Shelves:
         for row, (address, piece) in sorted(stripe.rows.items()):
             read = Read(id, -1, 0, 0, piece.ring, piece.lane, piece.stripe, row)
             source = Source(address, read, piece.length, 1)
-            if source.name not in bad and len(rows) < len(missing):
+            if not source.among(bad) and len(rows) < len(missing):
                 rows.append((row, source))
         if len(rows) < len(missing):
             return None

@@ -280,6 +280,7 @@ class Holder:
         except (NoSpace, OSError) as error:
             self._drop(place, [piece])
             raise Refusal(ROOM, error.what if isinstance(error, NoSpace) else str(error)) from error
+        grown.populate(piece.size)
         self._used += size - piece.size
         with piece.lock:
             piece.memory = grown

@@ -121,7 +121,7 @@ class Own(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parity(msgspec.Struct, frozen=True, array_like=True):
-    """A complete piece of parity, ``length`` bytes long in whole blocks, and what it is the parity of: member i of the stripe is ``members[i]``."""
+    """A complete piece of parity, ``length`` bytes in whole blocks, and what it is made of: member i of the stripe is ``members[i]``."""
 
     id: str
     seq: Count

@@ -36,9 +36,16 @@ class Part(NamedTuple):
         """Bytes of its blob: from the beginning of its first pack to the end of its last."""
         return blob_length(self.starts, self.sizes)
 
+    def there(self) -> bool:
+        """What ``is_there`` says; no, if all of its memory is let go of."""
+        try:
+            return self.is_there()
+        except ValueError:  # a view that was released
+            return False
+
     def read(self, offset: int, length: int) -> memoryview | None:
-        """A view of those bytes of the blob, no copy; None if they are not there. What is made of it counts if ``is_there`` after."""
-        if offset + length > self.length or not self.is_there():
+        """A view of those bytes of the blob, no copy; None if they are not there. What is made of it counts if it is ``there`` after."""
+        if offset + length > self.length or not self.there():
             return None
         begin = min(self.starts, default=0) + offset
         try:
@@ -72,7 +79,7 @@ class Parts:
             self._held.pop((part.id, part.rank), None)
             self._held[part.id, part.rank] = part
             lane = [one for one in self._held.values() if one.lane == part.lane]
-            gone = [one for one in self._held.values() if not one.is_there()]
+            gone = [one for one in self._held.values() if not one.there()]
             for one in {(one.id, one.rank) for one in gone + lane[:-KEPT_MAX]}:
                 del self._held[one]
 
@@ -80,6 +87,11 @@ class Parts:
         """Serve it no more."""
         with self._lock:
             return self._held.pop((id, rank), None)
+
+    def clear(self) -> None:
+        """Serve nothing more."""
+        with self._lock:
+            self._held.clear()
 
     def find(self, id: str, rank: int) -> Part | None:
         """It, if it was added; whether it is still there is another question."""
@@ -90,7 +102,7 @@ class Parts:
         """All that is there, oldest first."""
         with self._lock:
             held = list(self._held.values())
-        return sorted((one for one in held if one.is_there()), key=lambda one: (one.seq, one.lane))
+        return sorted((one for one in held if one.there()), key=lambda one: (one.seq, one.lane))
 
     def newest(self) -> list[Part]:
         """Of each lane the newest that is there."""

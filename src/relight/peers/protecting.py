@@ -92,6 +92,7 @@ class Peers:
         self._sender.close()
         self._server.close()
         self._holder.close()
+        self._parts.clear()
 
     def _completed(self, piece: Parity) -> None:
         say = f"checkpoint {piece.id}, lane {piece.lane}: parity {piece.row} of stripe {piece.stripe} is complete, {piece.length >> 20} MiB"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,6 +24,7 @@ IDLE_CALLS_MAX = 8
 """Connections to one agent that are kept for the next read."""
 WINDOW_BYTES = PIECE_BYTES
 """What is decoded at a time: two buffers of it, for each thread that reads."""
+BREAKS_MAX = 2
 AHEAD = 4
 """Requests that are under way on a connection."""
 T = TypeVar("T")
@@ -39,7 +42,9 @@ class Remote:
         self._lock = threading.Lock()
         self._idle: dict[str, list[Caller]] = {}
         self._rooms: list[tuple[memoryview, memoryview]] = []
-        self._bad: set[object] = set()
+        self._bad: frozenset[object] = frozenset()
+        """Names of sources, and addresses of agents, that are not asked again."""
+        self._breaks: Counter[str] = Counter()
         self._closed = False
         found: dict[str, Inventory] = {}
         wanted = list(dict.fromkeys(addresses))
@@ -105,14 +110,16 @@ class Remote:
         )
 
     def _pass_over(self, failed: _Failed) -> None:
-        """Who failed counts no more. So there is an end to trying."""
+        """What was refused counts no more; nor does an agent whose connections broke ``BREAKS_MAX`` times. So there is an end to trying."""
+        address, bad = failed.source.address, failed.source.name if failed.refused else failed.source.address
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("the connections to the peers are closed") from failed
-            new = failed.source.name not in self._bad
-            self._bad = self._bad | {failed.source.name}
+            self._breaks[address] += not failed.refused
+            new = bad not in self._bad and (failed.refused or self._breaks[address] >= BREAKS_MAX)
+            if new:
+                self._bad = self._bad | {bad}
         if new:
-            address = failed.source.address
             emit("peers.silent", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
 
     def _copy(self, source: Source, offset: int, into: memoryview) -> None:
@@ -191,21 +198,27 @@ class Remote:
         wire.close()
 
     def _ask(self, address: str) -> Inventory | None:
-        try:
-            wire = call(address, self._token, self._timeout_s)
+        why, ends = "", time.monotonic() + self._timeout_s
+        for _ in range(BREAKS_MAX):
             try:
-                wire.send(Ask())
-                answer = wire.receive()
-                if not isinstance(answer, Inventory):
-                    raise Gone(f"it answered {type(answer).__name__}")
-            except Gone:
-                wire.close()
-                raise
-        except Gone as error:
-            emit("peers.silent", f"the peer at {address} is left out: {error}", address=address, why=str(error))
-            return None
-        self._keep(address, wire)
-        return answer
+                wire = call(address, self._token, self._timeout_s)
+                try:
+                    wire.send(Ask())
+                    answer = wire.receive()
+                    if not isinstance(answer, Inventory):
+                        raise Gone(f"it answered {type(answer).__name__}")
+                except Gone:
+                    wire.close()
+                    raise
+            except Gone as error:
+                why = str(error)
+                if time.monotonic() > ends:
+                    break
+                continue
+            self._keep(address, wire)
+            return answer
+        emit("peers.silent", f"the peer at {address} is left out: {why}", address=address, why=why)
+        return None
 
     def _how(self, id: str, rank: int, known: Known) -> str | None:
         bad = self._bad
@@ -245,9 +258,13 @@ class _Reader:
 
 
 class _Failed(Exception):  # caught above: another way is taken
-    def __init__(self, source: Source, why: str) -> None:
+    def __init__(self, source: Source, why: str, refused: bool) -> None:
         super().__init__(why)
-        self.source, self.why = source, why
+        self.source, self.why, self.refused = source, why, refused
+
+
+class _NotThere(Gone):
+    """It answered that it has not what was asked for, or not any more."""
 
 
 def _of(source: Source, call: Callable[[], T]) -> T:
@@ -255,7 +272,7 @@ def _of(source: Source, call: Callable[[], T]) -> T:
     try:
         return call()
     except Gone as error:
-        raise _Failed(source, str(error)) from error
+        raise _Failed(source, str(error), isinstance(error, _NotThere)) from error
 
 
 def _pull(wire: Caller, source: Source, offset: int, into: memoryview) -> None:
@@ -282,13 +299,13 @@ def _receive(wire: Caller, source: Source, into: memoryview) -> None:
     def take() -> None:
         answer = wire.receive()
         if isinstance(answer, Refused):
-            raise Gone(answer.why)
+            raise _NotThere(answer.why)
         if not isinstance(answer, Data) or answer.length != len(into):
             raise Gone(f"it answered {type(answer).__name__}")
         wire.receive_into(into)
         verdict = memoryview(bytearray(1))
         wire.receive_into(verdict)
         if verdict[0] != 1:
-            raise Gone("the next save came while it was read")
+            raise _NotThere("the next save came while it was read")
 
     _of(source, take)

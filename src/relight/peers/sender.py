@@ -89,6 +89,7 @@ class Sender:
         """Send no more."""
         with self._changed:
             self._closed = True
+            self._waiting = {}
             wires = list(self._wires)
             self._changed.notify_all()
         for wire in wires:
@@ -113,8 +114,14 @@ class Sender:
     def _send(self, pool: ThreadPoolExecutor, parts: list[Part], ring: Ring, me: str, joined: int) -> None:
         """All of them, to all of their holders, some of these at a time: one that is not there keeps nobody else waiting."""
         started = time.monotonic()
+        position = ring.position(me)
+        assert position is not None
+        ranks = dict(enumerate(ring.peers[position].ranks))
+        for part in [one for one in parts if ranks.get(one.lane) != one.rank]:
+            parts.remove(part)
+            self._fail(part, f"the roster has no rank {part.rank} in lane {part.lane} of this agent")
         by_holder: dict[str, list[_Given]] = {}
-        for given in _plan(parts, ring, me):
+        for given in _plan(parts, ring, position):
             by_holder.setdefault(given.holder.id, []).append(given)
         fingerprint = ring.fingerprint()
         errands = [_Errand(self, fingerprint, joined, gifts) for gifts in by_holder.values()]
@@ -127,22 +134,24 @@ class Sender:
             self._report(part, errands, seconds)
 
     def _report(self, part: Part, errands: list[_Errand], seconds: float) -> None:
-        fields = {"checkpoint": part.id, "rank": part.rank}
-        who = f"checkpoint {part.id}, rank {part.rank}"
         failed = [(errand.holder, why) for errand in errands if (why := errand.failed.get(part.lane)) is not None]
         if any(not why for _, why in failed):  # nobody's fault: others were quicker with the next one
             return
-        if failed and not part.is_there():
-            why = "the next save came before it was sent"
-            self._tell("peers.failed", f"{who}, is not protected by peers: {why}", {**fields, "why": why, "peer": "", "address": ""})
+        if failed and not part.there():
+            self._fail(part, "the next save came before it was sent")
             return
         for holder, why in failed:
-            say = f"{who}, is not protected by the peer at {holder.address}: {why}"
-            self._tell("peers.failed", say, {**fields, "why": why, "peer": holder.id, "address": holder.address})
+            self._fail(part, why, holder)
         if not failed:
             total = sum(errand.sent[part.lane] for errand in errands)
-            say = f"{who}: {total >> 20} MiB went to {len(errands)} peers in {seconds:.1f} s"
-            self._tell("peers.sent", say, {**fields, "bytes": total, "seconds": seconds, "peers": len(errands)})
+            say = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB went to {len(errands)} peers in {seconds:.1f} s"
+            fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(errands)}
+            self._tell("peers.sent", say, fields)
+
+    def _fail(self, part: Part, why: str, holder: Peer | None = None) -> None:
+        by, peer, address = ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
+        say = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
+        self._tell("peers.failed", say, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
 
     # -- what errands need
 
@@ -261,7 +270,7 @@ class _Errand:
             self._moved = time.monotonic()
             at += step
         # All bytes have been copied to the system by now, so what is seen here holds for every one of them.
-        whole = at == segment.length and part.is_there()
+        whole = at == segment.length and part.there()
         wire.send(Whole() if whole else Void())
         answer = wire.receive()
         if isinstance(answer, Refused):
@@ -276,11 +285,9 @@ class _Errand:
             self._wire = None
 
 
-def _plan(parts: list[Part], ring: Ring, me: str) -> list[_Given]:
+def _plan(parts: list[Part], ring: Ring, position: int) -> list[_Given]:
     """Every segment, to every row of its stripe."""
-    position = ring.position(me)
-    assert position is not None
-    found = []
+    me, found = ring.peers[position].id, []
     for part in parts:
         for number, (offset, length) in enumerate(cut(part.length, ring.data)):
             segment = Segment(me, part.rank, number, offset, length, part.starts, part.sizes)

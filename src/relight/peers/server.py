@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from relight.errors import StoreUnavailable
@@ -88,7 +89,7 @@ class Server:
             except TimeoutError:
                 continue
             except OSError:  # no descriptors left, most likely: some come back
-                threading.Event().wait(_TICK_S)
+                time.sleep(_TICK_S)
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
             with self._lock:
@@ -99,7 +100,13 @@ class Server:
                     continue
                 self._strangers.append(connection)
                 self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: whoever it is may come again
+                with self._lock:
+                    self._strangers.remove(connection)
+                    self._threads.discard(thread)
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -185,7 +192,7 @@ class _Session:
             data = self._holder.read(asked)
         # Not sendfile: it hands out the pages themselves, which may be filled anew between the look below and the moment they leave.
         self._wire.send(Data(asked.length), data)
-        self._wire.send_trailer(_THERE if part is None or part.is_there() else _NOT_THERE)
+        self._wire.send_trailer(_THERE if part is None or part.there() else _NOT_THERE)
 
 
 def _hang_up(connection: socket.socket) -> None:
