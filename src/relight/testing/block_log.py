@@ -1,0 +1,348 @@
+"""Every block-level prefix: what reached a disk is logged, and disks are made of the log as a power cut could have left them.
+
+``python -m relight.testing.block_log --count 5000``. A victim (``victims``) lives a run's life on an ext4 on a loop device on a file that
+logs each write and each flush (``fuse_file``). Every acknowledgement is told with how many of them there had been. Then, for each place in
+the log, disks are made: all that was written up to the last flush is on them, of what came behind it what a drive's cache may have
+brought to the medium, which is anything: each of ``LEFT``. Each is mounted, which replays the journal, and looked at by
+``acknowledged.check`` with what had been acknowledged at that place.
+
+A point is named ``seed:session:place:kind``; the log of a session is not the same when it is recorded again, so ``--keep`` keeps the disk.
+
+Where this ends: a flush is taken to cover what was *answered* before it was asked for and what was asked for before it, too, as one server
+answers in order; loop devices know no FUA, so the kernel sends a flush behind such a write instead; a sector of 512 bytes is whole or old.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import mmap
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from relight.store import LocalStore
+from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check
+from relight.testing.fuse_file import Entry, logged_file, read_log
+from relight.testing.images import FILE_SYSTEMS, PLAIN, FileSystem, Unavailable, attached, copy_image, make_image, mount, mount_any
+from relight.testing.images import private_mounts, scratch, unmount
+from relight.testing.scenario import prepared
+from relight.testing.victims import COUNTER_BYTES, MUTATIONS, Told, Victims, victims
+
+SECTOR = 512
+ENTRIES = 600
+"""So many writes and flushes make a session, about."""
+WAIT_S = 60.0
+FSCK_EVERY = 50
+VIOLATIONS_MAX = 20
+LEFT = ("all", "none", "half", "one is missing", "one alone", "torn", "torn at random")
+"""Of what was written since the last flush."""
+
+
+@dataclass
+class Report:
+    """Disks by what was left and on what, what was logged, and what was wrong."""
+
+    seed: int
+    disks: Counter[str] = field(default_factory=Counter)
+    file_systems: Counter[str] = field(default_factory=Counter)
+    sessions: int = 0
+    writes: int = 0
+    flushes: int = 0
+    facts: Counter[str] = field(default_factory=Counter)
+    checked: int = 0
+    """Acknowledgements looked for, on all disks together."""
+    places: int = 0
+    fscks: int = 0
+    violations: list[dict[str, object]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """All disks."""
+        return sum(self.disks.values())
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was acknowledged was on every disk, and there was something to be lost."""
+        return not self.violations and self.checked > 0
+
+    def to_dict(self) -> dict[str, object]:
+        """For ``--json``."""
+        return {
+            "ok": self.ok,
+            "seed": self.seed,
+            "disks": self.total,
+            "by_what_was_left": dict(sorted(self.disks.items())),
+            "by_file_system": dict(sorted(self.file_systems.items())),
+            "sessions": self.sessions,
+            "writes": self.writes,
+            "flushes": self.flushes,
+            "places": self.places,
+            "checked_by_fsck": self.fscks,
+            "acknowledged": dict(sorted(self.facts.items())),
+            "looked_for": self.checked,
+            "seconds": round(self.seconds, 1),
+            "disks_a_second": round(self.total / self.seconds, 1) if self.seconds else 0.0,
+            "violations": len(self.violations),
+            "first": self.violations[:20],
+        }
+
+
+@dataclass
+class Session:
+    """What reached a disk, and what somebody was told meanwhile."""
+
+    name: str
+    kind: FileSystem
+    empty: str
+    """The image it began with."""
+    log: list[Entry]
+    told: list[Told]
+
+
+def record(directory: str, name: str, victim: Victims, entries: int = ENTRIES) -> Session:
+    """Let victims live on a logged disk until there are so many entries. Some are killed, and another goes on."""
+    rng = random.Random(f"session {name}")
+    kind = rng.choice(FILE_SYSTEMS) if rng.random() < 0.5 else PLAIN
+    empty, disk, log, counter = (f"{directory}/{one}" for one in ("empty", "disk", "log", "counter"))
+    make_image(empty, kind)
+    copy_image(empty, disk)
+    where, served = f"{directory}/mounted", f"{directory}/served"
+    told: list[Told] = []
+    with logged_file(disk, served, log, counter):
+        with attached(served) as device:
+            mount_any(device, where, "ext4", kind.options)
+        with open(counter, "rb") as file:
+            counted = mmap.mmap(file.fileno(), COUNTER_BYTES, prot=mmap.PROT_READ)
+        until = time.monotonic() + WAIT_S
+        while _count(counted) < entries and time.monotonic() < until:
+            victim.start(f"{where}/above/store", rng.randrange(1 << 32))
+            enough = _count(counted) + rng.randrange(entries)
+            while _count(counted) < min(enough, entries) and time.monotonic() < until:
+                told += victim.hear(time.monotonic() + 0.01)
+            told += victim.end()
+        unmount(where)
+    died = [one.fact[1] for one in told if one.fact[0] == "died"]
+    if died:
+        raise RuntimeError(f"a victim stopped by itself: {died}")
+    return Session(name, kind, empty, read_log(log), told)
+
+
+def _count(counted: mmap.mmap) -> int:
+    return int.from_bytes(counted[:COUNTER_BYTES], "little")
+
+
+def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> Iterator[Entry]:
+    """What of ``pending``, all of it written since the last flush, the medium has: in order, since of two writes to one place the later one
+    stays if both are there; which of them is there at all is what reordering amounts to."""
+    chosen = rng.randrange(len(pending)) if pending else 0
+    for at, entry in enumerate(pending):
+        if kind == "all" or (kind == "half" and rng.random() < 0.5) or (kind in ("one is missing", "one alone") and (at == chosen) == (kind == "one alone")):
+            yield entry
+        elif kind == "torn" and at <= chosen:
+            end = SECTOR * rng.randrange(1 + len(entry.data) // SECTOR) if at == chosen else len(entry.data)
+            yield Entry(entry.offset, entry.data[:end])
+        elif kind == "torn at random":
+            share = rng.random()
+            for begin in range(0, len(entry.data), SECTOR):
+                if rng.random() < share:
+                    yield Entry(entry.offset + begin, entry.data[begin : begin + SECTOR])
+
+
+def disks(session: Session, directory: str, share: float, rng: random.Random) -> Iterator[tuple[int, str, str]]:
+    """Each ``(place, what is left, path of the disk)``: at every place in the log, whole if nothing is pending there, else each of ``LEFT``;
+    ``share`` of them all. The path is the same each time: look at one before asking for the next."""
+    durable, path = f"{directory}/durable", f"{directory}/image"
+    copy_image(session.empty, durable)
+    pending: list[Entry] = []
+    with open(durable, "r+b") as medium:
+        for place in range(len(session.log) + 1):
+            for kind in LEFT if pending else LEFT[:1]:
+                if rng.random() < share:
+                    copy_image(durable, path)
+                    _put(path, leave(kind, pending, rng))
+                    yield place, kind, path
+            if place == len(session.log):
+                return
+            if session.log[place].is_flush:
+                for entry in pending:
+                    os.pwrite(medium.fileno(), entry.data, entry.offset)
+                pending = []
+            else:
+                pending.append(session.log[place])
+
+
+def _put(path: str, entries: Iterator[Entry]) -> None:
+    with open(path, "r+b") as file:
+        for entry in entries:
+            os.pwrite(file.fileno(), entry.data, entry.offset)
+
+
+def look_at(session: Session, place: int, path: str, where: str, *, seed: int, fsck: bool) -> tuple[list[str], int]:
+    """Mount a disk and check it: what is wrong, and how many acknowledgements were looked for."""
+    told = [one.fact for one in session.told if one.at <= place]
+    looked_for = sum(fact[0] in ACKNOWLEDGEMENTS for fact in told)
+    try:
+        mount(path, where, session.kind)
+    except OSError as error:
+        return [f"the file system does not mount: {error}"], looked_for
+    try:
+        wrong, _ = check(LocalStore(f"{where}/above/store"), told, seed)
+    finally:
+        unmount(where)
+    if fsck:  # behind the journal's replay and our own writes there is nothing to be repaired
+        done = subprocess.run(["e2fsck", "-f", "-n", path], capture_output=True, text=True, check=False)
+        if done.returncode:
+            wrong.append(f"the file system is damaged: {done.stdout.strip()[-300:]}")
+    return wrong, looked_for
+
+
+def run(
+    count: int,
+    seed: int = 0,
+    *,
+    mutation: str | None = None,
+    keep: str | None = None,
+    stop: int = VIOLATIONS_MAX,
+    sessions: int | None = None,
+    entries: int = ENTRIES,
+    progress: Callable[[Report, int], None] | None = None,
+) -> Report:
+    """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
+
+    ``mutation``: what the victims lack. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
+    that this process makes are its own.
+    """
+    private_mounts()
+    gc.freeze()
+    report = Report(seed)
+    began = time.perf_counter()
+    wanted = sessions or max(1, count // (4 * entries))
+    with prepared(), scratch("relight-blocks-") as directory:
+        counter = f"{directory}/counter"
+        with open(counter, "wb") as file:
+            file.truncate(COUNTER_BYTES)
+        with victims(mutation=mutation, counter=counter) as victim:
+            while report.total < count and len(report.violations) < stop:
+                session = record(directory, f"{seed}:{report.sessions}", victim, entries)
+                report.sessions += 1
+                _note(session, report)
+                rng = random.Random(f"disks {session.name}")
+                possible = sum(len(LEFT) if pending else 1 for pending in _pending(session.log))
+                share = min(1.0, 1.02 * -(-count // wanted) / possible)
+                _look_at_all(session, directory, share, rng, report, count=count, stop=stop, keep=keep, progress=progress)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _note(session: Session, report: Report) -> None:
+    flushes = sum(entry.is_flush for entry in session.log)
+    report.flushes += flushes
+    report.writes += len(session.log) - flushes
+    report.places += len(session.log) + 1
+    for one in session.told:
+        if one.fact[0] in ACKNOWLEDGEMENTS:
+            report.facts[one.fact[0]] += 1
+
+
+def _pending(log: Sequence[Entry]) -> Iterator[bool]:
+    """Of each place, whether something was written there since the last flush."""
+    yield False
+    for entry in log:
+        yield not entry.is_flush
+
+
+def _look_at_all(
+    session: Session,
+    directory: str,
+    share: float,
+    rng: random.Random,
+    report: Report,
+    *,
+    count: int,
+    stop: int,
+    keep: str | None,
+    progress: Callable[[Report, int], None] | None,
+) -> None:
+    for place, kind, path in disks(session, directory, share, rng):
+        fsck = report.total % FSCK_EVERY == 0
+        copy = f"{keep}/{session.name}-{place}-{kind}.img".replace(":", "-").replace(" ", "-")
+        if keep:
+            copy_image(path, copy)
+        wrong, looked_for = look_at(session, place, path, f"{directory}/mounted", seed=place, fsck=fsck)
+        if keep and not wrong:
+            os.unlink(copy)
+        report.disks[kind] += 1
+        report.file_systems[session.kind.name] += 1
+        report.checked += looked_for
+        report.fscks += fsck
+        if wrong:
+            point = f"{session.name}:{place}:{kind}"
+            report.violations.append({"point": point, "file_system": session.kind.name, "wrong": wrong[:5]})
+        if progress:
+            progress(report, count)
+        if report.total >= count or len(report.violations) >= stop:
+            return
+
+
+def show(report: Report) -> str:
+    """The report, for people."""
+    rate = report.total / max(report.seconds, 1e-9)
+    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
+    lines = [
+        f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s, {rate:.1f} a second",
+        f"  {report.sessions} sessions, {report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes; {report.fscks} checked by fsck",
+        f"  acknowledged: {told}; looked for {report.checked:,} times",
+    ]
+    lines += [f"    {name:48} {count:>6,}" for table in (report.disks, report.file_systems) for name, count in sorted(table.items())]
+    lines += [f"  {one['point']} ({one['file_system']}): {one['wrong']}" for one in report.violations[:10]]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. 0 if nothing was lost, 1 if something was, 2 if nothing can be logged here."""
+    parser = argparse.ArgumentParser(prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sessions", type=int, help="recordings; as many as there are places for, if not said")
+    parser.add_argument("--entries", type=int, default=ENTRIES, help="writes and flushes of each")
+    parser.add_argument("--mutation", choices=MUTATIONS, help="what the victims lack: something should be lost")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each disk of which something was lost")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    began = time.perf_counter()
+
+    def progress(report: Report, count: int) -> None:
+        if sys.stderr.isatty() or report.total % 500 == 0:
+            rate = report.total / (time.perf_counter() - began)
+            text = f"{report.total:,} of {count:,} disks, {len(report.violations)} violations, {rate:.1f} a second"
+            print(("\r" if sys.stderr.isatty() else "") + text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+
+    try:
+        report = run(
+            options.count,
+            options.seed,
+            mutation=options.mutation,
+            keep=options.keep,
+            sessions=options.sessions,
+            entries=options.entries,
+            progress=progress,
+        )
+    except Unavailable as error:
+        print(f"nothing was logged: {error}", file=sys.stderr)
+        return 2
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(json.dumps(report.to_dict(), indent=1) if options.json else show(report))
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
