@@ -15,29 +15,43 @@ answers in order; loop devices know no FUA, so the kernel sends a flush behind s
 from __future__ import annotations
 
 import argparse
+import bisect
 import gc
 import json
 import mmap
 import os
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from relight.store import LocalStore
 from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check
 from relight.testing.fuse_file import Entry, logged_file, read_log
-from relight.testing.images import FILE_SYSTEMS, PLAIN, FileSystem, Unavailable, attached, copy_image, make_image, mount, mount_any
-from relight.testing.images import private_mounts, scratch, unmount
+from relight.testing.images import (
+    FileSystem,
+    Unavailable,
+    attached,
+    copy_image,
+    find_damage,
+    kinds_called,
+    make_image,
+    mount,
+    mount_any,
+    private_mounts,
+    scratch,
+    unmount,
+)
 from relight.testing.scenario import prepared
-from relight.testing.victims import COUNTER_BYTES, MUTATIONS, Told, Victims, victims
+from relight.testing.victims import COUNTER_BYTES, MUTATIONS, Told, Victims, store_in, victims
 
 SECTOR = 512
-ENTRIES = 600
+ENTRIES = 500
 """So many writes and flushes make a session, about."""
+DISKS_PER_SESSION = 600
 WAIT_S = 60.0
 FSCK_EVERY = 50
 VIOLATIONS_MAX = 20
@@ -107,10 +121,10 @@ class Session:
     told: list[Told]
 
 
-def record(directory: str, name: str, victim: Victims, entries: int = ENTRIES) -> Session:
+def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES) -> Session:
     """Let victims live on a logged disk until there are so many entries. Some are killed, and another goes on."""
     rng = random.Random(f"session {name}")
-    kind = rng.choice(FILE_SYSTEMS) if rng.random() < 0.5 else PLAIN
+    kind = rng.choice(kinds[: 1 if rng.random() < 0.3 else None])
     empty, disk, log, counter = (f"{directory}/{one}" for one in ("empty", "disk", "log", "counter"))
     make_image(empty, kind)
     copy_image(empty, disk)
@@ -118,12 +132,12 @@ def record(directory: str, name: str, victim: Victims, entries: int = ENTRIES) -
     told: list[Told] = []
     with logged_file(disk, served, log, counter):
         with attached(served) as device:
-            mount_any(device, where, "ext4", kind.options)
+            mount_any(device, where, kind.type, kind.options)
         with open(counter, "rb") as file:
             counted = mmap.mmap(file.fileno(), COUNTER_BYTES, prot=mmap.PROT_READ)
         until = time.monotonic() + WAIT_S
         while _count(counted) < entries and time.monotonic() < until:
-            victim.start(f"{where}/above/store", rng.randrange(1 << 32))
+            victim.start(where, rng.randrange(1 << 32))
             enough = _count(counted) + rng.randrange(entries)
             while _count(counted) < min(enough, entries) and time.monotonic() < until:
                 told += victim.hear(time.monotonic() + 0.01)
@@ -139,47 +153,78 @@ def _count(counted: mmap.mmap) -> int:
     return int.from_bytes(counted[:COUNTER_BYTES], "little")
 
 
-def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> Iterator[Entry]:
-    """What of ``pending``, all of it written since the last flush, the medium has: in order, since of two writes to one place the later one
-    stays if both are there; which of them is there at all is what reordering amounts to."""
-    chosen = rng.randrange(len(pending)) if pending else 0
-    for at, entry in enumerate(pending):
-        if kind == "all" or (kind == "half" and rng.random() < 0.5) or (kind in ("one is missing", "one alone") and (at == chosen) == (kind == "one alone")):
-            yield entry
-        elif kind == "torn" and at <= chosen:
-            end = SECTOR * rng.randrange(1 + len(entry.data) // SECTOR) if at == chosen else len(entry.data)
-            yield Entry(entry.offset, entry.data[:end])
-        elif kind == "torn at random":
-            share = rng.random()
-            for begin in range(0, len(entry.data), SECTOR):
-                if rng.random() < share:
-                    yield Entry(entry.offset + begin, entry.data[begin : begin + SECTOR])
+class Point(NamedTuple):
+    """One disk: what is left at a place in the log of what was written since the last flush."""
+
+    place: int
+    kind: str
+    left: list[Entry]
 
 
-def disks(session: Session, directory: str, share: float, rng: random.Random) -> Iterator[tuple[int, str, str]]:
-    """Each ``(place, what is left, path of the disk)``: at every place in the log, whole if nothing is pending there, else each of ``LEFT``;
-    ``share`` of them all. The path is the same each time: look at one before asking for the next."""
+def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """What of ``pending``, all that was written since the last flush, the medium has. In order: of two writes to one place the later one
+    stays if both are there, and which of them are there at all is what reordering amounts to."""
+    chosen = rng.randrange(len(pending))
+    if kind == "all":
+        return list(pending)
+    if kind == "half":
+        return [entry for entry in pending if rng.random() < 0.5]
+    if kind in ("one is missing", "one alone"):
+        return [entry for at, entry in enumerate(pending) if (at == chosen) == (kind == "one alone")]
+    if kind == "torn":
+        end = SECTOR * rng.randrange(1, max(2, len(pending[chosen].data) // SECTOR))
+        return [*pending[:chosen], Entry(pending[chosen].offset, pending[chosen].data[:end])]
+    if kind == "torn at random":
+        share = rng.random()
+        sectors = [(entry, at) for entry in pending for at in range(0, len(entry.data), SECTOR)]
+        return [Entry(entry.offset + at, entry.data[at : at + SECTOR]) for entry, at in sectors if rng.random() < share]
+    return []
+
+
+def find_points(session: Session, rng: random.Random) -> list[Point]:
+    """Disks that differ, or of which more was acknowledged, in the order of the log: every prefix as it was written, and what else ``LEFT``
+    gives."""
+    points: list[Point] = []
+    pending: list[Entry] = []
+    seen: set[object] = set()
+    told = [one.at for one in session.told]
+    for place in range(len(session.log) + 1):
+        known = bisect.bisect_right(told, place)
+        if place and session.log[place - 1].is_flush:  # the disk of the place before
+            pending, seen = [], {(known,)} if points and known == bisect.bisect_right(told, place - 1) else set()
+        elif place:
+            pending.append(session.log[place - 1])
+        for kind in LEFT if pending else ("all",):
+            left = leave(kind, pending, rng) if pending else []
+            identity = (known, *((entry.offset, len(entry.data)) for entry in left))
+            if identity not in seen:
+                seen.add(identity)
+                points.append(Point(place, kind, left))
+    return points
+
+
+def choose(points: Sequence[Point], count: int, rng: random.Random) -> list[Point]:
+    """``count`` of them in their order: every prefix, if there is room, and of the others what the dice say."""
+    dealt = sorted(range(len(points)), key=lambda at: (points[at].kind != "all", rng.random()))
+    return [points[at] for at in sorted(dealt[:count])]
+
+
+def disks(session: Session, points: Sequence[Point], directory: str) -> Iterator[tuple[Point, str]]:
+    """Each point with its disk, which is the same file each time: look at one before asking for the next."""
     durable, path = f"{directory}/durable", f"{directory}/image"
     copy_image(session.empty, durable)
-    pending: list[Entry] = []
-    with open(durable, "r+b") as medium:
-        for place in range(len(session.log) + 1):
-            for kind in LEFT if pending else LEFT[:1]:
-                if rng.random() < share:
-                    copy_image(durable, path)
-                    _put(path, leave(kind, pending, rng))
-                    yield place, kind, path
-            if place == len(session.log):
-                return
+    flushed = written = 0
+    for point in points:
+        for place in range(flushed, point.place):
             if session.log[place].is_flush:
-                for entry in pending:
-                    os.pwrite(medium.fileno(), entry.data, entry.offset)
-                pending = []
-            else:
-                pending.append(session.log[place])
+                _put(durable, session.log[written:place])
+                flushed, written = place + 1, place + 1
+        copy_image(durable, path)
+        _put(path, point.left)
+        yield point, path
 
 
-def _put(path: str, entries: Iterator[Entry]) -> None:
+def _put(path: str, entries: Sequence[Entry]) -> None:
     with open(path, "r+b") as file:
         for entry in entries:
             os.pwrite(file.fileno(), entry.data, entry.offset)
@@ -194,13 +239,12 @@ def look_at(session: Session, place: int, path: str, where: str, *, seed: int, f
     except OSError as error:
         return [f"the file system does not mount: {error}"], looked_for
     try:
-        wrong, _ = check(LocalStore(f"{where}/above/store"), told, seed)
+        wrong, _ = check(LocalStore(store_in(where)), told, seed)
     finally:
         unmount(where)
-    if fsck:  # behind the journal's replay and our own writes there is nothing to be repaired
-        done = subprocess.run(["e2fsck", "-f", "-n", path], capture_output=True, text=True, check=False)
-        if done.returncode:
-            wrong.append(f"the file system is damaged: {done.stdout.strip()[-300:]}")
+    damage = find_damage(path, session.kind) if fsck else ""  # behind the journal's replay there is nothing to be repaired
+    if damage:
+        wrong.append(f"the file system is damaged: {damage}")
     return wrong, looked_for
 
 
@@ -208,6 +252,7 @@ def run(
     count: int,
     seed: int = 0,
     *,
+    file_system: str = "ext4",
     mutation: str | None = None,
     keep: str | None = None,
     stop: int = VIOLATIONS_MAX,
@@ -217,27 +262,27 @@ def run(
 ) -> Report:
     """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
 
-    ``mutation``: what the victims lack. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
+    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
     that this process makes are its own.
     """
     private_mounts()
+    kinds = kinds_called(file_system)
     gc.freeze()
     report = Report(seed)
     began = time.perf_counter()
-    wanted = sessions or max(1, count // (4 * entries))
+    each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
     with prepared(), scratch("relight-blocks-") as directory:
         counter = f"{directory}/counter"
         with open(counter, "wb") as file:
             file.truncate(COUNTER_BYTES)
         with victims(mutation=mutation, counter=counter) as victim:
             while report.total < count and len(report.violations) < stop:
-                session = record(directory, f"{seed}:{report.sessions}", victim, entries)
+                session = record(directory, f"{seed}:{report.sessions}", victim, kinds, entries)
                 report.sessions += 1
                 _note(session, report)
                 rng = random.Random(f"disks {session.name}")
-                possible = sum(len(LEFT) if pending else 1 for pending in _pending(session.log))
-                share = min(1.0, 1.02 * -(-count // wanted) / possible)
-                _look_at_all(session, directory, share, rng, report, count=count, stop=stop, keep=keep, progress=progress)
+                points = choose(find_points(session, rng), min(each, count - report.total), rng)
+                _look_at_all(session, disks(session, points, directory), directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds = time.perf_counter() - began
     return report
 
@@ -252,18 +297,10 @@ def _note(session: Session, report: Report) -> None:
             report.facts[one.fact[0]] += 1
 
 
-def _pending(log: Sequence[Entry]) -> Iterator[bool]:
-    """Of each place, whether something was written there since the last flush."""
-    yield False
-    for entry in log:
-        yield not entry.is_flush
-
-
 def _look_at_all(
     session: Session,
+    made: Iterable[tuple[Point, str]],
     directory: str,
-    share: float,
-    rng: random.Random,
     report: Report,
     *,
     count: int,
@@ -271,24 +308,24 @@ def _look_at_all(
     keep: str | None,
     progress: Callable[[Report, int], None] | None,
 ) -> None:
-    for place, kind, path in disks(session, directory, share, rng):
+    for point, path in made:
         fsck = report.total % FSCK_EVERY == 0
-        copy = f"{keep}/{session.name}-{place}-{kind}.img".replace(":", "-").replace(" ", "-")
+        name = f"{session.name}:{point.place}:{point.kind}"
+        copy = f"{keep}/{name}.img".replace(":", "-").replace(" ", "-")
         if keep:
             copy_image(path, copy)
-        wrong, looked_for = look_at(session, place, path, f"{directory}/mounted", seed=place, fsck=fsck)
+        wrong, looked_for = look_at(session, point.place, path, f"{directory}/mounted", seed=point.place, fsck=fsck)
         if keep and not wrong:
             os.unlink(copy)
-        report.disks[kind] += 1
+        report.disks[point.kind] += 1
         report.file_systems[session.kind.name] += 1
         report.checked += looked_for
         report.fscks += fsck
         if wrong:
-            point = f"{session.name}:{place}:{kind}"
-            report.violations.append({"point": point, "file_system": session.kind.name, "wrong": wrong[:5]})
+            report.violations.append({"point": name, "file_system": session.kind.name, "wrong": wrong[:5]})
         if progress:
             progress(report, count)
-        if report.total >= count or len(report.violations) >= stop:
+        if len(report.violations) >= stop:
             return
 
 
@@ -311,8 +348,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sessions", type=int, help="recordings; as many as there are places for, if not said")
+    parser.add_argument("--sessions", type=int, help=f"recordings; one for each {DISKS_PER_SESSION} disks, if not said")
     parser.add_argument("--entries", type=int, default=ENTRIES, help="writes and flushes of each")
+    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="what the names of those that are used begin with: ext4, xfs")
+    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="behind so many violations")
     parser.add_argument("--mutation", choices=MUTATIONS, help="what the victims lack: something should be lost")
     parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each disk of which something was lost")
     parser.add_argument("--json", action="store_true")
@@ -329,6 +368,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = run(
             options.count,
             options.seed,
+            file_system=options.file_system,
+            stop=options.stop,
             mutation=options.mutation,
             keep=options.keep,
             sessions=options.sessions,

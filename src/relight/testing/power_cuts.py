@@ -26,10 +26,20 @@ from dataclasses import dataclass, field
 
 from relight.store import LocalStore
 from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check
-from relight.testing.images import FILE_SYSTEMS, PLAIN, FileSystem, Unavailable, copy_image, cut_power, make_image, mount, private_mounts
-from relight.testing.images import scratch, unmount
+from relight.testing.images import (
+    FileSystem,
+    Unavailable,
+    copy_image,
+    cut_power,
+    kinds_called,
+    make_image,
+    mount,
+    private_mounts,
+    scratch,
+    unmount,
+)
 from relight.testing.scenario import Fact, prepared
-from relight.testing.victims import MUTATIONS, Told, Victims, victims
+from relight.testing.victims import MUTATIONS, Told, Victims, store_in, victims
 
 LIFE_S = 0.12
 """At most so long until the cut, when it is not an acknowledgement that is waited for."""
@@ -86,15 +96,14 @@ class Report:
 class Image:
     """One file system, from its making on, and what somebody was told is on it."""
 
-    def __init__(self, directory: str, seed: int, number: int) -> None:
+    def __init__(self, directory: str, seed: int, number: int, kinds: Sequence[FileSystem]) -> None:
         self.rng = random.Random(f"image {seed} {number}")
         self.name = f"{seed}:{number}"
-        self.kind: FileSystem = self.rng.choice((PLAIN, *FILE_SYSTEMS)) if self.rng.random() < 0.75 else PLAIN
+        self.kind = self.rng.choice(kinds[: 1 if self.rng.random() < 0.3 else None])
         self.path, self.where = f"{directory}/image", f"{directory}/mounted"
-        self.store = f"{self.where}/above/store"
         self.told: list[Fact] = []
         self.cuts = 0
-        base = f"{directory}/{FILE_SYSTEMS.index(self.kind)}.base"
+        base = f"{directory}/{self.kind.name}.base"
         if not os.path.exists(base):
             make_image(base, self.kind)
         copy_image(base, self.path)
@@ -122,7 +131,7 @@ class Image:
             mount(self.path, self.where, self.kind)
         except OSError as error:
             return [*wrong, f"the file system does not mount: {error}"]
-        found, self.told = check(LocalStore(self.store), self.told, self.rng.randrange(1 << 32))
+        found, self.told = check(LocalStore(store_in(self.where)), self.told, self.rng.randrange(1 << 32))
         return wrong + found
 
     def _live(self, victim: Victims, told: list[Fact], cut: Callable[[], None]) -> list[str]:
@@ -132,7 +141,7 @@ class Image:
         begun = time.monotonic()
         until = begun + (WAIT_S if at_once else self.rng.uniform(0, LIFE_S))
         heard: list[Told] = []
-        victim.start(self.store, self.rng.randrange(1 << 32))
+        victim.start(self.where, self.rng.randrange(1 << 32))
         while time.monotonic() < until:
             heard += victim.hear(until)
             if any(one.fact[0] == "died" for one in heard) or (
@@ -150,6 +159,7 @@ def run(
     count: int,
     seed: int = 0,
     *,
+    file_system: str = "ext4",
     mutation: str | None = None,
     keep: str | None = None,
     stop: int = VIOLATIONS_MAX,
@@ -157,16 +167,17 @@ def run(
 ) -> Report:
     """Cut ``count`` times, or until ``stop`` cuts went wrong. ``Unavailable`` if that cannot be done here.
 
-    ``mutation``: what the victims lack. ``keep``: a directory for a copy of each image of which something was lost, as the cut left it.
+    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy of each image of which something was lost, as the cut left it.
     From here on, mounts that this process makes are its own.
     """
     private_mounts()
+    kinds = kinds_called(file_system)
     report = Report(seed)
     began = time.perf_counter()
     gc.freeze()
     with prepared(), scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
         while report.total < count and len(report.violations) < stop:
-            image = Image(directory, seed, report.images)
+            image = Image(directory, seed, report.images, kinds)
             report.images += 1
             lasts = image.rng.choice(CUTS_PER_IMAGE)
             while image.cuts < lasts and report.total < count:
@@ -207,6 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m relight.testing.power_cuts", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="what the names of those that are used begin with: ext4, xfs")
+    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="behind so many violations")
     parser.add_argument("--mutation", choices=MUTATIONS, help="what the victims lack: something should be lost")
     parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each image of which something was lost")
     parser.add_argument("--json", action="store_true")
@@ -220,7 +233,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(*(("\r" + text, "") if sys.stderr.isatty() else (text,)), end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
     try:
-        report = run(options.count, options.seed, mutation=options.mutation, keep=options.keep, progress=progress)
+        report = run(
+            options.count,
+            options.seed,
+            file_system=options.file_system,
+            mutation=options.mutation,
+            keep=options.keep,
+            stop=options.stop,
+            progress=progress,
+        )
     except Unavailable as error:
         print(f"no power was cut: {error}", file=sys.stderr)
         return 2

@@ -12,11 +12,13 @@ import contextlib
 import json
 import mmap
 import os
+import random
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -24,6 +26,9 @@ from typing import NamedTuple
 from relight.testing.teeth import DURABLE, SAVE, Mutation, mutate
 
 COUNTER_BYTES = 8
+NEIGHBOURS = 0.4
+"""So many of the lives have a neighbour on their disk."""
+NEIGHBOUR_BYTES = 1 << 20
 MUTATIONS = {
     "file": Mutation("fsync of every new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
     "pack": Mutation(
@@ -59,9 +64,9 @@ class Victims:
         self._process, self._facts = process, facts
         self._rest = b""
 
-    def start(self, directory: str, seed: int) -> None:
-        """Let a process live in ``directory``, from now on until ``end``."""
-        self._say(f"{seed} {directory}")
+    def start(self, where: str, seed: int) -> None:
+        """Let a process live on the disk that is mounted in ``where``, from now on until ``end``."""
+        self._say(f"{seed} {where}")
 
     def hear(self, until: float) -> list[Told]:
         """What has been told since, waiting until that time (``time.monotonic``) for the first of it."""
@@ -111,7 +116,7 @@ def victims(*, mutation: str | None = None, counter: str | None = None) -> Itera
 def serve(facts: int, counter: mmap.mmap | None) -> None:
     """Start a life for each line, end it for the next one."""
     with tempfile.TemporaryDirectory() as directory:  # everything is imported by living once
-        _live(f"{directory}/store", 0, -1, None, facts_max=30)
+        _live(directory, 0, -1, None, facts_max=30)
     child = 0
 
     def leave(*_: object) -> None:
@@ -127,16 +132,21 @@ def serve(facts: int, counter: mmap.mmap | None) -> None:
             os.waitpid(child, 0)
             child = 0
         else:
-            seed, _, directory = line.rstrip("\n").partition(" ")
+            seed, _, where = line.rstrip("\n").partition(" ")
             child = os.fork()
             if child == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                _live(directory, int(seed), facts, counter)
+                _live(where, int(seed), facts, counter)
         os.write(1, b"done\n")
     leave()
 
 
-def _live(directory: str, seed: int, facts: int, counter: mmap.mmap | None, facts_max: float = float("inf")) -> None:
+def store_in(where: str) -> str:
+    """The store of the lives on a disk that is mounted there: neither it nor the directory above it is there from the beginning."""
+    return f"{where}/above/store"
+
+
+def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_max: float = float("inf")) -> None:
     """Live, and tell. Without power it goes on being told errors until it is killed; ``died`` says so, in case the power was there."""
     from relight.store import LocalStore
     from relight.testing.acknowledged import live_on
@@ -147,10 +157,13 @@ def _live(directory: str, seed: int, facts: int, counter: mmap.mmap | None, fact
         if facts >= 0:
             os.write(facts, json.dumps([at, *fact]).encode() + b"\n")
 
+    rng = random.Random(f"victim {seed}")
+    if facts >= 0 and rng.random() < NEIGHBOURS:
+        threading.Thread(target=_disturb, args=(f"{where}/neighbour", rng), daemon=True).start()
     try:
         with prepared() as names:
             names.seed(f"victim {seed}")
-            for number, fact in enumerate(live_on(LocalStore(directory), seed)):
+            for number, fact in enumerate(live_on(LocalStore(store_in(where)), seed)):
                 tell(*fact)
                 if number >= facts_max:
                     return
@@ -159,6 +172,28 @@ def _live(directory: str, seed: int, facts: int, counter: mmap.mmap | None, fact
     if facts >= 0:
         while True:
             signal.pause()
+
+
+def _disturb(where: str, rng: random.Random) -> None:
+    """Somebody else on the same disk, who fsyncs nothing: more is under way at any moment, and the journal has more to do."""
+    page = mmap.mmap(-1, 1 << 16)
+    page.write(rng.randbytes(len(page)))
+    with contextlib.suppress(OSError):  # the power has gone
+        os.makedirs(where, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        direct = os.open(f"{where}/direct", flags | os.O_DIRECT)
+        os.ftruncate(direct, NEIGHBOUR_BYTES)
+        while True:
+            length = 4096 * rng.randrange(1, 17)
+            os.pwrite(direct, memoryview(page)[:length], 4096 * rng.randrange((NEIGHBOUR_BYTES - length) // 4096))
+            name = f"{where}/{rng.randrange(8)}"
+            if rng.random() < 0.5:
+                with open(f"{name}.new", "wb") as file:
+                    file.write(page[: rng.randrange(9000)])
+                os.rename(f"{name}.new", name)
+            elif os.path.exists(name):
+                os.unlink(name)
+            time.sleep(rng.uniform(0, 0.004))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
