@@ -63,6 +63,8 @@ class Report:
     kills: int = 0
     violations: list[dict[str, object]] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of this process and its children: what it takes on a machine that has nothing else to do."""
 
     @property
     def total(self) -> int:
@@ -87,6 +89,7 @@ class Report:
             "acknowledged": dict(sorted(self.facts.items())),
             "looked_for": self.checked,
             "seconds": round(self.seconds, 1),
+            "cpu_seconds": round(self.cpu_seconds, 1),
             "cuts_a_second": round(self.total / self.seconds, 1) if self.seconds else 0.0,
             "violations": len(self.violations),
             "first": self.violations[:20],
@@ -173,7 +176,7 @@ def run(
     private_mounts()
     kinds = kinds_called(file_system)
     report = Report(seed)
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     gc.freeze()
     with prepared(), scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
         while report.total < count and len(report.violations) < stop:
@@ -196,7 +199,7 @@ def run(
             except OSError as error:
                 if os.path.ismount(image.where):
                     raise RuntimeError(f"an image cannot be unmounted: {error}") from error
-    report.seconds = time.perf_counter() - began
+    report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
     return report
 
 
@@ -205,7 +208,8 @@ def show(report: Report) -> str:
     rate = report.total / max(report.seconds, 1e-9)
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
     lines = [
-        f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s, {rate:.1f} a second",
+        f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
+        f"{rate:.1f} a second",
         f"  acknowledged: {told}; looked for {report.checked:,} times; {report.kills:,} killed before a cut",
     ]
     lines += [f"    {name:48} {count:>6,}" for table in (report.cuts, report.file_systems) for name, count in sorted(table.items())]
