@@ -129,6 +129,14 @@ def test_what_is_left_was_written(kind: str) -> None:
         assert kind != "one is missing" or len(left) == 3
 
 
+def test_the_superblock_is_not_torn() -> None:
+    """ext4's superblock is one unit, everything else a sector; together they are what was written."""
+    entry = Entry(0, bytes(range(256)) * 16)
+    units = list(block_log.cut_in_units(entry))
+    assert [(unit.offset, len(unit.data)) for unit in units] == [(0, 512), (512, 512), (1024, 1024), *((at, 512) for at in range(2048, 4096, 512))]
+    assert b"".join(unit.data for unit in units) == entry.data
+
+
 def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
     """Up to the last flush all is on the disk; behind it what the point says, and nothing else."""
     empty = tmp_path / "empty"
@@ -170,7 +178,7 @@ def test_a_copy_has_the_holes_and_the_bytes(tmp_path: Path) -> None:
 def _lived(root: Path, count: int) -> tuple[LocalStore, list[Fact]]:
     store = LocalStore(root)
     told: list[Fact] = []
-    for fact in acknowledged.live_on(store, 7):
+    for fact in acknowledged.live_on(store, 17):
         told.append(fact)
         if len(told) >= count:
             break
@@ -179,7 +187,8 @@ def _lived(root: Path, count: int) -> tuple[LocalStore, list[Fact]]:
 
 def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
     """Nothing is wrong with a store that nothing happened to, and what is known of it then holds for the next look, too."""
-    store, told = _lived(tmp_path / "store", 40)
+    store, told = _lived(tmp_path / "store", 60)
+    assert {fact[0] for fact in told} >= {"begun", "saved", "retired", "tagged", "recalled"}
     for turn in range(3):
         wrong, told = acknowledged.check(store, told, turn)
         assert wrong == []
@@ -200,6 +209,16 @@ def test_what_was_acknowledged_and_is_not_there_is_missed(tmp_path: Path, fact: 
     store, told = _lived(tmp_path / "store", 12)
     wrong, _ = acknowledged.check(store, [*told, fact], 0)
     assert any(says in one for one in wrong), wrong
+
+
+@pytest.mark.parametrize(("last", "says"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
+def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, says: str) -> None:
+    """What was recalled has to be there; what was being recalled may be there or not."""
+    store, told = _lived(tmp_path / "store", 12)
+    saved, gone = [fact[1] for fact in told if fact[0] == "saved"], "aaaaaaaaaa"
+    more = [("saved", gone, "digest"), ("retiring", gone, saved[-1]), ("retired", gone, saved[-1]), (last, gone, saved[-1])]
+    wrong, _ = acknowledged.check(store, [*told, *more], 0)
+    assert says in wrong[0] if says else wrong == []
 
 
 def test_what_was_retired_and_is_back_is_noticed(tmp_path: Path) -> None:

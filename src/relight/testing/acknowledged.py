@@ -20,10 +20,12 @@ from relight.errors import Fenced, RelightError
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy import Keep, keep
+from relight.reclaim import execute, plan_prune, recall
 from relight.store import ByteStore
-from relight.testing.scenario import RUN, Fact, Facts, leftovers, look, prune, sweep, tell
+from relight.testing.scenario import RUN, Fact, Facts, leftovers, look, sweep, tell
 
-ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired")
+ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired", "recalled")
 """The kinds of fact that promise something."""
 TAGS = ("gold", "silver")
 PACK_BYTES_MAX = (9_000, 300_000, 64 << 30)
@@ -82,8 +84,17 @@ def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
                 yield ("tagging", name, chosen)
                 Run(store, RUN).tag(name, chosen)
                 yield ("tagged", name, chosen)
-        elif draw < 0.82:
-            yield from prune(store, {"last": rng.randrange(1, 4), **({"best": 1} if rng.random() < 0.5 else {})}, attempt.epoch)
+        elif draw < 0.8:
+            undo_s = rng.choice((0.0, 0.0, 0.02, 1.0))
+            rules = keep(last=rng.randrange(1, 4), best=1 if rng.random() < 0.5 else None, undo=undo_s or None)
+            yield from _prune(store, rules, attempt.epoch)
+        elif draw < 0.85:
+            recallable = list(attempt.history().recallable)
+            if recallable:
+                chosen = rng.choice(recallable)
+                yield ("recalling", chosen)
+                recall(store, RUN, [chosen])
+                yield ("recalled", chosen)
         elif draw < 0.9:
             yield from sweep(store)
         else:
@@ -91,6 +102,13 @@ def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
             yield ("begun", str(attempt.epoch))
             if rng.random() < 0.5:
                 yield from _refused(superseded, rng, step)
+
+
+def _prune(store: ByteStore, rules: Keep, epoch: int) -> Iterator[Fact]:
+    plan = plan_prune(store, RUN, rules, verified={})
+    yield ("retiring", *plan.going)
+    report = execute(plan, store, epoch=epoch)
+    yield ("retired", *report.retired)
 
 
 def _refused(superseded: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
@@ -116,10 +134,11 @@ def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
 def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     """What is wrong with a store behind a power cut, and what is now known of it to go on with. Nothing is wrong if the first is empty.
 
-    In this order: the log as it lies there; the run goes on (a new attempt, a sweep, a save); every checkpoint that is shown, to the last
-    byte; leftovers.
+    In this order: the log as it lies there; the run goes on (a new attempt, a sweep, a save); every checkpoint that is shown or may be
+    recalled, to the last byte; leftovers.
     """
     log = Log(store, RUN)
+    told = _without_recalled(told)
     wrong = look(log, told)
     more = list(told)
     try:
@@ -134,11 +153,23 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str],
     history = fold(view)
     wrong += _fences(history, told)
     known, digests = Facts.of(more), dict[str, str]()
-    for one in history.live:
+    recallable = [history.retired[one] for one in history.recallable]
+    for one in (*history.live, *recallable):
         wrong += _restore(store, view, one, known, digests)
     with contextlib.suppress(RelightError):
-        wrong += leftovers(store, log)
+        wrong += [left for left in leftovers(store, log) if not left.endswith(tuple(f": {one.body.dir}" for one in recallable))]
     return list(dict.fromkeys(wrong)), settled(history, digests)
+
+
+def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
+    """The facts without the retirements that were taken back. One that was being taken back may hold or not."""
+    left: list[Fact] = []
+    for fact in told:
+        if fact[0] in ("recalling", "recalled"):
+            undone = ("retired", "retiring") if fact[0] == "recalled" else ("retired",)
+            left = [(one[0], *(each for each in one[1:] if each not in fact[1:])) if one[0] in undone else one for one in left]
+        left.append(fact)
+    return left
 
 
 def _fences(history: History, told: Sequence[Fact]) -> list[str]:

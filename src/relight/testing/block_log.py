@@ -9,7 +9,8 @@ brought to the medium, which is anything: each of ``LEFT``. Each is mounted, whi
 A point is named ``seed:session:place:kind``; the log of a session is not the same when it is recorded again, so ``--keep`` keeps the disk.
 
 Where this ends: a flush is taken to cover what was *answered* before it was asked for and what was asked for before it, too, as one server
-answers in order; loop devices know no FUA, so the kernel sends a flush behind such a write instead; a sector of 512 bytes is whole or old.
+answers in order; loop devices know no FUA, so the kernel sends a flush behind such a write instead; a sector of 512 bytes is whole or old,
+and so is ext4's superblock.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from relight.testing.scenario import prepared
 from relight.testing.victims import COUNTER_BYTES, MUTATIONS, Told, Victims, store_in, victims
 
 SECTOR = 512
+SUPERBLOCK = range(1024, 2048)
+"""Where ext4 has it."""
 ENTRIES = 500
 """So many writes and flushes make a session, about."""
 DISKS_PER_SESSION = 600
@@ -175,13 +178,21 @@ def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> list[Entry
     if kind in ("one is missing", "one alone"):
         return [entry for at, entry in enumerate(pending) if (at == chosen) == (kind == "one alone")]
     if kind == "torn":
-        end = SECTOR * rng.randrange(1, max(2, len(pending[chosen].data) // SECTOR))
-        return [*pending[:chosen], Entry(pending[chosen].offset, pending[chosen].data[:end])]
+        units = list(cut_in_units(pending[chosen]))
+        return [*pending[:chosen], *units[: rng.randrange(1, max(2, len(units)))]]
     if kind == "torn at random":
         share = rng.random()
-        sectors = [(entry, at) for entry in pending for at in range(0, len(entry.data), SECTOR)]
-        return [Entry(entry.offset + at, entry.data[at : at + SECTOR]) for entry, at in sectors if rng.random() < share]
+        return [unit for entry in pending for unit in cut_in_units(entry) if rng.random() < share]
     return []
+
+
+def cut_in_units(entry: Entry) -> Iterator[Entry]:
+    """What is whole or old on the medium: sectors, and ext4's superblock, which has two of them and one sum. No ext4 survives a tear there."""
+    at = 0
+    while at < len(entry.data):
+        length = SUPERBLOCK.stop - SUPERBLOCK.start if entry.offset + at == SUPERBLOCK.start else SECTOR
+        yield Entry(entry.offset + at, entry.data[at : at + length])
+        at += length
 
 
 def find_points(session: Session, rng: random.Random) -> list[Point]:
@@ -336,9 +347,12 @@ def show(report: Report) -> str:
     """The report, for people."""
     rate = report.total / max(report.seconds, 1e-9)
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
-    lines = [
+    head = (
         f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
-        f"{rate:.1f} a second",
+        f"{rate:.1f} a second"
+    )
+    lines = [
+        head,
         f"  {report.sessions} sessions, {report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes; {report.fscks} checked by fsck",
         f"  acknowledged: {told}; looked for {report.checked:,} times",
     ]

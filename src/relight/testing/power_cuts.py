@@ -207,9 +207,12 @@ def show(report: Report) -> str:
     """The report, for people."""
     rate = report.total / max(report.seconds, 1e-9)
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
-    lines = [
+    head = (
         f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
-        f"{rate:.1f} a second",
+        f"{rate:.1f} a second"
+    )
+    lines = [
+        head,
         f"  acknowledged: {told}; looked for {report.checked:,} times; {report.kills:,} killed before a cut",
     ]
     lines += [f"    {name:48} {count:>6,}" for table in (report.cuts, report.file_systems) for name, count in sorted(table.items())]
