@@ -178,7 +178,7 @@ def test_a_copy_has_the_holes_and_the_bytes(tmp_path: Path) -> None:
 def _lived(root: Path, count: int) -> tuple[LocalStore, list[Fact]]:
     store = LocalStore(root)
     told: list[Fact] = []
-    for fact in acknowledged.live_on(store, 17):
+    for fact in acknowledged.live_on(store, 9):
         told.append(fact)
         if len(told) >= count:
             break
@@ -219,6 +219,18 @@ def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: s
     more = [("saved", gone, "digest"), ("retiring", gone, saved[-1]), ("retired", gone, saved[-1]), (last, gone, saved[-1])]
     wrong, _ = acknowledged.check(store, [*told, *more], 0)
     assert says in wrong[0] if says else wrong == []
+
+
+def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
+    """A checkpoint of two ranks is acknowledged once, as soon as one of them has it, and has the digests of both."""
+    store = LocalStore(tmp_path / "store")
+    attempt = acknowledged.Attempt.begin(store, RUN)
+    told = [("begun", str(attempt.epoch)), *acknowledged.save_as_two(attempt, random.Random(1), 3)]
+    assert [fact[0] for fact in told] == ["begun", "saving", "saved"]
+    assert told[1][1].count("+") == 1
+    wrong, known = acknowledged.check(store, told, 0)
+    assert wrong == []
+    assert told[2] in known
 
 
 def test_what_was_retired_and_is_back_is_noticed(tmp_path: Path) -> None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from queue import SimpleQueue
 
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
-from relight.commit import Attempt, SaveRequest, plan_save
-from relight.commit.save import new_id
+from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
+from relight.commit.save import Seat, new_id
 from relight.errors import Fenced, RelightError
 from relight.format import Leaf, encode_tree
+from relight.format.names import READY_DIR
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy import Keep, keep
@@ -33,13 +36,13 @@ LARGE_BYTES = (1 << 20, (1 << 20) + 4 * 1111, (5 << 19) + 12)
 """At and above the size from which packs are written past the page cache; two of them no multiple of a page."""
 
 
-def draw_state(rng: random.Random) -> tuple[list[Item], bytes, str]:
-    """Something to save: ``(items, tree, digest)``. Mostly small, sometimes large."""
+def draw_state(rng: random.Random, rank: int = 0) -> tuple[list[Item], bytes, str]:
+    """Something for a rank to save: ``(items, tree, digest)``. Mostly small, sometimes large."""
     sizes = [4 * rng.randrange(1, rng.choice((20, 1500, 40_000))) for _ in range(rng.randrange(2, 7))]
     if rng.random() < 0.2:
         sizes.append(rng.choice(LARGE_BYTES))
     items = [
-        Item(f"model/{at}", "float32", (size // 4,), rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), None, rng.random() < 0.5)
+        Item(f"model{rank}/{at}", "float32", (size // 4,), rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), None, rng.random() < 0.5)
         for at, size in enumerate(sizes)
     ]
     tree = encode_tree({"state": {item.name: Leaf("tensor", (at,)) for at, item in enumerate(items)}, "lr": rng.random()})
@@ -65,6 +68,38 @@ def save_drawn(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact
     yield ("saved", report.id, digest)
 
 
+def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
+    """The same by two ranks, which are threads, that make one checkpoint. It is durable as soon as either is told so."""
+    states = [draw_state(rng, rank) for rank in range(2)]
+    digest = "+".join(state[2] for state in states)
+    yield ("saving", digest)
+    checkpoint_id = new_id()
+    done: SimpleQueue[SaveReport | BaseException] = SimpleQueue()
+
+    def work(rank: int) -> None:
+        own = attempt.place._replace(log=Log(attempt.store, RUN))
+        items, tree, _ = states[rank]
+        seat = Seat(rank, 2, "0" * 16, timeout_s=20.0)
+        try:
+            done.put(Attempt(own).save(SaveRequest(step=step, tree=tree, items=items, id=checkpoint_id, seat=seat)))
+        except BaseException as error:
+            done.put(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for nth in range(2):
+            report = done.get()
+            if isinstance(report, BaseException):
+                raise report
+            if not nth:
+                yield ("saved", report.id, digest)
+    finally:
+        for thread in threads:
+            thread.join()
+
+
 def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
     """A run that saves, tags, thins out, sweeps and is taken over, for ever. Varies with ``seed``."""
     rng = random.Random(f"live on {seed}")
@@ -76,7 +111,7 @@ def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
         draw = rng.random()
         if draw < 0.5:
             step += rng.randrange(1, 4)
-            yield from save_drawn(attempt, rng, step)
+            yield from (save_as_two if rng.random() < 0.2 else save_drawn)(attempt, rng, step)
         elif draw < 0.62:
             live = attempt.history().live
             if live:
@@ -157,7 +192,9 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str],
     for one in (*history.live, *recallable):
         wrong += _restore(store, view, one, known, digests)
     with contextlib.suppress(RelightError):
-        wrong += [left for left in leftovers(store, log) if not left.endswith(tuple(f": {one.body.dir}" for one in recallable))]
+        # What may be recalled is still there; so is where ranks said that they were ready, if nobody came to tidying up.
+        allowed = (*(f": {one.body.dir}" for one in recallable), f"/{READY_DIR}")
+        wrong += [left for left in leftovers(store, log) if not left.endswith(allowed)]
     return list(dict.fromkeys(wrong)), settled(history, digests)
 
 
@@ -196,10 +233,12 @@ def _restore(store: ByteStore, view: View, one: Checkpoint, known: Facts, digest
 def read_digest(store: ByteStore, view: View, one: Checkpoint) -> str:
     """The digest of a checkpoint as it is stored, every byte of it read and verified."""
     opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
-    (part,) = opened.parts
-    buffers = [bytearray(tensor.length) for tensor in part.tensors]
-    read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
-    return digest_of([(t.name, t.dtype, t.shape, t.role, buffers[at]) for at, t in enumerate(part.tensors)], part.tree)
+    digests = []
+    for part in opened.parts:
+        buffers = [bytearray(tensor.length) for tensor in part.tensors]
+        read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
+        digests.append(digest_of([(t.name, t.dtype, t.shape, t.role, buffers[at]) for at, t in enumerate(part.tensors)], part.tree))
+    return "+".join(digests)
 
 
 def settled(history: History, digests: dict[str, str]) -> list[Fact]:
