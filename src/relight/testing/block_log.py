@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -26,7 +27,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from relight.store import LocalStore
@@ -195,6 +196,13 @@ def cut_in_units(entry: Entry) -> Iterator[Entry]:
         at += length
 
 
+def without_flushes(session: Session) -> Session:
+    """The same on a disk that lies: it answers flushes, and nothing need be on the medium for it. The negative control of reordering."""
+    writes = list(itertools.accumulate((not entry.is_flush for entry in session.log), initial=0))
+    told = [Told(writes[one.at], one.fact) for one in session.told]
+    return replace(session, log=[entry for entry in session.log if not entry.is_flush], told=told)
+
+
 def find_points(session: Session, rng: random.Random) -> list[Point]:
     """Disks that differ, or of which more was acknowledged, in the order of the log: every prefix as it was written, and what else ``LEFT``
     gives."""
@@ -268,6 +276,7 @@ def run(
     *,
     file_system: str = "ext4",
     mutation: str | None = None,
+    lies: bool = False,
     keep: str | None = None,
     stop: int = VIOLATIONS_MAX,
     sessions: int | None = None,
@@ -276,7 +285,8 @@ def run(
 ) -> Report:
     """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
 
-    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
+    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack.
+    ``lies``: flushes mean nothing. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
     that this process makes are its own.
     """
     private_mounts()
@@ -294,6 +304,7 @@ def run(
                 session = record(directory, f"{seed}:{report.sessions}", victim, kinds, entries)
                 report.sessions += 1
                 _note(session, report)
+                session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
                 points = choose(find_points(session, rng), min(each, count - report.total), rng)
                 _look_at_all(session, disks(session, points, directory), directory, report, count=count, stop=stop, keep=keep, progress=progress)
@@ -371,6 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--file-system", default="ext4", metavar="WORD", help="what the names of those that are used begin with: ext4, xfs")
     parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="behind so many violations")
     parser.add_argument("--mutation", choices=MUTATIONS, help="what the victims lack: something should be lost")
+    parser.add_argument("--lies", action="store_true", help="the disk answers flushes and need not have written: something should be lost")
     parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each disk of which something was lost")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -389,6 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file_system=options.file_system,
             stop=options.stop,
             mutation=options.mutation,
+            lies=options.lies,
             keep=options.keep,
             sessions=options.sessions,
             entries=options.entries,
