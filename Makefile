@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing peers faults ceph azure bench gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,14 @@ crash: $(STAMP) ## 100,000 crash points
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m relight.testing.kills --count 5000
+
+powercuts: $(STAMP) ## 3,000 power cuts under a saving process on ext4, 500 on XFS: by root, on loop devices
+	$(BIN)/python -m relight.testing.power_cuts --count 3000
+	$(BIN)/python -m relight.testing.power_cuts --count 500 --file-system xfs
+
+blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 500 on XFS, made of a log of blocks: by root, with FUSE
+	$(BIN)/python -m relight.testing.block_log --count 5000
+	$(BIN)/python -m relight.testing.block_log --count 500 --file-system xfs
 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000

@@ -8,5 +8,7 @@ it reports can be replayed from its seed. May import: ``store``, ``log``, ``comm
 - ``disks``: ``CountingDisk``, ``FailNth``, ``QuotaDisk``, ``CrashDisk``, ``SimulatedDisk``; ``SimClock``
 - ``python -m relight.testing.crash``: dies at every call of a run, and cuts the power there
 - ``python -m relight.testing.kills``: real SIGKILLs at every storage system call
+- ``python -m relight.testing.power_cuts``: real power cuts on file systems that are shut down
+- ``python -m relight.testing.block_log``: every prefix of what reached a disk, reordered and torn between flushes
 - ``python -m relight.testing.teeth``: the negative controls
 """

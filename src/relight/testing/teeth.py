@@ -159,6 +159,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def mutate(mutation: Mutation) -> None:
+    """From here on, that module is imported with the edit. Only for a process that has not imported it yet."""
+    _Mutated.edits = {mutation.module: mutation}
+    sys.meta_path.insert(0, _Finder())
+
+
 def _cuts() -> Iterator[str]:
     """Power cuts in a life."""
     yield from _points(r":cut-", share=0.25, lives=1)
@@ -272,8 +278,7 @@ def bite(mutation: Mutation) -> Verdict:
             os.close(read_end)
             signal.alarm(SECONDS_MAX)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            _Mutated.edits = {mutation.module: mutation}
-            sys.meta_path.insert(0, _Finder())
+            mutate(mutation)
             answer = list(prove(mutation.proof))
         except BaseException as error:
             answer = [None, f"not tried: {error}"]

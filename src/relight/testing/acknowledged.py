@@ -1,0 +1,253 @@
+"""What a run was told is durable, and whether a store still has it: shared by the engines that take the power away.
+
+``live_on`` is an endless life of a run, a generator of facts as ``scenario`` has them: each acknowledgement is yielded when the call that
+gives it has returned, each intent before its call. States are named by a digest that is not the product's, of bytes that are drawn from
+a seed: whoever checks need not draw them again. ``check`` compares a store with the facts, and goes on with the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from queue import SimpleQueue
+
+from relight.catalog import open_checkpoint, read_tensors
+from relight.catalog.run import Run
+from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
+from relight.commit.save import Seat, new_id
+from relight.errors import Fenced, RelightError
+from relight.format import Leaf, encode_tree
+from relight.format.names import READY_DIR
+from relight.layout import Bytes, Item
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy import Keep, keep
+from relight.reclaim import execute, plan_prune, recall
+from relight.store import ByteStore
+from relight.testing.scenario import RUN, Fact, Facts, leftovers, look, sweep, tell
+
+ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired", "recalled")
+"""The kinds of fact that promise something."""
+TAGS = ("gold", "silver")
+PACK_BYTES_MAX = (9_000, 300_000, 64 << 30)
+LARGE_BYTES = (1 << 20, (1 << 20) + 4 * 1111, (5 << 19) + 12)
+"""At and above the size from which packs are written past the page cache; two of them no multiple of a page."""
+
+
+def draw_state(rng: random.Random, rank: int = 0) -> tuple[list[Item], bytes, str]:
+    """Something for a rank to save: ``(items, tree, digest)``. Mostly small, sometimes large."""
+    sizes = [4 * rng.randrange(1, rng.choice((20, 1500, 40_000))) for _ in range(rng.randrange(2, 7))]
+    if rng.random() < 0.2:
+        sizes.append(rng.choice(LARGE_BYTES))
+    items = [
+        Item(f"model{rank}/{at}", "float32", (size // 4,), rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), None, rng.random() < 0.5)
+        for at, size in enumerate(sizes)
+    ]
+    tree = encode_tree({"state": {item.name: Leaf("tensor", (at,)) for at, item in enumerate(items)}, "lr": rng.random()})
+    return items, tree, digest_of([(one.name, one.dtype, one.shape, one.role, one.source.view()) for one in items], tree)
+
+
+def digest_of(tensors: Iterable[tuple[str, str, tuple[int, ...], str, bytearray | memoryview]], tree: bytes) -> str:
+    """The name of a state: of every tensor's name, dtype, shape, role and bytes, and of the tree."""
+    hasher = hashlib.blake2b(tree, digest_size=16)
+    for name, dtype, shape, role, data in sorted(tensors, key=lambda one: one[0]):
+        hasher.update(repr((name, dtype, tuple(shape), role, len(data))).encode())
+        hasher.update(data)
+    return hasher.hexdigest()
+
+
+def save_drawn(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
+    """Draw a state and save it: told before, and when it is durable."""
+    items, tree, digest = draw_state(rng)
+    yield ("saving", digest)
+    checkpoint_id = new_id()
+    plan = plan_save(items, id=checkpoint_id, pack_bytes_max=rng.choice(PACK_BYTES_MAX))
+    report = attempt.save(SaveRequest(step=step, tree=tree, items=items, id=checkpoint_id, plan=plan, metrics={"loss": rng.random()}))
+    yield ("saved", report.id, digest)
+
+
+def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
+    """The same by two ranks, which are threads, that make one checkpoint. It is durable as soon as either is told so."""
+    states = [draw_state(rng, rank) for rank in range(2)]
+    digest = "+".join(state[2] for state in states)
+    yield ("saving", digest)
+    checkpoint_id = new_id()
+    done: SimpleQueue[SaveReport | BaseException] = SimpleQueue()
+
+    def work(rank: int) -> None:
+        own = attempt.place._replace(log=Log(attempt.store, RUN))
+        items, tree, _ = states[rank]
+        seat = Seat(rank, 2, "0" * 16, timeout_s=20.0)
+        try:
+            done.put(Attempt(own).save(SaveRequest(step=step, tree=tree, items=items, id=checkpoint_id, seat=seat)))
+        except BaseException as error:
+            done.put(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for nth in range(2):
+            report = done.get()
+            if isinstance(report, BaseException):
+                raise report
+            if not nth:
+                yield ("saved", report.id, digest)
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
+    """A run that saves, tags, thins out, sweeps and is taken over, for ever. Varies with ``seed``."""
+    rng = random.Random(f"live on {seed}")
+    attempt = Attempt.begin(store, RUN, reason="first")
+    yield ("begun", str(attempt.epoch))
+    live = attempt.history().live
+    step = live[-1].step if live else 0
+    while True:
+        draw = rng.random()
+        if draw < 0.5:
+            step += rng.randrange(1, 4)
+            yield from (save_as_two if rng.random() < 0.2 else save_drawn)(attempt, rng, step)
+        elif draw < 0.62:
+            live = attempt.history().live
+            if live:
+                name, chosen = rng.choice(TAGS), rng.choice(live[-3:]).id
+                yield ("tagging", name, chosen)
+                Run(store, RUN).tag(name, chosen)
+                yield ("tagged", name, chosen)
+        elif draw < 0.8:
+            undo_s = rng.choice((0.0, 0.0, 0.02, 1.0))
+            rules = keep(last=rng.randrange(1, 4), best=1 if rng.random() < 0.5 else None, undo=undo_s or None)
+            yield from _prune(store, rules, attempt.epoch)
+        elif draw < 0.85:
+            recallable = list(attempt.history().recallable)
+            if recallable:
+                chosen = rng.choice(recallable)
+                yield ("recalling", chosen)
+                recall(store, RUN, [chosen])
+                yield ("recalled", chosen)
+        elif draw < 0.9:
+            yield from sweep(store)
+        else:
+            superseded, attempt = attempt, Attempt.begin(store, RUN, reason="next")
+            yield ("begun", str(attempt.epoch))
+            if rng.random() < 0.5:
+                yield from _refused(superseded, rng, step)
+
+
+def _prune(store: ByteStore, rules: Keep, epoch: int) -> Iterator[Fact]:
+    plan = plan_prune(store, RUN, rules, verified={})
+    yield ("retiring", *plan.going)
+    report = execute(plan, store, epoch=epoch)
+    yield ("retired", *report.retired)
+
+
+def _refused(superseded: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
+    try:
+        for fact in save_drawn(superseded, rng, step):
+            if fact[0] == "saving":  # never to be seen: not told, so that it is noticed if it is
+                continue
+            raise AssertionError("an attempt that was superseded has committed")
+    except Fenced:
+        yield ("refused", str(superseded.epoch))
+
+
+def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
+    """What a restarted job does: take charge, sweep, save."""
+    rng = random.Random(f"resume {seed}")
+    attempt = Attempt.begin(store, RUN, reason="resume")
+    yield ("begun", str(attempt.epoch))
+    yield from sweep(store)
+    live = attempt.history().live
+    yield from save_drawn(attempt, rng, live[-1].step + 1 if live else 0)
+
+
+def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str], list[Fact]]:
+    """What is wrong with a store behind a power cut, and what is now known of it to go on with. Nothing is wrong if the first is empty.
+
+    In this order: the log as it lies there; the run goes on (a new attempt, a sweep, a save); every checkpoint that is shown or may be
+    recalled, to the last byte; leftovers.
+    """
+    log = Log(store, RUN)
+    told = _without_recalled(told)
+    wrong = look(log, told)
+    more = list(told)
+    try:
+        tell(resume(store, seed), more)
+    except RelightError as error:
+        wrong.append(f"I4: the run does not go on: {type(error).__name__}: {error}")
+    try:
+        view = log.read()
+    except RelightError as error:
+        return list(dict.fromkeys([*wrong, f"I5: the log cannot be read: {error.what}"])), more
+    wrong += look(log, more)
+    history = fold(view)
+    wrong += _fences(history, told)
+    known, digests = Facts.of(more), dict[str, str]()
+    recallable = [history.retired[one] for one in history.recallable]
+    for one in (*history.live, *recallable):
+        wrong += _restore(store, view, one, known, digests)
+    with contextlib.suppress(RelightError):
+        # What may be recalled is still there; so is where ranks said that they were ready, if nobody came to tidying up.
+        allowed = (*(f": {one.body.dir}" for one in recallable), f"/{READY_DIR}")
+        wrong += [left for left in leftovers(store, log) if not left.endswith(allowed)]
+    return list(dict.fromkeys(wrong)), settled(history, digests)
+
+
+def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
+    """The facts without the retirements that were taken back. One that was being taken back may hold or not."""
+    left: list[Fact] = []
+    for fact in told:
+        if fact[0] in ("recalling", "recalled"):
+            undone = ("retired", "retiring") if fact[0] == "recalled" else ("retired",)
+            left = [(one[0], *(each for each in one[1:] if each not in fact[1:])) if one[0] in undone else one for one in left]
+        left.append(fact)
+    return left
+
+
+def _fences(history: History, told: Sequence[Fact]) -> list[str]:
+    """An attempt that was begun keeps its number: two of one number could both commit."""
+    there = [fence.epoch for fence in history.fences]
+    begun = [int(fact[1]) for fact in told if fact[0] == "begun"]
+    wrong = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in there]
+    if len(set(there)) < len(there) or len(set(begun)) < len(begun):
+        wrong.append(f"I8: two attempts of one number: FENCEs {there}, begun {begun}")
+    return wrong
+
+
+def _restore(store: ByteStore, view: View, one: Checkpoint, known: Facts, digests: dict[str, str]) -> list[str]:
+    what = f"I2: checkpoint {one.id} at step {one.step}"
+    try:
+        digest = digests[one.id] = read_digest(store, view, one)
+    except RelightError as error:
+        return [f"{what} does not restore: {error}"]
+    if digest not in known.saving or digest != known.saved.get(one.id, digest):
+        return [f"{what} restores as something else"]
+    return []
+
+
+def read_digest(store: ByteStore, view: View, one: Checkpoint) -> str:
+    """The digest of a checkpoint as it is stored, every byte of it read and verified."""
+    opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
+    digests = []
+    for part in opened.parts:
+        buffers = [bytearray(tensor.length) for tensor in part.tensors]
+        read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
+        digests.append(digest_of([(t.name, t.dtype, t.shape, t.role, buffers[at]) for at, t in enumerate(part.tensors)], part.tree))
+    return "+".join(digests)
+
+
+def settled(history: History, digests: dict[str, str]) -> list[Fact]:
+    """What is known once a store was looked at, as facts: nothing is in doubt any more. Whoever was told so was told."""
+    told: list[Fact] = [("begun", str(fence.epoch)) for fence in history.fences]
+    for one in (*history.live, *history.retired.values()):
+        if one.id in digests:
+            told += [("saving", digests[one.id]), ("saved", one.id, digests[one.id])]
+    if history.retired:
+        told += [("retiring", *history.retired), ("retired", *history.retired)]
+    told += [("tagged", name, checkpoint_id) for name, checkpoint_id in history.tags.items()]
+    return told

@@ -1,0 +1,176 @@
+"""One file, served through FUSE, that writes down what reaches it: a disk with a log, for a loop device to stand on.
+
+The kernel's own protocol, spoken over ``/dev/fuse`` (Linux, ``include/uapi/linux/fuse.h``): a file system whose root is that file needs ten
+messages of it, and no library. Every write and every flush is appended to a log file, then counted in a *counter* file that others
+map, then answered: whoever has his answer finds it counted.
+
+``logged_file`` mounts it and starts the server, a process of its own: one that waits for itself would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from relight.testing.images import Unavailable, mount_any, unmount
+from relight.testing.victims import COUNTER_BYTES
+
+WRITE_BYTES_MAX = 1 << 20
+_MAJOR, _MINOR = 7, 31
+_FORGET, _GETATTR, _OPEN, _READ, _WRITE, _RELEASE, _FSYNC, _FLUSH, _INIT, _INTERRUPT, _DESTROY, _BATCH_FORGET = (
+    *(2, 3, 14, 15, 16, 18, 20, 25, 26, 36, 38, 42),
+)
+_ASYNC_READ, _BIG_WRITES, _MAX_PAGES = 1 << 0, 1 << 5, 1 << 22
+_HEADER = struct.Struct("<IIQQIIIHH")
+_ANSWER = struct.Struct("<IiQ")
+_RANGE = struct.Struct("<QQI")
+_INIT_ANSWER = struct.Struct("<IIIIHHIIHHI28x")
+_ENTRY = struct.Struct("<QI")
+_FLUSHED = (1 << 64) - 1
+"""In place of an offset."""
+
+
+class Entry(NamedTuple):
+    """What reached the disk: ``data`` at ``offset``; or, if there is none, a flush: all before it is on the medium."""
+
+    offset: int
+    data: bytes
+
+    @property
+    def is_flush(self) -> bool:
+        """Whether it is one."""
+        return not self.data
+
+
+def read_log(path: str) -> list[Entry]:
+    """The log that a server has written."""
+    entries: list[Entry] = []
+    with open(path, "rb") as file:
+        while head := file.read(_ENTRY.size):
+            offset, length = _ENTRY.unpack(head)
+            entries.append(Entry(0, b"") if offset == _FLUSHED else Entry(offset, file.read(length)))
+    return entries
+
+
+@contextlib.contextmanager
+def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]:
+    """``disk`` once more at ``where``, which is an empty file: what goes through there is logged in ``log`` and counted in ``counter``."""
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unavailable(f"there is no FUSE: {error}") from error
+    for path, size in ((where, 0), (log, 0), (counter, COUNTER_BYTES)):
+        with open(path, "wb") as file:
+            file.truncate(size)
+    try:
+        mount_any("relight", where, "fuse", f"fd={fd},rootmode={stat.S_IFREG | 0o600:o},user_id=0,group_id=0")
+        command = [sys.executable, "-m", "relight.testing.fuse_file", str(fd), disk, log, counter]
+        process = subprocess.Popen(command, pass_fds=(fd,))
+    except OSError as error:
+        raise Unavailable(f"FUSE does not mount here: {error}") from error
+    finally:
+        os.close(fd)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            unmount(where)
+        try:
+            process.wait(10)  # told by the kernel, once nobody has the file any more
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class _Server:
+    def __init__(self, disk: int, log: int, counter: mmap.mmap) -> None:
+        self._disk, self._log, self._counter = disk, log, counter
+        self._count = 0
+
+    def answer(self, operation: int, body: memoryview) -> bytes | int | None:
+        """What is answered: bytes, an error number, or nothing."""
+        if operation == _READ:
+            _, offset, length = _RANGE.unpack_from(body)
+            return os.pread(self._disk, length, offset)
+        if operation == _WRITE:
+            _, offset, length = _RANGE.unpack_from(body)
+            data = body[40 : 40 + length]
+            os.pwrite(self._disk, data, offset)
+            self._note(offset, data)
+            return struct.pack("<II", length, 0)
+        if operation == _FSYNC:
+            self._note(_FLUSHED, memoryview(b""))
+            return b""
+        if operation == _GETATTR:
+            return struct.pack("<QII", 3600, 0, 0) + self._attributes()
+        if operation == _OPEN:
+            return struct.pack("<QII", 1, 0, 0)
+        if operation == _INIT:
+            flags = _ASYNC_READ | _BIG_WRITES | _MAX_PAGES
+            pages = WRITE_BYTES_MAX // mmap.PAGESIZE
+            return _INIT_ANSWER.pack(_MAJOR, _MINOR, 1 << 17, flags, 64, 48, WRITE_BYTES_MAX, 1, pages, 0, 0)
+        if operation in (_RELEASE, _FLUSH, _DESTROY):
+            return b""
+        if operation in (_FORGET, _BATCH_FORGET, _INTERRUPT):
+            return None
+        return errno.ENOSYS  # no holes among them: the file system then writes zeros, which is seen
+
+    def _note(self, offset: int, data: memoryview) -> None:
+        os.writev(self._log, [_ENTRY.pack(offset, len(data)), data])
+        self._count += 1
+        self._counter[:COUNTER_BYTES] = self._count.to_bytes(COUNTER_BYTES, "little")
+
+    def _attributes(self) -> bytes:
+        size = os.fstat(self._disk).st_size
+        return struct.pack("<6Q10I", 1, size, size // 512, 0, 0, 0, 0, 0, 0, stat.S_IFREG | 0o600, 1, 0, 0, 0, 4096, 0)
+
+
+def serve(fd: int, disk: str, log: str, counter: str) -> None:
+    """Answer until the kernel has no more questions. One at a time: the log has the order of the answers."""
+    ctypes.CDLL(None).mlockall(3)  # it must not wait for memory that the kernel frees by writing to it
+    with open(counter, "r+b") as file:
+        counted = mmap.mmap(file.fileno(), COUNTER_BYTES)
+    server = _Server(os.open(disk, os.O_RDWR), os.open(log, os.O_WRONLY | os.O_APPEND), counted)
+    buffer = bytearray(WRITE_BYTES_MAX + (64 << 10))
+    while True:
+        try:
+            length = os.readv(fd, [buffer])
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # unmounted
+                return
+            if error.errno in (errno.EINTR, errno.ENOENT, errno.EAGAIN):
+                continue
+            raise
+        _, operation, unique, *_ = _HEADER.unpack_from(buffer)
+        try:
+            said = server.answer(operation, memoryview(buffer)[_HEADER.size : length])
+        except OSError as error:
+            said = error.errno or errno.EIO
+        if said is None:
+            continue
+        data, code = (b"", -said) if isinstance(said, int) else (said, 0)
+        try:
+            os.writev(fd, [_ANSWER.pack(_ANSWER.size + len(data), code, unique), data])
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # whoever asked was killed
+                raise
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The server's own command: descriptor, disk, log, counter."""
+    fd, disk, log, counter = arguments or sys.argv[1:]
+    serve(int(fd), disk, log, counter)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

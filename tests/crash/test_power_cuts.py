@@ -1,0 +1,299 @@
+"""Real power cuts, and disks made of a block log: slices of ``make powercuts`` and ``make blocks``, and that both can fail.
+
+Each is a command of its own, since it takes its mounts out of everybody else's sight.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.store import LocalStore
+from relight.testing import acknowledged, block_log, fuse_file
+from relight.testing.block_log import LEFT, SECTOR, Session, choose, find_points, leave
+from relight.testing.fuse_file import Entry
+from relight.testing.images import PLAIN, copy_image
+from relight.testing.scenario import RUN, Fact
+from relight.testing.victims import MUTATIONS, Told, store_in, victims
+
+pytestmark = pytest.mark.crash
+FLUSH = Entry(0, b"")
+
+
+def _run(engine: str, *options: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", f"relight.testing.{engine}", "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("file_system", "count"), [("ext4", 15), ("xfs", 6)])
+def test_nothing_acknowledged_is_lost_in_a_power_cut(file_system: str, count: int) -> None:
+    """A file system that is shut down under a saving process has, mounted again, all that was acknowledged, and the run goes on."""
+    code, report = _run("power_cuts", "--count", str(count), "--seed", "4", "--file-system", file_system)
+    assert (code, report["first"]) == (0, [])
+    assert report["ok"]
+    assert report["cuts"] == count
+    assert "log not flushed" in report["by_kind"]
+    assert sum(report["acknowledged"].values()) > count
+    assert {"begun", "saved"} <= report["acknowledged"].keys()
+
+
+@pytest.mark.parametrize(("file_system", "count"), [("ext4", 60), ("xfs", 15)])
+def test_nothing_acknowledged_is_missing_on_a_disk_that_a_cut_may_leave(file_system: str, count: int) -> None:
+    """Whatever of the writes since the last flush reached the medium, all that was acknowledged is there, and the run goes on."""
+    code, report = _run("block_log", "--count", str(count), "--seed", "4", "--entries", "120", "--file-system", file_system)
+    assert (code, report["first"]) == (0, [])
+    assert report["ok"]
+    assert report["disks"] == count
+    assert report["flushes"] > 20
+    assert report["looked_for"] > count // 2
+    assert report["checked_by_fsck"] > 0
+
+
+@pytest.mark.parametrize("mutation", ["pack", "record", "link"])
+def test_a_missing_fsync_loses_something_in_a_power_cut(mutation: str) -> None:
+    """The engine can fail: without the fsync of packs, of records, or of the log's directory, some hundred cuts find a loss."""
+    code, report = _run("power_cuts", "--count", "300", "--seed", "4", "--stop", "1", "--mutation", mutation)
+    assert code == 1
+    assert len(report["first"]) == 1
+    assert not report["ok"]
+
+
+@pytest.mark.parametrize("mutation", ["pack", "record", "link"])
+def test_a_missing_fsync_shows_on_a_disk_that_a_cut_may_leave(mutation: str) -> None:
+    """The engine can fail: without the fsync of packs, of records, or of the log's directory, some hundred disks show a loss."""
+    code, report = _run("block_log", "--count", "900", "--sessions", "9", "--entries", "200", "--stop", "1", "--mutation", mutation)
+    assert code == 1
+    assert len(report["first"]) == 1
+
+
+def test_a_disk_that_lies_about_flushes_is_found_out() -> None:
+    """What keeps the disks whole is what was flushed: without flushes, reordering loses what was acknowledged."""
+    code, report = _run("block_log", "--count", "400", "--sessions", "1", "--entries", "80", "--stop", "3", "--lies")
+    assert code == 1
+    assert len(report["first"]) == 3
+    assert "all" not in [one["point"].rpartition(":")[2] for one in report["first"]], "in order, nothing is missing"
+
+
+def test_a_log_without_its_flushes_has_the_same_writes() -> None:
+    """A lying disk has the writes as they were, and what was told behind them."""
+    session = _session(_write(0), FLUSH, _write(1), FLUSH, FLUSH, told=(Told(2, ("begun", "1")), Told(5, ("swept",))))
+    lying = block_log.without_flushes(session)
+    assert lying.log == [_write(0), _write(1)]
+    assert [one.at for one in lying.told] == [1, 2]
+
+
+def _session(*log: Entry, told: tuple[Told, ...] = ()) -> Session:
+    return Session("made up", PLAIN, "", list(log), list(told))
+
+
+def _write(at: int, sectors: int = 8) -> Entry:
+    return Entry(at * 4096, bytes([at]) * (SECTOR * sectors))
+
+
+def test_every_prefix_is_looked_at() -> None:
+    """Each write adds a disk that has all up to it; a flush adds none, unless more was acknowledged behind it."""
+    log = [_write(0), _write(1), FLUSH, _write(2), FLUSH, FLUSH]
+    points = find_points(_session(*log), random.Random(0))
+    assert [(point.place, len(point.left)) for point in points if point.kind == "all"] == [(0, 0), (1, 1), (2, 2), (4, 1)]
+    told = (Told(5, ("begun", "1")), Told(6, ("saved", "x", "y")))
+    points = find_points(_session(*log, told=told), random.Random(0))
+    assert [point.place for point in points if point.kind == "all"] == [0, 1, 2, 4, 5, 6]
+
+
+def test_no_disk_is_looked_at_twice() -> None:
+    """Two ways of leaving the same writes are one disk, while nothing more was acknowledged."""
+    points = find_points(_session(_write(0), FLUSH, _write(1), _write(2), _write(3)), random.Random(1))
+    seen = [(point.place > 1, tuple((entry.offset, len(entry.data)) for entry in point.left)) for point in points]
+    assert len(set(seen)) == len(seen)
+
+
+def test_prefixes_come_first() -> None:
+    """Where there is no room for all disks, every prefix is kept, and the order of the log."""
+    points = find_points(_session(*(_write(at) for at in range(9))), random.Random(2))
+    chosen = choose(points, 12, random.Random(3))
+    assert len(chosen) == 12
+    assert sum(point.kind == "all" for point in chosen) == 10
+    assert [point.place for point in chosen] == sorted(point.place for point in chosen)
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_is_left_was_written(kind: str) -> None:
+    """Whatever is left of what was not flushed is whole sectors of it, in order, at their places."""
+    pending = [_write(0), _write(1, 3), _write(0), _write(5)]
+    for seed in range(50):
+        left = leave(kind, pending, random.Random(seed))
+        at = 0
+        for entry in left:
+            assert entry.offset % SECTOR == 0
+            assert len(entry.data) % SECTOR == 0
+            while not (pending[at].offset <= entry.offset < pending[at].offset + len(pending[at].data)) or pending[at].data[:1] != entry.data[:1]:
+                at += 1
+        assert kind != "all" or left == pending
+        assert kind != "none" or left == []
+        assert kind != "one alone" or len(left) == 1
+        assert kind != "one is missing" or len(left) == 3
+
+
+def test_the_superblock_is_not_torn() -> None:
+    """ext4's superblock is one unit, everything else a sector; together they are what was written."""
+    entry = Entry(0, bytes(range(256)) * 16)
+    units = list(block_log.cut_in_units(entry))
+    assert [(unit.offset, len(unit.data)) for unit in units] == [(0, 512), (512, 512), (1024, 1024), *((at, 512) for at in range(2048, 4096, 512))]
+    assert b"".join(unit.data for unit in units) == entry.data
+
+
+def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
+    """Up to the last flush all is on the disk; behind it what the point says, and nothing else."""
+    empty = tmp_path / "empty"
+    empty.write_bytes(bytes(1 << 16))
+    session = Session("made up", PLAIN, str(empty), [_write(0), FLUSH, _write(1), _write(0, 2), _write(3)], [])
+    points = [point for point in find_points(session, random.Random(0)) if point.kind in ("all", "none", "one alone")]
+    for point, path in block_log.disks(session, points, str(tmp_path)):
+        expected = bytearray(1 << 16)
+        for entry in [*(session.log[:1] if point.place > 1 else []), *point.left]:
+            expected[entry.offset : entry.offset + len(entry.data)] = entry.data
+        assert Path(path).read_bytes() == expected
+
+
+def test_the_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Writes with offset and bytes, flushes in between."""
+    path = tmp_path / "log"
+    path.write_bytes(
+        fuse_file._ENTRY.pack(4096, 3) + b"abc" + fuse_file._ENTRY.pack(fuse_file._FLUSHED, 0) + fuse_file._ENTRY.pack(0, 1) + b"x"
+    )
+    assert fuse_file.read_log(str(path)) == [Entry(4096, b"abc"), FLUSH, Entry(0, b"x")]
+    assert [entry.is_flush for entry in fuse_file.read_log(str(path))] == [False, True, False]
+
+
+def test_a_copy_has_the_holes_and_the_bytes(tmp_path: Path) -> None:
+    """An image is copied to the byte, and takes no more room than what was written to it."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with source.open("wb") as file:
+        file.truncate(8 << 20)
+        for at in (0, 3 << 20, (8 << 20) - 5):
+            file.seek(at)
+            file.write(b"bytes")
+        file.seek(5 << 20)
+        file.write(bytes(1 << 20))
+    copy_image(str(source), str(target), zeros=True)
+    assert target.read_bytes() == source.read_bytes()
+    assert target.stat().st_blocks * 512 < 1 << 20
+
+
+def _lived(root: Path, count: int) -> tuple[LocalStore, list[Fact]]:
+    store = LocalStore(root)
+    told: list[Fact] = []
+    for fact in acknowledged.live_on(store, 9):
+        told.append(fact)
+        if len(told) >= count:
+            break
+    return store, told
+
+
+def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
+    """Nothing is wrong with a store that nothing happened to, and what is known of it then holds for the next look, too."""
+    store, told = _lived(tmp_path / "store", 60)
+    assert {fact[0] for fact in told} >= {"begun", "saved", "retired", "tagged", "recalled"}
+    for turn in range(3):
+        wrong, told = acknowledged.check(store, told, turn)
+        assert wrong == []
+    assert {fact[0] for fact in told} >= {"begun", "saved", "retired", "tagged"}
+
+
+@pytest.mark.parametrize(
+    ("fact", "says"),
+    [
+        (("saved", "aaaaaaaaaa", "digest"), "was acknowledged and is gone"),
+        (("tagged", "lead", "aaaaaaaaaa"), "tag lead was acknowledged and is gone"),
+        (("begun", "77"), "attempt 77 was begun and its FENCE is gone"),
+        (("begun", "1"), "two attempts of one number"),
+    ],
+)
+def test_what_was_acknowledged_and_is_not_there_is_missed(tmp_path: Path, fact: Fact, says: str) -> None:
+    """Each kind of acknowledgement that the store does not bear out is reported."""
+    store, told = _lived(tmp_path / "store", 12)
+    wrong, _ = acknowledged.check(store, [*told, fact], 0)
+    assert any(says in one for one in wrong), wrong
+
+
+@pytest.mark.parametrize(("last", "says"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
+def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, says: str) -> None:
+    """What was recalled has to be there; what was being recalled may be there or not."""
+    store, told = _lived(tmp_path / "store", 12)
+    saved, gone = [fact[1] for fact in told if fact[0] == "saved"], "aaaaaaaaaa"
+    more = [("saved", gone, "digest"), ("retiring", gone, saved[-1]), ("retired", gone, saved[-1]), (last, gone, saved[-1])]
+    wrong, _ = acknowledged.check(store, [*told, *more], 0)
+    assert says in wrong[0] if says else wrong == []
+
+
+def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
+    """A checkpoint of two ranks is acknowledged once, as soon as one of them has it, and has the digests of both."""
+    store = LocalStore(tmp_path / "store")
+    attempt = acknowledged.Attempt.begin(store, RUN)
+    told = [("begun", str(attempt.epoch)), *acknowledged.save_as_two(attempt, random.Random(1), 3)]
+    assert [fact[0] for fact in told] == ["begun", "saving", "saved"]
+    assert told[1][1].count("+") == 1
+    wrong, known = acknowledged.check(store, told, 0)
+    assert wrong == []
+    assert told[2] in known
+
+
+def test_what_was_retired_and_is_back_is_noticed(tmp_path: Path) -> None:
+    """A checkpoint that is shown although its retirement was acknowledged is reported."""
+    store, told = _lived(tmp_path / "store", 12)
+    saved = [fact[1] for fact in told if fact[0] == "saved"]
+    wrong, _ = acknowledged.check(store, [*told, ("retired", saved[-1])], 0)
+    assert any("was retired and is back" in one for one in wrong), wrong
+
+
+def test_other_bytes_than_those_acknowledged_are_noticed(tmp_path: Path) -> None:
+    """A checkpoint that verifies and is not the one that was saved is reported: the digest is the harness's, not the product's."""
+    store, told = _lived(tmp_path / "store", 12)
+    told = [("saving", "0" * 32) if fact[0] == "saving" else fact for fact in told]
+    wrong, _ = acknowledged.check(store, [("saved", fact[1], "0" * 32) if fact[0] == "saved" else fact for fact in told], 0)
+    assert any("restores as something else" in one for one in wrong), wrong
+
+
+def test_a_checkpoint_that_nobody_was_saving_is_noticed(tmp_path: Path) -> None:
+    """What an attempt that was superseded tried to save is told to nobody, and never shown."""
+    store, told = _lived(tmp_path / "store", 12)
+    wrong, _ = acknowledged.check(store, [fact for fact in told if fact[0] not in ("saving", "saved")], 0)
+    assert any("restores as something else" in one for one in wrong), wrong
+
+
+def test_victims_live_until_they_are_killed(tmp_path: Path) -> None:
+    """What a victim tells holds of the store it lives in, and it has told it before it is killed; the next one goes on."""
+    told: list[Fact] = []
+    with victims() as victim:
+        for seed in (1, 2):
+            before = len(told)
+            victim.start(str(tmp_path), seed)
+            until = time.monotonic() + 60
+            while len(told) < before + 8 and time.monotonic() < until:
+                told += [one.fact for one in victim.hear(until)]
+            told += [one.fact for one in victim.end()]
+    assert len(told) >= 16
+    assert not [fact for fact in told if fact[0] == "died"]
+    wrong, _ = acknowledged.check(LocalStore(store_in(str(tmp_path))), told, 0)
+    assert wrong == []
+    assert (Path(store_in(str(tmp_path))) / RUN).is_dir()
+
+
+def test_mutations_are_of_lines_that_are_there() -> None:
+    """What the victims can lack is in the source, so that it is really taken out."""
+    import relight
+
+    for mutation in MUTATIONS.values():
+        path = Path(relight.__file__).parent.joinpath(*mutation.module.split(".")[1:]).with_suffix(".py")
+        assert mutation.old in path.read_text(encoding="utf-8"), mutation.what
