@@ -22,11 +22,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.store.nfs_guest import PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).with_name("nfs_guest.py")
+JOBS = Path(__file__).with_name("nfs_jobs.py")
 NFS = 2049
 LEASE_S = 4
 """How long a client may be silent; a server that was killed waits as long after its start for clients to come back."""
@@ -61,12 +63,20 @@ def wait_until(what: Callable[[], bool], seconds: float, why: str) -> None:
         time.sleep(0.05)
 
 
+def _with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a run of the tests that is killed leaves no machine behind
+
+
 class Network:
     """A network namespace with a link for each client machine; nothing outside can be reached from it."""
 
     def __init__(self) -> None:
         self.name = f"relight-nfs-{os.getpid()}"
         self._links = 0
+        for name in os.listdir("/run/netns") if os.path.isdir("/run/netns") else []:  # of runs that were killed
+            pid = name.removeprefix("relight-nfs-")
+            if pid != name and not os.path.exists(f"/proc/{pid}"):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
         self._call("ip", "netns", "add", self.name)
         self._call("ip", "-n", self.name, "link", "set", "lo", "up")
 
@@ -124,7 +134,7 @@ class NfsServer:
         """Start it and wait until it listens."""
         self.starts += 1
         command = ("ganesha.nfsd", "-F", "-f", str(self._conf), "-L", str(self.folder / "ganesha.log"), "-p", str(self.folder / "pid"))
-        self._process = subprocess.Popen(self._network.within(*command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(self._network.within(*command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
 
         def listens() -> bool:
             with self._network.socket() as one:
@@ -156,18 +166,53 @@ class Running:
         self._lines = connection.makefile("rb")
         self.pid = int(self._lines.readline())
         self.code: int | None = None
+        self.told: list[str] = []
 
     def line(self) -> str:
         """The next line it prints; "" when it has ended."""
-        line = self._lines.readline()
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            line = b""
         if line.startswith(b"\0") or not line:
             self.code = int(line[1:] or b"-9")
+            self._lines.close()
+            self._connection.close()
             return ""
         return line.decode(errors="replace").rstrip("\n")
 
+    def say(self, *what: object) -> None:
+        """A line for it to read."""
+        self._connection.sendall(json.dumps(what).encode() + b"\n")
+
+    def heard(self) -> list[Any]:
+        """The next line that is JSON; AssertionError if it ends first."""
+        said = []
+        while self.code is None:
+            said.append(self.line())
+            if said[-1].startswith("["):
+                return json.loads(said[-1])
+        raise AssertionError(f"it ended ({self.code}):\n" + "\n".join(said)[-6000:])
+
+    def ask(self, *what: object) -> list[Any]:
+        """Say it, and hear the answer."""
+        self.say(*what)
+        return self.heard()
+
+    def end(self) -> int:
+        """Nothing more is said to it; its exit status, and what it still says goes to ``told``."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        self.told = self.rest()
+        assert self.code is not None
+        return self.code
+
     def rest(self) -> list[str]:
         """All that it still prints, until it ends."""
-        return list(iter(lambda: self.line() or ("" if self.code is not None else "\n"), ""))
+        said = []
+        while self.code is None:
+            said.append(self.line())
+        return said[:-1]
 
     def until(self, begin: str) -> str:
         """Lines until one that begins so; AssertionError if it ends before."""
@@ -193,6 +238,7 @@ class Machine:
         folder.mkdir(parents=True)
         self._console = open(folder / "console", "wb")
         self._folder = folder
+        self.mounted: set[str] = set()
         command = (
             "linux.uml", f"mem={memory}", "root=none", "rootfstype=hostfs", "rootflags=/", "ro", f"init={sys.executable}", "con=null",
             "con0=fd:0,fd:1", "quiet", f"uml_dir={folder}", f"vec0:transport=tap,ifname={self.link},depth=128,gro=1", "--", str(GUEST),
@@ -200,7 +246,7 @@ class Machine:
         )  # fmt: skip
         self._process = subprocess.Popen(
             network.within(*command), stdin=subprocess.DEVNULL, stdout=self._console, stderr=self._console, start_new_session=True,
-            env={**os.environ, "TMPDIR": "/dev/shm"},
+            env={**os.environ, "TMPDIR": "/dev/shm"}, preexec_fn=_with_parent,
         )  # fmt: skip
         try:
             wait_until(self._answers, 60, "a client machine starts")
@@ -235,13 +281,16 @@ class Machine:
             raise AssertionError(f"{' '.join(command)[:300]} ended with {running.code}:\n" + "\n".join(said)[-6000:])
         return said
 
-    def python(self, *arguments: str) -> Running:
-        """Start Python there."""
-        return self.start(sys.executable, "-P", *arguments)
+    def job(self, name: str, *arguments: object) -> Running:
+        """Start one of ``nfs_jobs`` there."""
+        return self.start(sys.executable, "-P", str(JOBS), name, *(str(one) for one in arguments))
 
     def mount(self, where: str, options: str = "vers=4.2,hard", *, port: int = NFS) -> str:
         """Mount the export at ``/mnt/<where>``; that path."""
         path = f"/mnt/{where}"
+        if path in self.mounted:
+            return path
+        self.mounted.add(path)
         given = f"{options},nosharecache,port={port},addr={self.server_address},clientaddr={self.address}"
         self.run("mkdir", "-p", path)
         self.run("mount", "-i", "-t", "nfs4", "-o", given, f"{self.server_address}:/x", path)
@@ -249,6 +298,7 @@ class Machine:
 
     def unmount(self, where: str) -> None:
         """Unmount it, whoever uses it."""
+        self.mounted.discard(f"/mnt/{where}")
         self.run("umount", "-f", "-l", f"/mnt/{where}")
 
     def kill(self) -> None:
