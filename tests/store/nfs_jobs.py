@@ -48,7 +48,7 @@ def create(store: LocalStore, key: str, data: bytes) -> tuple[object, int]:
             return store.put_once(key, data), tries
         except Uncertain:
             return "uncertain", tries
-        except StoreUnavailable:  # Ganesha answers EIO for a second or two when two clients have made one directory at the same moment
+        except StoreUnavailable:
             time.sleep(0.05)
     return "unavailable", tries
 

@@ -30,14 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).with_name("nfs_guest.py")
 JOBS = Path(__file__).with_name("nfs_jobs.py")
 NFS = 2049
-LEASE_S = 4
-"""How long a client may be silent; a server that was killed waits as long after its start for clients to come back."""
+LEASE_S = 60
+"""How long a client may be silent. Less than these machines may be held up on a busy host, and they are answered by EIO now and then."""
+GRACE_S = 4
+"""How long a server that was killed waits after its start for clients to come back."""
 
 CONF = """NFS_CORE_PARAM {{ NFS_Port = {port}; Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; }}
 EXPORT {{ Export_Id = 1; Path = {path}; Pseudo = /x; Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 4; Transports = TCP;
   FSAL {{ Name = VFS; }} }}
 LOG {{ Default_Log_Level = WARN; }}
-NFSV4 {{ Only_Numeric_Owners = true; Allow_Numeric_Owners = true; RecoveryRoot = "{recovery}"; Lease_Lifetime = {lease}; Grace_Period = {lease}; }}
+NFSV4 {{ Only_Numeric_Owners = true; Allow_Numeric_Owners = true; RecoveryRoot = "{recovery}"; Lease_Lifetime = {lease}; Grace_Period = {grace}; }}
 NFS_KRB5 {{ Active_krb5 = false; }}
 """
 
@@ -125,8 +127,9 @@ class NfsServer:
         self.export.mkdir(parents=True)
         (folder / "recovery").mkdir()
         self._conf = folder / "ganesha.conf"
-        self._conf.write_text(CONF.format(port=NFS, path=self.export, recovery=folder / "recovery", lease=LEASE_S))
+        self._conf.write_text(CONF.format(port=NFS, path=self.export, recovery=folder / "recovery", lease=LEASE_S, grace=GRACE_S))
         self.starts = 0
+        self._starter = ThreadPoolExecutor(1)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -134,7 +137,12 @@ class NfsServer:
         """Start it and wait until it listens."""
         self.starts += 1
         command = ("ganesha.nfsd", "-F", "-f", str(self._conf), "-L", str(self.folder / "ganesha.log"), "-p", str(self.folder / "pid"))
-        self._process = subprocess.Popen(self._network.within(*command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
+        command = tuple(self._network.within(*command))
+
+        def go() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
+
+        self._process = self._starter.submit(go).result()  # what is to die with its parent dies with the thread that started it
 
         def listens() -> bool:
             with self._network.socket() as one:
@@ -240,7 +248,7 @@ class Machine:
         self._folder = folder
         self.mounted: set[str] = set()
         command = (
-            "linux.uml", f"mem={memory}", "root=none", "rootfstype=hostfs", "rootflags=/", "ro", f"init={sys.executable}", "con=null",
+            "unshare", "--pid", "--fork", "--kill-child", "linux.uml", f"mem={memory}", "root=none", "rootfstype=hostfs", "rootflags=/", "ro", f"init={sys.executable}", "con=null",
             "con0=fd:0,fd:1", "quiet", f"uml_dir={folder}", f"vec0:transport=tap,ifname={self.link},depth=128,gro=1", "--", str(GUEST),
             self.address,
         )  # fmt: skip

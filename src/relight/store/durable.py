@@ -242,26 +242,19 @@ def _holder(disk: Disk, path: str) -> int | None:
 
 
 def look_anew(disk: Disk, directory: str) -> None:
-    """Have what is remembered of the names in a directory checked, and of those above it as far as they do not show.
+    """Have what is remembered of the names in a directory checked; if it does not show itself, in the nearest one above it that does.
 
     A network file system's client remembers for up to a minute that a name was not there: none is gone before this was called. Costs two
     system calls where the directory is there. Never raises.
     """
-    hidden: list[str] = []
     while True:
         try:
             disk.look_anew(directory)
-            break
+            return
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE) or directory == os.path.dirname(directory):
                 return
-            hidden.append(directory)
             directory = os.path.dirname(directory)
-    for below in reversed(hidden):
-        try:
-            disk.look_anew(below)
-        except OSError:
-            return
 
 
 def temporary_of(name: str) -> str | None:
