@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks nfs gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -94,6 +94,10 @@ $(BENCH_STAMP): requirements/torch.txt requirements/test.txt requirements/bench.
 ceph: $(STAMP) ## the object store's tests on Ceph's gateway, a server used in earnest (Debian: radosgw ceph-mon ceph-osd ceph-common; root)
 	RELIGHT_TEST_S3=rados $(BIN)/python -m pytest tests/store/test_objects_conformance.py tests/store/test_objects.py \
 		tests/store/test_objects_training.py tests/store/test_object_faults.py
+
+nfs: $(STAMP) ## the store's suite and more on NFS, with client machines that are killed (Debian: nfs-ganesha nfs-ganesha-vfs user-mode-linux; root)
+	$(BIN)/python -c 'import sys; from tests.store.nfs_lab import missing; sys.exit(missing() or 0)'
+	$(BIN)/python -m pytest -m slow --verbose --capture no --timeout 900 tests/store/test_nfs.py
 
 oracle: $(STAMP) ## what to keep, against a plain reading of the rules' words: 10,000 histories
 	EXAMPLES=10000 $(BIN)/python -m pytest tests/reclaim/test_retention_oracle.py --timeout 3000

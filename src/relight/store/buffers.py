@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -18,6 +19,7 @@ def page_buffer(size: int) -> memoryview:
     whole = -(-size // HUGE) * HUGE if size >= HUGE else -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel built without them has ordinary pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, whole)
     return memoryview(memory)[:size]

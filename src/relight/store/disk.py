@@ -6,6 +6,7 @@ Nothing here decides anything. ``relight.testing`` has disks that crash at the n
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -13,8 +14,12 @@ from collections.abc import Iterator
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
 
-_mincore = ctypes.CDLL(None, use_errno=True).mincore
+_libc = ctypes.CDLL(None, use_errno=True)
+_mincore = _libc.mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_fallocate = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Disk:
@@ -37,6 +42,11 @@ class Disk:
         """Open a directory, to fsync it."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
+    def look_anew(self, path: str) -> None:
+        """Open a directory and close it: a network file system's client then asks the server whether what it remembers of it still holds,
+        names that were not there too (close-to-open consistency: nfs(5))."""
+        os.close(self.open_dir(path))
+
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """Write some of ``data``; how much."""
         return os.pwrite(fd, data, offset)
@@ -57,8 +67,17 @@ class Disk:
         return bytes(found).translate(_LOWEST_BIT)
 
     def fallocate(self, fd: int, size: int) -> None:
-        """Reserve room, so that a full disk is noticed before any byte is written."""
-        os.posix_fallocate(fd, 0, size)
+        """Reserve room, so that a full disk is noticed before any byte is written. ``EOPNOTSUPP`` where the file system cannot.
+
+        Not ``posix_fallocate``: where the file system cannot, the C library reads and writes a byte of each page, which a file that is only
+        open for writing does not allow (``EBADF``: NFS before 4.2), and which would cost as much as writing it all.
+        """
+        if _fallocate is None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        while _fallocate(fd, 0, 0, size):
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code))
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut to length."""

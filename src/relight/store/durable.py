@@ -5,7 +5,7 @@ Why each step (a cut right behind a missing one loses what is named):
 1. ``fallocate``: a full disk is an error before any byte is written, not a hole in the middle.
 2. fsync of the *file*: without it a name can survive with no bytes behind it.
 3. checked ``close``: NFS and quotas report there what they did not earlier.
-4. ``link`` to the final name (log records): exclusive; ``rename`` would replace silently.
+4. ``link`` to the final name (log records): exclusive; ``rename`` would replace silently. Replies to it can be lost: see ``_link``.
 5. fsync of the *directory*: without it the name itself is lost.
 6. fsync of the *parent* when a directory is new: without it the whole directory is lost.
 
@@ -32,7 +32,16 @@ ALIGN = 4096
 _WINDOW = 256 << 20
 TMP_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TMP_PREFIX) + r"(.+)-[0-9a-f]{16}\Z")
+FORGOTTEN = (errno.ESTALE, errno.EBADF)
+"""What a handle gives that the server does not know any more; the second if it was started anew after the file was deleted (Linux)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ROOM_HINT = "make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)"
+_ASKED_FROM = 1 << 20
+"""Files from this size on are held against the room there is where none can be reserved."""
+
+
+class Stale(StoreUnavailable):
+    """What was open, or remembered, stands for nothing on the server any more: another machine deleted or replaced it."""
 
 
 def translate(error: OSError, doing: str, path: str) -> RelightError:
@@ -41,7 +50,9 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     name = errno.errorcode.get(code, str(code))
     what = f"{doing} failed: {name}, {os.strerror(code) if code else error}"
     if code in _FULL:
-        return NoSpace(what, where=path, hint="make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)")
+        return NoSpace(what, where=path, hint=_ROOM_HINT)
+    if code in FORGOTTEN:
+        return Stale(what, where=path, hint="another machine deleted or replaced it, or the server forgot it when it was started anew")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
     if code == errno.ENXIO:
@@ -62,6 +73,8 @@ class NewFile:
         self._disk, self._path, self._size = disk, path, size
         self._fd = -1
         self.align = 1
+        self.inode = 0
+        """Which file it is, once it is durable."""
         try:
             if direct:
                 try:
@@ -80,10 +93,16 @@ class NewFile:
                 except OSError as error:
                     if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                         raise
+                    self._ask_for_room()
         except OSError as error:
             if self._fd >= 0:
                 self.abort()
             raise translate(error, "creating a file", path) from error
+
+    def _ask_for_room(self) -> None:
+        """Where none can be reserved, more than there is can be refused all the same. Quotas, and who else writes, show at fsync."""
+        if self._size >= _ASKED_FROM and self._disk.free_bytes(os.path.dirname(self._path)) < self._size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_at(self, offset: int, data: memoryview) -> None:
         """Write all of ``data``, however many calls it takes."""
@@ -103,6 +122,7 @@ class NewFile:
             if self.align > 1 and self._size % self.align:
                 self._disk.truncate(self._fd, self._size)
             self._disk.fsync(self._fd)
+            self.inode = self._disk.fstat(self._fd).st_ino
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
         except OSError as error:
@@ -159,7 +179,7 @@ def create_once(disk: Disk, path: str, data: bytes) -> bool:
     """Create ``path`` holding ``data``, durably, unless it exists: exactly one caller ever gets True for a name.
 
     ``link`` is the moment it exists. On an error whose outcome the call's own reply does not tell (NFS loses replies) the link count
-    decides; if that cannot be read, or the directory cannot be fsynced after the link, ``Uncertain``.
+    decides, and which file has the name; if neither can be read, or the directory cannot be fsynced after the link, ``Uncertain``.
     """
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f"{TMP_PREFIX}{name}-{secrets.token_hex(8)}")
@@ -171,7 +191,7 @@ def create_once(disk: Disk, path: str, data: bytes) -> bool:
         file.abort()
         raise
     try:
-        created = _link(disk, temporary, path)
+        created = _link(disk, temporary, path, file.inode)
     finally:
         with contextlib.suppress(OSError):
             disk.unlink(temporary)
@@ -183,15 +203,16 @@ def create_once(disk: Disk, path: str, data: bytes) -> bool:
     return created
 
 
-def _link(disk: Disk, temporary: str, path: str) -> bool:
+def _link(disk: Disk, temporary: str, path: str, inode: int) -> bool:
     try:
         disk.link(temporary, path)
     except OSError as error:
         try:
-            links = disk.lstat(temporary).st_nlink
+            links = _links(disk, temporary)
         except OSError as second:
-            if isinstance(second, FileNotFoundError) and _is_there(disk, path):
-                return False  # swept, as temporaries of names that are taken are
+            holder = _holder(disk, path) if second.errno in (errno.ENOENT, errno.ESTALE) else None
+            if holder is not None:  # swept, as temporaries of names that are taken are: also of those that were created
+                return holder == inode
             raise Uncertain(f"cannot tell whether a name was created: {second}", where=path) from error
         if links == 2:
             return True
@@ -201,12 +222,39 @@ def _link(disk: Disk, temporary: str, path: str) -> bool:
     return True
 
 
-def _is_there(disk: Disk, path: str) -> bool:
+def _links(disk: Disk, path: str) -> int:
+    """How many names a file has, as the server says: opening asks it, while ``lstat`` may give what was remembered from before."""
+    fd = disk.open_read(path)
     try:
-        disk.lstat(path)
+        return disk.fstat(fd).st_nlink
+    finally:
+        with contextlib.suppress(OSError):
+            disk.close(fd)
+
+
+def _holder(disk: Disk, path: str) -> int | None:
+    """Which file has the name; None if none shows."""
+    look_anew(disk, os.path.dirname(path))
+    try:
+        return disk.lstat(path).st_ino
     except OSError:
-        return False
-    return True
+        return None
+
+
+def look_anew(disk: Disk, directory: str) -> None:
+    """Have what is remembered of the names in a directory checked; if it does not show itself, in the nearest one above it that does.
+
+    A network file system's client remembers for up to a minute that a name was not there: none is gone before this was called. Costs two
+    system calls where the directory is there. Never raises.
+    """
+    while True:
+        try:
+            disk.look_anew(directory)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or directory == os.path.dirname(directory):
+                return
+            directory = os.path.dirname(directory)
 
 
 def temporary_of(name: str) -> str | None:
@@ -216,11 +264,16 @@ def temporary_of(name: str) -> str | None:
 
 
 class OpenFile:
-    """A regular file of the store, open for reading; past the page cache, where possible, if it has ``direct_from`` bytes or more."""
+    """A regular file of the store, open for reading; past the page cache, where possible, if it has ``direct_from`` bytes or more.
+
+    A handle that the server no longer knows is opened anew, once, if the name still stands for the same file.
+    """
 
     def __init__(self, disk: Disk, path: str, *, direct_from: int | None = None) -> None:
         self._disk, self._path = disk, path
         self._direct = -1
+        self._given_up: list[int] = []
+        """Descriptors gone stale, which another thread may be about to read from."""
         self._windows: dict[int, bytes] = {}
         self._lock = threading.Lock()
         try:
@@ -236,6 +289,7 @@ class OpenFile:
             self.close()
             raise UnsafeContent("not a regular file", where=path)
         self.size = found.st_size
+        self._identity = (found.st_dev, found.st_ino, found.st_size)
         if direct_from is not None and self.size >= direct_from:
             with contextlib.suppress(OSError):  # not on this file system, or without /proc: through the cache, then
                 self._direct = disk.reopen_direct(self._fd)
@@ -249,7 +303,7 @@ class OpenFile:
         needed, got = offset + length - begin, 0
         try:
             while got < needed and got % ALIGN == 0:
-                read = self._disk.preadv(self._direct, room[got : end - begin], begin + got)
+                read = self._read(True, room[got : end - begin], begin + got)
                 if read <= 0:
                     raise CorruptCheckpoint(f"the file ends at byte {begin + got}, sooner than it should", where=self._path)
                 got += read
@@ -289,17 +343,56 @@ class OpenFile:
         into = into.cast("B")
         try:
             while into:
-                got = self._disk.preadv(self._fd, into, offset)
+                got = self._read(False, into, offset)
                 if got <= 0:
                     raise CorruptCheckpoint(f"the file ends at byte {offset}, sooner than it should", where=self._path)
                 into, offset = into[got:], offset + got
         except OSError as error:
             raise translate(error, f"reading at byte {offset}", self._path) from error
 
+    def _read(self, direct: bool, into: memoryview, offset: int) -> int:
+        fd = self._direct if direct else self._fd
+        try:
+            return self._disk.preadv(fd, into, offset)
+        except OSError as error:
+            if error.errno not in FORGOTTEN or fd < 0:
+                raise
+            self._open_anew(fd, error)
+        if direct:
+            raise OSError(errno.EINVAL, "through the cache from here on")  # the caller takes the other way
+        return self._disk.preadv(self._fd, into, offset)
+
+    def _open_anew(self, stale: int, error: OSError) -> None:
+        """Instead of a descriptor that the server does not know any more. ``Stale`` if the name does not stand for that file now."""
+        with self._lock:
+            if stale not in (self._fd, self._direct):
+                return  # another thread was first
+            look_anew(self._disk, os.path.dirname(self._path))
+            fd = -1
+            try:
+                fd = self._disk.open_read(self._path)
+                found = self._disk.fstat(fd)
+                same = (found.st_dev, found.st_ino, found.st_size) == self._identity
+                told = "another file has its name now"
+            except OSError as second:
+                same, told = False, f"opening it anew failed: {errno.errorcode.get(second.errno or 0, str(second))}"
+            if not same:
+                if fd >= 0:
+                    with contextlib.suppress(OSError):
+                        self._disk.close(fd)
+                raise Stale(
+                    f"the file is gone from the server while it is read here, and {told}",
+                    where=self._path,
+                    hint="it was deleted, or replaced, on another machine: choose what to read anew",
+                ) from error
+            self._given_up += [one for one in (self._fd, self._direct) if one >= 0]
+            self._fd, self._direct = fd, -1
+
     def close(self) -> None:
         """Close; nothing can be lost by it."""
-        for fd in (self._fd, self._direct):
+        for fd in (self._fd, self._direct, *self._given_up):
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     self._disk.close(fd)
         self._fd = self._direct = -1
+        self._given_up.clear()

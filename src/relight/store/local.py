@@ -1,10 +1,15 @@
-"""A directory as a store: local file systems, and network ones that behave."""
+"""A directory as a store: of a local file system, or a network one.
+
+On a network file system "not there" may be a memory of the client's, and what is open may have been deleted elsewhere: both are asked once
+more (``_asked_twice``) before they are believed. What NFS makes of deleted files that are open somewhere (``.nfs…``) is in no listing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -12,10 +17,12 @@ from typing import TypeVar
 from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
-from relight.store.durable import NewFile, OpenFile, create_once, make_dirs, sync_dir, translate
+from relight.store.durable import NewFile, OpenFile, Stale, create_once, look_anew, make_dirs, sync_dir, translate
 
 T = TypeVar("T")
 _GONE_MAX = 20
+_SILLY = re.compile(r"\.nfs[0-9a-f]{16,}\Z")
+"""A file that was deleted while it was open on an NFS client has such a name until it is closed there."""
 DIRECT_FROM_BYTES = 1 << 20
 """Files from this size on are written and read past the page cache where the file system allows it."""
 
@@ -55,7 +62,7 @@ class LocalStore:
         Whoever made the store may have been killed between a mkdir and the fsync of its parent, and nobody after him can tell.
         """
         path = self._path(prefix)
-        sync_dir(self._disk, path)
+        self._asked_twice(path, lambda: sync_dir(self._disk, path))
         while not prefix and self._device(path) == self._device(os.path.dirname(path)) and path != os.path.dirname(path):
             path = os.path.dirname(path)
             try:
@@ -81,43 +88,41 @@ class LocalStore:
         """See ``ByteStore``. Symbolic links below the root are refused, in the middle of the path too."""
         path = self._path(key)
         self._check_parents(path)
-        return OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None)
+        return self._asked_twice(path, lambda: OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None))
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``."""
+        """See ``ByteStore``. Opening a directory has a network client ask whether it changed, so what is listed is what was there then."""
         path = self._path(prefix)
         self._check_parents(os.path.join(path, "x"))
-        try:
-            for name, is_dir in self._disk.scan(path):
-                yield Entry(name, is_dir)
-        except FileNotFoundError:
+        listed = 0
+        for last in (False, True):
+            try:
+                for name, is_dir in self._disk.scan(path):
+                    listed += 1
+                    if not _SILLY.match(name):
+                        yield Entry(name, is_dir)
+            except OSError as error:
+                if not last and not listed and error.errno in (errno.ENOENT, errno.ESTALE):
+                    look_anew(self._disk, os.path.dirname(path))
+                    continue
+                if isinstance(error, FileNotFoundError):
+                    return
+                raise translate(error, "listing", path) from error
             return
-        except OSError as error:
-            raise translate(error, "listing", path) from error
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``."""
         path = self._path(key)
         self._check_parents(path)
-        try:
-            self._disk.unlink(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise translate(error, "deleting", path) from error
+        with contextlib.suppress(CheckpointNotFound):
+            self._asked_twice(path, lambda: self._removed(self._disk.unlink, path, "deleting"))
 
     def delete_dir(self, prefix: str) -> bool:
-        """See ``ByteStore``."""
+        """See ``ByteStore``. On NFS one whose files are all deleted is not empty until whoever has one open there closes it."""
         path = self._path(prefix)
         self._check_parents(path)
-        try:
-            self._disk.rmdir(path)
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return False
-            raise translate(error, "deleting a directory", path) from error
+        with contextlib.suppress(CheckpointNotFound):
+            return self._asked_twice(path, lambda: self._removed(self._disk.rmdir, path, "deleting a directory"))
         return True
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
@@ -144,10 +149,31 @@ class LocalStore:
     def _made(self, path: str, make: Callable[[str], T]) -> T:
         """What ``make`` makes in a directory that is there; somebody may just be deleting it, for it was empty a moment ago."""
         for _ in range(_GONE_MAX):
-            self._make_parent(path)
-            with contextlib.suppress(CheckpointNotFound):
+            try:
+                self._make_parent(path)
                 return make(path)
-        raise StoreUnavailable("its directory is deleted as fast as it is made", where=path)
+            except (CheckpointNotFound, Stale) as error:
+                last = error
+            look_anew(self._disk, os.path.dirname(path))
+        raise StoreUnavailable(f"its directory is deleted as fast as it is made: {last.what}", where=path) from last
+
+    def _asked_twice(self, path: str, call: Callable[[], T]) -> T:
+        """What ``call`` gives; if that is "not there" or "stale", what it gives once the directory was looked at anew."""
+        try:
+            return call()
+        except (CheckpointNotFound, Stale):
+            look_anew(self._disk, os.path.dirname(path))
+        return call()
+
+    def _removed(self, remove: Callable[[str], None], path: str, doing: str) -> bool:
+        """Whether it is; not if it is a directory that is not empty."""
+        try:
+            remove(path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise translate(error, doing, path) from error
+        return True
 
     def _make_parent(self, path: str) -> None:
         parent = os.path.dirname(path)
@@ -177,7 +203,7 @@ class LocalStore:
             try:
                 mode = self._disk.lstat(parent).st_mode
             except OSError as error:
-                if error.errno == errno.ENOENT:  # the operation itself will say so, or make it
+                if error.errno in (errno.ENOENT, errno.ESTALE):  # the operation itself will say so, or make it
                     parent = os.path.dirname(parent)
                     continue
                 raise translate(error, "looking at", parent) from error

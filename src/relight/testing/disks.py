@@ -72,6 +72,10 @@ class HookedDisk(Disk):
         """See ``Disk``."""
         return self._opening(path, self.around(Call("open_dir", path, 0), self.inner.open_dir, path))
 
+    def look_anew(self, path: str) -> None:
+        """See ``Disk``."""
+        self.around(Call("look_anew", path, 0), self.inner.look_anew, path)
+
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """See ``Disk``."""
         return self.around(self._on_fd("pwrite", fd), self.inner.pwrite, fd, data, offset)
@@ -477,6 +481,10 @@ class SimulatedDisk(Disk):
     def open_dir(self, path: str) -> int:
         """See ``Disk``."""
         return self._fd(self._dir(path), False)
+
+    def look_anew(self, path: str) -> None:
+        """See ``Disk``: nothing is remembered here."""
+        self._dir(path)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """See ``Disk``. All of it; with ``direct``, only in whole pages."""

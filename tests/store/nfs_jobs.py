@@ -1,0 +1,216 @@
+"""What runs on client machines in the tests of network file systems: ``nfs_jobs.py JOB ARGUMENTS``. Says what it did in lines of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from relight.commit import Attempt
+from relight.errors import CheckpointNotFound, Fenced, RelightError, StoreUnavailable
+from relight.log import Log, fold
+from relight.reclaim import execute_sweep, plan_sweep
+from relight.store import Disk, LocalStore, put
+from relight.store.base import Uncertain
+from relight.testing import scenario
+from relight.testing.scenario import RUN, prune, read_state, save, state_of
+
+
+def say(*what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def asked() -> Iterator[list[str]]:
+    """What the test says, line by line; "ready" is said first."""
+    say("ready")
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def race(root: str, me: str) -> None:
+    """``put_once`` of each name that is asked for. Says whether it won, and what the name holds then."""
+    store = LocalStore(root)
+    for (name,) in asked():
+        mine = f"{me} {name} {random.random()}".encode()
+        say("put", *create(store, f"race/{name}", mine), mine.decode(), read(store, f"race/{name}"))
+
+
+def create(store: LocalStore, key: str, data: bytes) -> tuple[object, int]:
+    """The outcome, and how many times the store said before that it could not: what is not ``Uncertain`` has created nothing."""
+    for tries in range(200):
+        try:
+            return store.put_once(key, data), tries
+        except Uncertain:
+            return "uncertain", tries
+        except StoreUnavailable:
+            time.sleep(0.05)
+    return "unavailable", tries
+
+
+def read(store: LocalStore, key: str) -> str:
+    try:
+        return store.get(key, 999).decode()
+    except RelightError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def hold(root: str) -> None:
+    """Whether each name that is asked for is there, or waits for it; what it then holds."""
+    store = LocalStore(root)
+    for what, name in asked():
+        if what == "there":
+            say(os.path.lexists(f"{root}/{name}"), read(store, name))
+        elif what == "list":
+            say(sorted(os.listdir(f"{root}/{name}")), sorted(entry.name for entry in store.list(name)))
+        elif what == "put":
+            put(store, name, b"x")
+            say("done")
+        elif what == "delete_dir":
+            say(store.delete_dir(name))
+        elif what == "delete":
+            say(store.delete(name))
+
+
+def saves(root: str, seed: str, count: str) -> None:
+    """An attempt that saves when told to; after a store that did not answer it goes on, as training does. ``count`` 0: until told to stop."""
+    store = LocalStore(root)
+    attempt, step, large = Attempt.begin(store, RUN, reason=seed), 0, "/large" if seed.startswith("large") else ""
+    say("begun", str(attempt.epoch))
+    told = asked() if count == "0" else iter([["go"]] * int(count))
+    for _ in told:
+        step += 1
+        try:
+            for fact in save(attempt, f"{seed}/{step}{large}", int(time.time() * 1000)):
+                say(*fact)
+        except Fenced:
+            say("fenced")
+        except StoreUnavailable as error:
+            say("failed", error.kind, error.what)
+
+
+def restores(root: str) -> None:
+    """The newest checkpoint each time it is asked for, every byte verified: its id and key, or what was wrong."""
+    store, log = LocalStore(root), Log(LocalStore(root), RUN)
+    for _ in asked():
+        say(*newest(store, log))
+
+
+def newest(store: LocalStore, log: Log) -> tuple[str, ...]:
+    view = log.read()
+    live = fold(view).live
+    if not live:
+        return ("none",)
+    key, state = read_state(store, view, live[-1])
+    return ("restored", live[-1].id, key) if state == state_of(key) else ("wrong", live[-1].id, key)
+
+
+def churn(root: str, seconds: str) -> None:
+    """Saves and retires what is behind the newest, and sweeps: all the time."""
+    store, step, counts = LocalStore(root), 0, Counter[str]()
+    attempt = Attempt.begin(store, RUN, reason="churn")
+    ends = time.monotonic() + float(seconds)
+    say("ready")
+    while time.monotonic() < ends:
+        step += 1
+        for fact in [*save(attempt, f"churn/{step}/large", step), *prune(store, {"last": 1}, attempt.epoch)]:
+            counts[fact[0]] += 1
+        execute_sweep(plan_sweep(store, RUN), store)
+    say("done", dict(counts))
+
+
+def look(root: str, seconds: str) -> None:
+    """Restores whatever is newest, all the time. What vanishes meanwhile is an error of ours; other bytes are never given."""
+    store, log, counts = LocalStore(root), Log(LocalStore(root), RUN), Counter[str]()
+    ends = time.monotonic() + float(seconds)
+    say("ready")
+    while time.monotonic() < ends:
+        try:
+            counts[newest(store, log)[0]] += 1
+        except RelightError as error:
+            counts[f"{error.kind}: {error.what.split(',')[0]}"] += 1
+        for entry in store.list(RUN):
+            with contextlib.suppress(CheckpointNotFound):
+                if any(one.name.startswith(".nfs") for one in store.list(f"{RUN}/{entry.name}")):
+                    counts["odd names"] += 1
+    say("done", dict(counts))
+
+
+def check(root: str, facts: str) -> None:
+    """All that must hold, given what was told: nothing acknowledged is lost, all restores to its bytes, the run goes on, nothing is left."""
+    with open(facts, encoding="utf-8") as lines:
+        told = [tuple(json.loads(line)) for line in lines]
+    say(*scenario.check(LocalStore(root), told, 7))
+
+
+class DiesAt(Disk):
+    """Kills its process just before the ``n``-th call ``name`` of those that concern the log's records."""
+
+    def __init__(self, name: str, n: int) -> None:
+        self.left = n
+        setattr(self, name, self._counted(getattr(self, name)))
+
+    def _counted(self, call):  # type: ignore[no-untyped-def]
+        def counted(path, *rest):  # type: ignore[no-untyped-def]
+            if isinstance(path, int) or "/log" in path:
+                self.left -= 1
+                if self.left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return call(path, *rest)
+
+        return counted
+
+
+def dying(root: str, seed: str, name: str, n: str) -> None:
+    """Saves, and is killed at that call: between link and fsync of the directory, say."""
+    store = LocalStore(root, disk=DiesAt(name, int(n)))
+    attempt = Attempt.begin(store, RUN, reason=seed)
+    say("begun", str(attempt.epoch))
+    for step in range(5):
+        for fact in save(attempt, f"{seed}/{step}", int(time.time() * 1000)):
+            say(*fact)
+
+
+def fill(root: str, direct: str) -> None:
+    """Writes 48 MiB when told to, the room for which has meanwhile gone."""
+    store = LocalStore(root, direct=direct == "direct")
+    data = memoryview(bytearray(1 << 20))
+    for (name,) in asked():
+        told = "written"
+        writer = store.write(name, 48 << 20)
+        say("open")
+        sys.stdin.readline()
+        try:
+            for at in range(48):
+                writer.write_at(at << 20, data)
+            told = "finished"
+            writer.finish()
+            say("done", "")
+        except StoreUnavailable as error:
+            say(error.kind, told)
+        finally:
+            writer.abort()
+        say(sorted(entry.name for entry in store.list("")))
+
+
+def many(root: str, me: str, count: str) -> None:
+    """``put_once`` of many names in turn, without waiting for anybody; says each one's outcome."""
+    store = LocalStore(root)
+    for n in range(int(count)):
+        mine = f"{me} {n} {random.random()}"
+        say(n, str(create(store, f"many/{n}", mine.encode())[0]), mine)
+
+
+def read_all(root: str, folder: str) -> None:
+    """What each file there holds."""
+    store = LocalStore(root)
+    say({entry.name: read(store, f"{folder}/{entry.name}") for entry in store.list(folder)})
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

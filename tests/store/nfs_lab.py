@@ -1,0 +1,418 @@
+"""A network file system in earnest, without privileges on any other machine: NFS-Ganesha, and clients that are Linux kernels of their own.
+
+The server is a process (Debian: nfs-ganesha, nfs-ganesha-vfs). Each client is a user-mode Linux (Debian: user-mode-linux), with the NFS client
+of Linux in it. They meet in a network namespace made for them. So caches, silly renames, stale handles, blocked and lost calls are what
+they are on real machines, and server, client machine, client process and wire can each be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.store.nfs_guest import PORT
+
+ROOT = Path(__file__).resolve().parents[2]
+GUEST = Path(__file__).with_name("nfs_guest.py")
+JOBS = Path(__file__).with_name("nfs_jobs.py")
+NFS = 2049
+LEASE_S = 60
+"""How long a client may be silent. Less than these machines may be held up on a busy host, and they are answered by EIO now and then."""
+GRACE_S = 4
+"""How long a server that was killed waits after its start for clients to come back."""
+
+CONF = """NFS_CORE_PARAM {{ NFS_Port = {port}; Protocols = 4; Enable_NLM = false; Enable_RQUOTA = false; }}
+EXPORT {{ Export_Id = 1; Path = {path}; Pseudo = /x; Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 4; Transports = TCP;
+  FSAL {{ Name = VFS; }} }}
+LOG {{ Default_Log_Level = WARN; }}
+NFSV4 {{ Only_Numeric_Owners = true; Allow_Numeric_Owners = true; RecoveryRoot = "{recovery}"; Lease_Lifetime = {lease}; Grace_Period = {grace}; }}
+NFS_KRB5 {{ Active_krb5 = false; }}
+"""
+
+
+def missing() -> str:
+    """What this machine lacks for it, "" if nothing."""
+    if os.geteuid() != 0:
+        return "needs root: a network namespace and a server's own mounts"
+    lacks = [name for name in ("ganesha.nfsd", "linux.uml", "ip") if not shutil.which(name)]
+    if lacks:
+        return f"no {', '.join(lacks)} here (Debian: nfs-ganesha nfs-ganesha-vfs user-mode-linux iproute2)"
+    if not os.path.exists("/dev/net/tun"):
+        return "no /dev/net/tun here: client machines cannot be connected"
+    return ""
+
+
+def wait_until(what: Callable[[], bool], seconds: float, why: str) -> None:
+    """Ask until it is so."""
+    ends = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > ends:
+            raise TimeoutError(f"{why}: not within {seconds} s")
+        time.sleep(0.05)
+
+
+def _with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a run of the tests that is killed leaves no machine behind
+
+
+class Network:
+    """A network namespace with a link for each client machine; nothing outside can be reached from it."""
+
+    def __init__(self) -> None:
+        self.name = f"relight-nfs-{os.getpid()}"
+        self._links = 0
+        for name in os.listdir("/run/netns") if os.path.isdir("/run/netns") else []:  # of runs that were killed
+            pid = name.removeprefix("relight-nfs-")
+            if pid != name and not os.path.exists(f"/proc/{pid}"):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        self._call("ip", "netns", "add", self.name)
+        self._call("ip", "-n", self.name, "link", "set", "lo", "up")
+
+    def _call(self, *command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True)
+
+    def link(self) -> tuple[str, str, str]:
+        """A new link: its name, the server's address on it, the client's."""
+        self._links += 1
+        name, net = f"tap{self._links}", f"10.77.{self._links}"
+        self._call("ip", "-n", self.name, "tuntap", "add", name, "mode", "tap")
+        self._call("ip", "-n", self.name, "addr", "add", f"{net}.1/24", "dev", name)
+        self.switch(name, True)
+        return name, f"{net}.1", f"{net}.2"
+
+    def switch(self, link: str, on: bool) -> None:
+        """Plug a client machine in, or pull its plug."""
+        self._call("ip", "-n", self.name, "link", "set", link, "up" if on else "down")
+
+    def socket(self) -> socket.socket:
+        """A socket in it: a thread goes there, and it stays when the thread is gone."""
+
+        def make() -> socket.socket:
+            with open(f"/run/netns/{self.name}") as there:
+                if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0x40000000):
+                    raise OSError(ctypes.get_errno(), "setns")
+            return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+
+        with ThreadPoolExecutor(1) as one:
+            return one.submit(make).result()
+
+    def within(self, *command: str) -> list[str]:
+        """The command that runs ``command`` in it."""
+        return ["ip", "netns", "exec", self.name, *command]
+
+    def close(self) -> None:
+        """All gone."""
+        subprocess.run(["ip", "netns", "del", self.name], capture_output=True)
+
+
+class NfsServer:
+    """NFS-Ganesha, exporting ``export`` as ``/x``."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self._network, self.folder, self.export = network, folder, folder / "export"
+        self.export.mkdir(parents=True)
+        (folder / "recovery").mkdir()
+        self._conf = folder / "ganesha.conf"
+        self._conf.write_text(CONF.format(port=NFS, path=self.export, recovery=folder / "recovery", lease=LEASE_S, grace=GRACE_S))
+        self.starts = 0
+        self._starter = ThreadPoolExecutor(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        self.starts += 1
+        command = ("ganesha.nfsd", "-F", "-f", str(self._conf), "-L", str(self.folder / "ganesha.log"), "-p", str(self.folder / "pid"))
+        command = tuple(self._network.within(*command))
+
+        def go() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
+
+        self._process = self._starter.submit(go).result()  # what is to die with its parent dies with the thread that started it
+
+        def listens() -> bool:
+            with self._network.socket() as one:
+                return one.connect_ex(("127.0.0.1", NFS)) == 0
+
+        try:
+            wait_until(listens, 30, "the server starts")
+        except TimeoutError as error:
+            self.kill()
+            raise RuntimeError((self.folder / "ganesha.log").read_text(errors="replace")[-2000:]) from error
+
+    def signal(self, what: signal.Signals) -> None:
+        """To the process."""
+        assert self._process is not None
+        self._process.send_signal(what)
+
+    def kill(self) -> None:
+        """SIGKILL: what it had not written is still in the host's cache, what it knew of its clients is gone."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+
+class Running:
+    """A command on a client machine."""
+
+    def __init__(self, machine: Machine, connection: socket.socket) -> None:
+        self._machine, self._connection = machine, connection
+        self._lines = connection.makefile("rb")
+        self.pid = int(self._lines.readline())
+        self.code: int | None = None
+        self.told: list[str] = []
+
+    def line(self) -> str:
+        """The next line it prints; "" when it has ended."""
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            line = b""
+        if line.startswith(b"\0") or not line:
+            self.code = int(line[1:] or b"-9")
+            self._lines.close()
+            self._connection.close()
+            return ""
+        return line.decode(errors="replace").rstrip("\n")
+
+    def say(self, *what: object) -> None:
+        """A line for it to read."""
+        self._connection.sendall(json.dumps(what).encode() + b"\n")
+
+    def heard(self) -> list[Any]:
+        """The next line that is JSON; AssertionError if it ends first."""
+        said = []
+        while self.code is None:
+            said.append(self.line())
+            if said[-1].startswith("["):
+                return json.loads(said[-1])
+        raise AssertionError(f"it ended ({self.code}):\n" + "\n".join(said)[-6000:])
+
+    def ask(self, *what: object) -> list[Any]:
+        """Say it, and hear the answer."""
+        self.say(*what)
+        return self.heard()
+
+    def end(self) -> int:
+        """Nothing more is said to it; its exit status, and what it still says goes to ``told``."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        self.told = self.rest()
+        assert self.code is not None
+        return self.code
+
+    def rest(self) -> list[str]:
+        """All that it still prints, until it ends."""
+        said = []
+        while self.code is None:
+            said.append(self.line())
+        return said[:-1]
+
+    def until(self, begin: str) -> str:
+        """Lines until one that begins so; AssertionError if it ends before."""
+        said = []
+        while self.code is None:
+            line = self.line()
+            said.append(line)
+            if line.startswith(begin):
+                return line
+        raise AssertionError(f"it ended ({self.code}) before {begin!r}:\n" + "\n".join(said))
+
+    def signal(self, what: int) -> None:
+        """To the command and all that it started."""
+        self._machine.ask({"pid": self.pid, "signal": what}).close()
+
+
+class Machine:
+    """A client machine. ``run`` runs commands on it."""
+
+    def __init__(self, network: Network, folder: Path, *, memory: str = "1G") -> None:
+        self._network = network
+        self.link, self.server_address, self.address = network.link()
+        folder.mkdir(parents=True)
+        self._console = open(folder / "console", "wb")
+        self._folder = folder
+        self.mounted: set[str] = set()
+        command = (
+            "unshare", "--pid", "--fork", "--kill-child", "linux.uml", f"mem={memory}", "root=none", "rootfstype=hostfs", "rootflags=/", "ro", f"init={sys.executable}", "con=null",
+            "con0=fd:0,fd:1", "quiet", f"uml_dir={folder}", f"vec0:transport=tap,ifname={self.link},depth=128,gro=1", "--", str(GUEST),
+            self.address,
+        )  # fmt: skip
+        self._process = subprocess.Popen(
+            network.within(*command), stdin=subprocess.DEVNULL, stdout=self._console, stderr=self._console, start_new_session=True,
+            env={**os.environ, "TMPDIR": "/dev/shm"}, preexec_fn=_with_parent,
+        )  # fmt: skip
+        try:
+            wait_until(self._answers, 60, "a client machine starts")
+        except TimeoutError as error:
+            raise RuntimeError((folder / "console").read_text(errors="replace")[-2000:]) from error
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            raise RuntimeError((self._folder / "console").read_text(errors="replace")[-2000:])
+        with self._network.socket() as one:
+            one.settimeout(1)
+            return one.connect_ex((self.address, PORT)) == 0
+
+    def ask(self, request: dict[str, object]) -> socket.socket:
+        """Send a request to its first process."""
+        one = self._network.socket()
+        one.settimeout(300)
+        one.connect((self.address, PORT))
+        one.sendall(json.dumps(request).encode() + b"\n")
+        return one
+
+    def start(self, *command: str, env: dict[str, str] | None = None) -> Running:
+        """Start a command there."""
+        given = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "RELIGHT_BACKGROUND": "0", **(env or {})}
+        return Running(self, self.ask({"argv": list(command), "env": given, "cwd": str(ROOT)}))
+
+    def run(self, *command: str, env: dict[str, str] | None = None) -> list[str]:
+        """Run a command there; what it printed. AssertionError if it fails."""
+        running = self.start(*command, env=env)
+        said = running.rest()
+        if running.code != 0:
+            raise AssertionError(f"{' '.join(command)[:300]} ended with {running.code}:\n" + "\n".join(said)[-6000:])
+        return said
+
+    def job(self, name: str, *arguments: object) -> Running:
+        """Start one of ``nfs_jobs`` there."""
+        return self.start(sys.executable, "-P", str(JOBS), name, *(str(one) for one in arguments))
+
+    def mount(self, where: str, options: str = "vers=4.2,hard", *, port: int = NFS) -> str:
+        """Mount the export at ``/mnt/<where>``; that path."""
+        path = f"/mnt/{where}"
+        if path in self.mounted:
+            return path
+        self.mounted.add(path)
+        given = f"{options},nosharecache,port={port},addr={self.server_address},clientaddr={self.address}"
+        self.run("mkdir", "-p", path)
+        self.run("mount", "-i", "-t", "nfs4", "-o", given, f"{self.server_address}:/x", path)
+        return path
+
+    def unmount(self, where: str) -> None:
+        """Unmount it, whoever uses it."""
+        self.mounted.discard(f"/mnt/{where}")
+        self.run("umount", "-f", "-l", f"/mnt/{where}")
+
+    def kill(self) -> None:
+        """As a machine loses its power: what its kernel had not sent is lost."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._console.close()
+
+
+class Wire:
+    """A proxy between a client and the server that can withhold the reply to a creation by ``link``."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._listening = network.socket()
+        self._listening.bind(("0.0.0.0", 0))
+        self._listening.listen()
+        self.port: int = self._listening.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._wanted = b""
+        self.caught = threading.Event()
+        self._going = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def catch(self, name: str) -> None:
+        """From the next request on that links something to ``name``, no reply comes through, until ``release``."""
+        text = name.encode()
+        self._wanted = struct.pack(">II", 11, len(text)) + text  # NFSv4's operation 11 is LINK; what follows is its one argument
+        self.caught.clear()
+
+    def release(self) -> None:
+        """Break what is open, and let everything through again."""
+        self._wanted = b""
+        self.caught.clear()
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _accept(self) -> None:
+        while self._going:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            server = self._network.socket()
+            if server.connect_ex(("127.0.0.1", NFS)):
+                server.close()
+                client.close()
+                continue
+            self._open += [client, server]
+            for source, sink, watched in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self._pass, args=(source, sink, watched), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, watched: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 20):
+                if watched and self._wanted and self._wanted in data:
+                    self.caught.set()
+                if not watched and self.caught.is_set():
+                    continue
+                sink.sendall(data)
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """No more."""
+        self._going = False
+        self.release()
+        self._listening.close()
+
+
+class Lab:
+    """A network, a server on it, and client machines."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.network = Network()
+        self.machines: list[Machine] = []
+        try:
+            self.server = NfsServer(self.network, folder / "server")
+        except BaseException:
+            self.network.close()
+            raise
+
+    def machine(self) -> Machine:
+        """One more client machine."""
+        self.machines.append(Machine(self.network, self._folder / f"client{len(self.machines)}"))
+        return self.machines[-1]
+
+    def close(self) -> None:
+        """All of it gone."""
+        for machine in self.machines:
+            machine.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self.server.kill()
+        self.network.close()
+
+
+@contextlib.contextmanager
+def lab(folder: Path) -> Iterator[Lab]:
+    """A server, no clients yet."""
+    one = Lab(folder)
+    try:
+        yield one
+    finally:
+        one.close()

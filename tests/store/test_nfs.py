@@ -1,0 +1,372 @@
+"""Runs on NFS: two client machines with kernels and caches of their own, and a server that is killed. ``make nfs``; each test says what it did."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.store.nfs_lab import GRACE_S, Lab, Machine, Wire, lab, missing
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing() or "all there"),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def nfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A server and two client machines that have mounted its export at ``/mnt/x``."""
+    with lab(tmp_path_factory.mktemp("nfs")) as one:
+        for _ in range(2):
+            one.machine().mount("x")
+        yield one
+
+
+@pytest.fixture
+def store(nfs: Lab, request: pytest.FixtureRequest) -> str:
+    """The name of a new directory below the export."""
+    return re.sub(r"\W+", "-", request.node.name)
+
+
+def told(what: str) -> None:
+    """To whoever runs the test."""
+    print(f"\n  {what}", end="", flush=True)
+
+
+@pytest.mark.parametrize(("version", "buffered"), [("4.2", False), ("4.2", True), ("4.1", False), ("4.0", True)])
+def test_the_shipped_suite(nfs: Lab, version: str, buffered: bool) -> None:
+    """Every promise of a store holds on a mount of each version, by the suite as it is shipped."""
+    machine = nfs.machines[0]
+    path = machine.mount(f"v{version}", f"vers={version},hard")
+    suite = f"tests/store/test_store_conformance.py::TestLocal{'Buffered' if buffered else ''}"
+    said = machine.run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--basetemp={path}/suite", suite)
+    told(f"NFS {version}{', through the page cache' if buffered else ''}: {said[-1].strip('= ')}")
+    found = re.search(r"(\d+) passed", said[-1])
+    assert found and int(found[1]) >= 20 and "skipped" not in said[-1]
+
+
+def test_one_winner_among_machines(nfs: Lab, store: str) -> None:
+    """Of two machines that create a name at the same moment exactly one is told True, and both then read its bytes: 500 names."""
+    jobs = [machine.job("race", f"/mnt/x/{store}", me) for me, machine in enumerate(nfs.machines)]
+    assert [job.heard() for job in jobs] == [["ready"]] * 2
+    wins, refused = Counter[int](), 0
+    for n in range(500):
+        for job in jobs:
+            job.say(f"{n}")
+        answers = [job.heard() for job in jobs]
+        won = [me for me, (_, outcome, *_) in enumerate(answers) if outcome is True]
+        assert len(won) == 1 and answers[1 - won[0]][1] is False, answers
+        wins[won[0]] += 1
+        refused += sum(tries for _, _, tries, *_ in answers)
+        assert {held for *_, held in answers} == {answers[won[0]][3]}, answers
+    assert [job.end() for job in jobs] == [0, 0]
+    told(f"500 names, won {wins[0]} : {wins[1]}; the server failed {refused} times")
+    assert min(wins.values()) >= 25, "that was no race"
+
+
+def test_saved_here_restored_there_at_once(nfs: Lab, store: str) -> None:
+    """What one machine has committed, another that looked a moment ago restores at once, by every byte: whatever its caches hold."""
+    a, b = nfs.machines
+    saver = a.job("saves", f"/mnt/x/{store}", "large", 0)
+    assert saver.heard()[0] == "begun" and saver.heard() == ["ready"]
+    restorer = b.job("restores", f"/mnt/x/{store}")
+    assert restorer.heard() == ["ready"] and restorer.ask() == ["none"]
+    late = []
+    for _ in range(25):
+        saving, saved = saver.ask(), saver.heard()
+        assert (saving[0], saved[0]) == ("saving", "saved")
+        began = time.monotonic()
+        assert restorer.ask() == ["restored", *saved[1:]]
+        late.append(time.monotonic() - began)
+    assert [saver.end(), restorer.end()] == [0, 0]
+    told(f"25 saves, each restored on the other machine within {max(late):.2f} s")
+
+
+def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
+    """A name that a client remembers as absent is asked for once more before that is believed; the client by itself goes on for half a minute."""
+    a, b = (machine.job("hold", f"/mnt/x/{store}") for machine in nfs.machines)
+    assert [a.heard(), b.heard()] == [["ready"]] * 2
+    a.ask("put", "dir/first")
+    wrong_by_itself = 0
+    for n in range(20):
+        for _ in range(2):
+            assert b.ask("there", f"dir/{n}")[0] is False
+        a.ask("put", f"dir/{n}")
+        by_itself, by_us = b.ask("there", f"dir/{n}")
+        wrong_by_itself += not by_itself
+        assert by_us == "x"
+    for n in range(10):  # directories too, of which not even the parent shows
+        assert b.ask("there", f"new{n}/deep/er/file")[0] is False
+        a.ask("put", f"new{n}/deep/er/file")
+        by_itself, by_us = b.ask("there", f"new{n}/deep/er/file")
+        wrong_by_itself += not by_itself
+        assert by_us == "x"
+    assert [a.end(), b.end()] == [0, 0]
+    told(f"30 names were asked for, made elsewhere, and asked for again: the kernel by itself said absent of {wrong_by_itself}, Relight of none")
+    assert wrong_by_itself, "no cache was in the way: nothing was shown"
+
+
+def test_two_attempts_on_two_machines(nfs: Lab, store: str) -> None:
+    """An attempt begun on one machine fences the one that runs on the other: it is told at its next save, and never commits again."""
+    facts = []
+    saver = nfs.machines[0].job("saves", f"/mnt/x/{store}", "first", 0)
+    facts += [saver.heard()]
+    assert saver.heard() == ["ready"]
+    for turn in range(1, 9):
+        facts += [saver.ask(), saver.heard()]
+        assert facts[-1][0] == "saved"
+        other = nfs.machines[turn % 2].job("saves", f"/mnt/x/{store}", f"turn{turn}", 0)
+        facts += [other.heard()]
+        assert other.heard() == ["ready"]
+        facts += [saver.ask()]
+        assert saver.heard() == ["fenced"], "an attempt that was superseded has committed"
+        assert saver.end() == 0
+        saver = other
+    assert saver.end() == 0
+    assert _check(nfs, store, facts) == []
+    told("8 times an attempt on one machine superseded the other's, whose next save was refused")
+
+
+def _check(nfs: Lab, store: str, facts: list[list[str]], machine: Machine | None = None) -> list[str]:
+    """What is wrong with the run, given what was told of it."""
+    path = nfs.server.folder / f"{store}.facts"
+    path.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    job = (machine or nfs.machines[1]).job("check", f"/mnt/x/{store}", path)
+    wrong = job.heard()
+    job.end()
+    return wrong
+
+
+def test_deleting_what_another_machine_reads(nfs: Lab, store: str) -> None:
+    """Retention on one machine while two others' readers restore: each gets whole checkpoints, or is told what vanished; nothing is left over."""
+    a, b = nfs.machines
+    churn = a.job("churn", f"/mnt/x/{store}", 25)
+    assert churn.heard() == ["ready"]
+    time.sleep(1)
+    looks = [machine.job("look", f"/mnt/x/{store}", 22) for machine in (a, b)]
+    assert [one.heard() for one in looks] == [["ready"]] * 2
+    results = [one.heard()[1] for one in looks]
+    done = churn.heard()[1]
+    assert [one.end() for one in (churn, *looks)] == [0, 0, 0]
+    told(f"saved {done['saved']}, meanwhile restored: {results}")
+    for found in results:
+        assert found.get("restored", 0) > 5
+        assert not found.get("wrong") and not found.get("odd names")
+        assert {kind.split(":")[0] for kind in found} <= {"restored", "none", "corrupt", "not_found", "store"}
+    assert _check(nfs, store, [["saving", f"churn/{n}/large"] for n in range(1, done["saved"] + 1)]) == []
+
+
+def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
+    """What NFS renames out of the way is in no listing; its directory stays until the file is closed, which is said, and goes then."""
+    path = f"/mnt/x/{store}"
+    (job,) = (nfs.machines[0].job("hold", path),)
+    assert job.heard() == ["ready"]
+    job.ask("put", "dir/file")
+    reader = nfs.machines[0].start("python3", "-c", f"import os; fd = os.open('{path}/dir/file', 0); print('open', flush=True); input()")
+    reader.until("open")
+    job.ask("delete", "dir/file")
+    kernels, ours = job.ask("list", "dir")
+    assert len(kernels) == 1 and kernels[0].startswith(".nfs") and ours == []
+    assert job.ask("delete_dir", "dir") == [False]
+    reader.say()
+    reader.end()
+    assert job.ask("delete_dir", "dir") == [True]
+    assert job.end() == 0
+    told(f"{kernels[0]} was in no listing of ours; its directory went when it was closed")
+
+
+@pytest.mark.parametrize("version", ["4.2", "4.0"])
+def test_reply_to_a_creation_is_lost(nfs: Lab, store: str, version: str) -> None:
+    """A server that dies between creating a name and saying so: whoever created it is told True, whoever did not is told False."""
+    wire = Wire(nfs.network)
+    machine = nfs.machines[0]
+    path = machine.mount(f"wire{version}", f"vers={version},hard", port=wire.port)
+    outcomes = []
+    try:
+        for n, taken in enumerate((False, True, False)):
+            if taken:
+                other = nfs.machines[1].job("race", f"/mnt/x/{store}", "other")
+                other.heard()
+                assert other.ask(f"name{n}")[1] is True, "the name is free"
+                other.end()
+            job = machine.job("race", f"{path}/{store}", "mine")
+            assert job.heard() == ["ready"]
+            wire.catch(f"name{n}")
+            job.say(f"name{n}")
+            assert taken or wire.caught.wait(20), "no creation was seen on the wire"
+            wire.caught.wait(1)
+            time.sleep(0.3)
+            nfs.server.kill()
+            wire.release()
+            nfs.server.start()
+            _, outcome, _, mine, held = job.heard()
+            outcomes.append(outcome)
+            assert outcome is not taken, f"told {outcome} of a name that was {'taken' if taken else 'free'}"
+            assert (mine == held) is outcome
+            assert job.end() == 0
+    finally:
+        wire.close()
+        machine.unmount(f"wire{version}")
+    told(f"NFS {version}: {outcomes}")
+
+
+def _outages(nfs: Lab, stop: threading.Event, down_s: Callable[[], float], up_s: Callable[[], float]) -> threading.Thread:
+    def go() -> None:
+        while not stop.wait(up_s()):
+            nfs.server.kill()
+            stop.wait(down_s())
+            nfs.server.start()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    return thread
+
+
+def test_server_is_killed_again_and_again(nfs: Lab, store: str) -> None:
+    """On hard mounts a server that is killed and comes back costs time and nothing else: no save fails, no restore, none is lost."""
+    a, b = nfs.machines
+    rng, stop = random.Random(5), threading.Event()
+    started = nfs.server.starts
+    facts: list[list[str]] = []
+    saver = a.job("saves", f"/mnt/x/{store}", "large", 25)
+    facts.append(saver.heard())
+    restorer = b.job("restores", f"/mnt/x/{store}")
+    assert restorer.heard() == ["ready"]
+    outages = _outages(nfs, stop, lambda: rng.random() * 2, lambda: GRACE_S + rng.random() * 4)
+    try:
+        restored = []
+
+        def restore() -> None:
+            while not stop.is_set():
+                restored.append(restorer.ask())
+
+        thread = threading.Thread(target=restore)
+        thread.start()
+        while saver.code is None:
+            line = saver.line()
+            if line:
+                facts.append(json.loads(line))
+    finally:
+        stop.set()
+        outages.join()
+    thread.join()
+    assert (saver.code, restorer.end()) == (0, 0)
+    assert Counter(fact[0] for fact in facts) == {"begun": 1, "saving": 25, "saved": 25}
+    assert {one[0] for one in restored} <= {"none", "restored"} and len(restored) > 5
+    assert _check(nfs, store, facts) == []
+    told(f"25 saves and {len(restored)} restores while the server was killed {nfs.server.starts - started} times")
+
+
+def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None:
+    """Two machines create the same names in turn while the server is killed: no name has two winners, and each winner's bytes are there."""
+    rng, stop = random.Random(6), threading.Event()
+    started, count = nfs.server.starts, 300
+    jobs = [machine.job("many", f"/mnt/x/{store}", me, count) for me, machine in enumerate(nfs.machines)]
+    outages = _outages(nfs, stop, lambda: rng.random(), lambda: GRACE_S + rng.random() * 2)
+    try:
+        answers = [job.rest() for job in jobs]
+    finally:
+        stop.set()
+        outages.join()
+    assert [job.code for job in jobs] == [0, 0], answers
+    reader = nfs.machines[0].job("read_all", f"/mnt/x/{store}", "many")
+    (held,) = reader.heard()
+    reader.end()
+    outcomes = Counter[str]()
+    for one, other in zip(*answers):
+        (n, first, mine), (_, second, others) = json.loads(one), json.loads(other)
+        outcomes[f"{first}/{second}"] += 1
+        assert [first, second].count("True") == 1, (one, other)
+        assert held[str(n)] == (mine if first == "True" else others), (one, other)
+    assert not any(name.startswith(".tmp") for name in held)
+    told(f"{count} names while the server was killed {nfs.server.starts - started} times: {dict(outcomes)}")
+
+
+def test_soft_mounts_give_errors_that_are_told(nfs: Lab, store: str) -> None:
+    """On a soft mount a silent server is an error of ours, in time; whatever was acknowledged is there, and what is in doubt is called so."""
+    machine = nfs.machines[0]
+    path = machine.mount("soft", "vers=4.2,soft,timeo=10,retrans=1")
+    saver = machine.job("saves", f"{path}/{store}", "soft", 0)
+    facts = [saver.heard()]
+    assert saver.heard() == ["ready"]
+    failed, slowest = Counter[str](), 0.0
+    rng = random.Random(3)
+    for turn in range(8):
+        if turn % 2:
+            threading.Timer(rng.random() * 0.15, nfs.server.signal, (signal.SIGSTOP,)).start()
+        began = time.monotonic()
+        outcome = ["saving"]
+        while outcome[0] == "saving":
+            outcome = saver.ask() if outcome == ["saving"] else saver.heard()
+            facts.append(outcome)
+        slowest = max(slowest, time.monotonic() - began)
+        if outcome[0] == "failed":
+            failed[f"{outcome[1]}: {outcome[2]}"] += 1
+        if turn % 2:
+            time.sleep(0.5)
+            nfs.server.signal(signal.SIGCONT)
+            time.sleep(1)
+    assert saver.end() == 0
+    assert failed and {kind.split(":")[0] for kind in failed} <= {"store", "uncertain"}
+    assert slowest < 60
+    assert _check(nfs, store, [fact for fact in facts if fact[0] != "failed"]) == []
+    machine.unmount("soft")
+    told(f"{Counter(f[0] for f in facts)}, the slowest after {slowest:.1f} s: {dict(failed)}")
+
+
+@pytest.mark.parametrize(("call", "n"), [("link", 3), ("unlink", 3), ("open_dir", 5), ("fsync", 7), ("link", 5), ("open_dir", 7)])
+def test_client_process_is_killed(nfs: Lab, store: str, call: str, n: int) -> None:
+    """SIGKILL of a saver before, at and behind its commit, between link and fsync too: the other machine finds the run whole and goes on with it."""
+    job = nfs.machines[0].job("dying", f"/mnt/x/{store}", "dying", call, n)
+    facts = [json.loads(line) for line in job.rest() if line.startswith("[")]
+    assert job.code == -signal.SIGKILL
+    assert _check(nfs, store, facts) == []
+    told(f"killed before {call} {n}, after {[fact[0] for fact in facts]}")
+
+
+def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) -> None:
+    """A client machine that dies in the middle of saves loses nothing that it acknowledged: its kernel's memory is not where checkpoints are."""
+    saved = 0
+    for turn in range(3):
+        machine = nfs.machine()
+        machine.mount("x")
+        job = machine.job("saves", f"/mnt/x/{store}{turn}", "large", 100)
+        facts: list[list[str]] = []
+        while sum(fact[0] == "saved" for fact in facts) < 4 + turn:
+            facts.append(job.heard())
+        time.sleep(0.05 * turn)
+        machine.kill()
+        nfs.machines.remove(machine)
+        saved += sum(fact[0] == "saved" for fact in facts)
+        assert _check(nfs, f"{store}{turn}", facts) == []
+    told(f"3 machines died; all {saved} checkpoints that they had acknowledged are there")
+
+
+def test_wire_is_cut(nfs: Lab, store: str) -> None:
+    """A machine that is cut off and superseded meanwhile cannot commit when it is back; nor is what it did before lost."""
+    a, b = nfs.machines
+    saver = a.job("saves", f"/mnt/x/{store}", "cut", 0)
+    facts = [saver.heard()]
+    assert saver.heard() == ["ready"]
+    facts += [saver.ask(), saver.heard()]
+    nfs.network.switch(a.link, False)
+    try:
+        other = b.job("saves", f"/mnt/x/{store}", "other", 2)
+        facts += [json.loads(line) for line in other.rest() if line.startswith("[")]
+        assert other.code == 0 and [fact[0] for fact in facts].count("saved") == 3
+    finally:
+        nfs.network.switch(a.link, True)
+    facts += [saver.ask()]
+    assert saver.heard() == ["fenced"]
+    assert saver.end() == 0
+    assert _check(nfs, store, facts) == []
+    told("cut off, superseded, and refused when it was back")
