@@ -9,7 +9,7 @@ import msgspec
 from relight.commit.save import Seat
 from relight.layout import Box
 
-PROTOCOL = 1
+PROTOCOL = 2
 MESSAGE_BYTES_MAX = 1 << 30
 
 
@@ -142,8 +142,8 @@ class Meet(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Met(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This agent's id, and where others reach it; no address, and ``why``, if they cannot. ``token`` and ``others``, their addresses, are of
-    the roster that it has joined, if it has."""
+    """This agent's id, and where others reach it; no address, and ``why``, if they cannot. ``token`` and ``others``, their addresses, are
+    of the roster that it has joined, if it has."""
 
     id: str
     address: str
