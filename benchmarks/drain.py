@@ -29,13 +29,12 @@ from tests.store.servers import has_rados, moto, rados
 
 from benchmarks.machine import describe
 from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.catalog.tiers import announce
 from relight.commit import Attempt, SaveRequest
 from relight.drain import drain
 from relight.format import Leaf, encode_tree
-from relight.format.records import NoteBody
 from relight.layout import Bytes, Item
 from relight.policy import Tiers, tier
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.store import LocalStore, open_bytes
 from relight.store.object_writer import PARALLEL, PART_BYTES
 
@@ -46,8 +45,7 @@ def save(folder: Path, url: str, megabytes: int) -> Attempt:
     """A checkpoint of so many megabytes in 64 tensors, in a run whose further tier is at ``url``."""
     attempt = Attempt.begin(LocalStore(folder), "run")
     tiers = Tiers(near=folder / "run", far=f"{url}/run")
-    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers.tiers)})
-    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
     rng, each = random.Random(7), megabytes * 1_000_000 // 64
     items = [Item(f"t{n}", "uint8", (each,), "param", Bytes(rng.randbytes(each)), None, True) for n in range(64)]
     attempt.save(SaveRequest(step=0, tree=encode_tree({i.name: Leaf("tensor", (n,)) for n, i in enumerate(items)}), items=items))
@@ -98,8 +96,7 @@ def steps_beside(folder: Path, megabytes: int, bytes_per_second: float | None, s
     near, far = folder / "steps-near", folder / "steps-far"
     attempt = save(near, str(far), megabytes)
     limited = Tiers(near=near / "run", far=tier(far / "run", bytes_per_second=bytes_per_second))
-    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(limited.tiers)})
-    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    announce(attempt.place.log, limited.tiers, attempt.epoch)
 
     def step() -> float:
         def work() -> None:

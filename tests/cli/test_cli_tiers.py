@@ -9,10 +9,9 @@ from pathlib import Path
 
 from tests.log.test_log_stale_listings import save
 
+from relight.catalog.tiers import announce
 from relight.commit import Attempt
-from relight.format.records import NoteBody
 from relight.policy import Tiers
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.store import LocalStore
 
 
@@ -25,8 +24,7 @@ def relight(*arguments: str | Path, status: int = 0) -> str:
 def begin(folder: Path) -> Attempt:
     attempt = Attempt.begin(LocalStore(folder / "hot"), "run")
     tiers = Tiers(hot=folder / "hot" / "run", warm=folder / "warm" / "run", cold=folder / "cold" / "run")
-    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers.tiers)})
-    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
     return attempt
 
 

@@ -24,15 +24,14 @@ from typing import Any
 
 import relight.log.identity as identity
 from relight.catalog.run import Run
+from relight.catalog.tiers import announce
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
-from relight.format.records import NoteBody
 from relight.log import Log, fold
 from relight.policy import Tiers, keep, tier
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import RUN, Facts, examine, leftovers, look, read_state, save, state_of
@@ -145,8 +144,7 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
     """Let them race; what is wrong, and how much was done."""
     rng = random.Random(f"race {seed}")
     attempt = Attempt.begin(open_bytes(near), RUN)
-    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers_at(near, far).tiers)})
-    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    announce(attempt.place.log, tiers_at(near, far).tiers, attempt.epoch)
     children: dict[int, subprocess.Popen[bytes]] = {}
     started, kills, lives = time.monotonic(), 0, 0
     while time.monotonic() - started < seconds:

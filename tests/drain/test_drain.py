@@ -8,17 +8,15 @@ import pytest
 from tests.log.test_log_stale_listings import save
 
 from relight.catalog import Run, open_checkpoint, read_tensors
-from relight.catalog.tiers import drained_to, merge
+from relight.catalog.tiers import announce, drained_to, merge
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.drain.outwards import residency
 from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, StoreUnavailable
-from relight.format.records import NoteBody
 from relight.layout import Bytes
 from relight.log import Log, fold
 from relight.policy import Keep, Tiers, keep, tier
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import LocalStore
 from relight.testing.store_suite import refuses
@@ -32,8 +30,7 @@ def begin(folder: Path, *, far: dict[str, Keep | None] | None = None, near: str 
         **{name: tier(str(folder / name / "run"), keep=rules) for name, rules in (far or {"far": None}).items()},
     )
     attempt = Attempt.begin(LocalStore(folder / near), "run")
-    body = NoteBody(topic=NOTE_TOPIC, data=encode_tiers(tiers.tiers))  # type: ignore[arg-type]
-    attempt.place.log.append(lambda view: (body, attempt.epoch))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
     return attempt
 
 
@@ -266,7 +263,7 @@ def test_bytes_a_second_are_bounded(tmp_path: Path) -> None:
     """A copy takes as long as the bound says, or longer."""
     attempt = Attempt.begin(LocalStore(tmp_path / "near"), "run")
     limited = Tiers(near=str(tmp_path / "near" / "run"), far=tier(str(tmp_path / "far" / "run"), bytes_per_second=2000))
-    attempt.place.log.append(lambda view: (NoteBody(topic=NOTE_TOPIC, data=encode_tiers(limited.tiers)), attempt.epoch))  # type: ignore[arg-type]
+    announce(attempt.place.log, limited.tiers, attempt.epoch)
     save(attempt, 0)
     ((_, _, size, seconds),) = drain(attempt.store, "run").copied
     assert seconds >= 0.05 and size > 100

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from relight.catalog import Run, verify_checkpoint
+from relight.catalog.tiers import announce
 from relight.commit import Attempt
 from relight.drain import drain, scrub
-from relight.format.records import NoteBody
 from relight.observe import subscribe
 from relight.policy import Tiers, keep
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.reclaim import execute, plan_prune
 from relight.store import LocalStore
 from relight.testing.scenario import RUN, state_of
@@ -28,8 +27,7 @@ TIERS = ("hot", "warm", "cold")
 def begin(folder: Path) -> Attempt:
     attempt = Attempt.begin(LocalStore(folder / "hot"), RUN)
     tiers = Tiers(**{name: folder / name / RUN for name in TIERS})
-    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers.tiers)})
-    attempt.place.log.append(lambda view: (note, attempt.epoch))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
     return attempt
 
 

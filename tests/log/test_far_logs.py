@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from tests.log.test_log_stale_listings import save
 
+from relight.catalog.tiers import announce
 from relight.commit import Attempt
 from relight.drain import drain
 from relight.format.records import NoteBody
 from relight.log import Log, fold
 from relight.policy import Tiers
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers
 from relight.store import MemoryStore
 from relight.store.base import Entry
 
@@ -74,8 +74,7 @@ def test_a_drain_reads_a_record_once(monkeypatch) -> None:
     """However many checkpoints it copies, and however long the further tier's log is."""
     near, far = Far(), Far()
     attempt = Attempt.begin(near, "run")
-    told = encode_tiers(Tiers(near="memory://near/run", far="memory://far/run").tiers)
-    attempt.place.log.append(lambda view: (NoteBody(topic=NOTE_TOPIC, data={**told}), attempt.epoch))
+    announce(attempt.place.log, Tiers(near="memory://near/run", far="memory://far/run").tiers, attempt.epoch)
     monkeypatch.setattr("relight.drain.outwards.open_tier", lambda tier: (far, "run"))
     for step in range(12):
         save(attempt, step)

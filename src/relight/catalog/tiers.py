@@ -14,7 +14,7 @@ import msgspec
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Group, Tier, decode_tiers, groups_of
+from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Group, Tier, decode_tiers, encode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 
@@ -50,6 +50,12 @@ class Merged(NamedTuple):
 
     history: History
     copies: dict[str, list[Copy]]
+
+
+def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
+    """Have the nearest one's log say which tiers there are, nearest first: whoever reads it knows them then."""
+    note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers)})
+    log.append(lambda view: (note, epoch))
 
 
 def tiers_of(history: History) -> tuple[Tier, ...]:

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from relight.catalog.tiers import Further, Reach, attempt_name, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import Further, Reach, announce, attempt_name, open_tier, read_tier, tiers_of
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
 from relight.errors import RelightError, StoreUnavailable
-from relight.format.records import Body, NoteBody
-from relight.log import Log, View
+from relight.log import Log
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
-from relight.policy.tiers import NOTE_TOPIC, encode_tiers, groups_of
+from relight.policy.tiers import groups_of
 
 REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
@@ -68,12 +67,7 @@ class Outwards:
         history = attempt.history()
         before = tiers_of(history)
         if self._tiers[1:] != before:
-            note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(self._tiers)})
-
-            def decide(view: View) -> tuple[Body, int]:
-                return note, attempt.epoch
-
-            attempt.place.log.append(decide)
+            announce(attempt.place.log, self._tiers, attempt.epoch)
         name = attempt_name(history, attempt.epoch)
         for tier in self._tiers[1:]:
             try:
