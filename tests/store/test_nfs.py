@@ -271,7 +271,7 @@ def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None
     rng, stop = random.Random(6), threading.Event()
     started, count = nfs.server.starts, 300
     jobs = [machine.job("many", f"/mnt/x/{store}", me, count) for me, machine in enumerate(nfs.machines)]
-    outages = _outages(nfs, stop, lambda: rng.random(), lambda: GRACE_S + rng.random() * 2)
+    outages = _outages(nfs, stop, rng.random, lambda: GRACE_S + 2 + rng.random() * 3)
     try:
         answers = [job.rest() for job in jobs]
     finally:
