@@ -176,28 +176,6 @@ def dying(root: str, seed: str, name: str, n: str) -> None:
             say(*fact)
 
 
-def fill(root: str, direct: str) -> None:
-    """Writes 48 MiB when told to, the room for which has meanwhile gone."""
-    store = LocalStore(root, direct=direct == "direct")
-    data = memoryview(bytearray(1 << 20))
-    for (name,) in asked():
-        told = "written"
-        writer = store.write(name, 48 << 20)
-        say("open")
-        sys.stdin.readline()
-        try:
-            for at in range(48):
-                writer.write_at(at << 20, data)
-            told = "finished"
-            writer.finish()
-            say("done", "")
-        except StoreUnavailable as error:
-            say(error.kind, told)
-        finally:
-            writer.abort()
-        say(sorted(entry.name for entry in store.list("")))
-
-
 def many(root: str, me: str, count: str) -> None:
     """``put_once`` of many names in turn, without waiting for anybody; says each one's outcome."""
     store = LocalStore(root)

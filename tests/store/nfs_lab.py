@@ -388,6 +388,7 @@ class Lab:
         self._folder = folder
         self.network = Network()
         self.machines: list[Machine] = []
+        self._made = 0
         try:
             self.server = NfsServer(self.network, folder / "server")
         except BaseException:
@@ -396,7 +397,8 @@ class Lab:
 
     def machine(self) -> Machine:
         """One more client machine."""
-        self.machines.append(Machine(self.network, self._folder / f"client{len(self.machines)}"))
+        self._made += 1
+        self.machines.append(Machine(self.network, self._folder / f"client{self._made}"))
         return self.machines[-1]
 
     def close(self) -> None:
