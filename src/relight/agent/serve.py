@@ -27,11 +27,12 @@ from relight.agent.follow import PATIENCE_S, Abandoned, Follow
 from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.neighbours import Neighbours
 from relight.agent.wire import Gone, Wire
-from relight.agent.writing import Prepared, Writer, lower_priority
+from relight.agent.writing import Prepared, Writer
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.peers import Part
+from relight.world import lower_priority
 
 _TICK_S = 0.25
 ORPHAN_S = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -165,14 +164,6 @@ class _Counter:
     def __call__(self, length: int) -> None:
         self._written += length
         self._slot.tell_written(self._written)
-
-
-def lower_priority(nice: int) -> None:
-    """Be the last to run, of processor and disk; where that is not allowed, go on as before."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-    except OSError:
-        pass
 
 
 def _done(number: int, report: SaveReport) -> Report:

@@ -5,7 +5,6 @@ Ends when standard input does, or by SIGTERM, after giving up what it was copyin
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 from relight.drain.outwards import drain
 from relight.errors import RelightError
 from relight.store import open_bytes
+from relight.world import lower_priority
 
 
 def main() -> int:
@@ -24,8 +24,7 @@ def main() -> int:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    lower_priority(nice)
 
     def watch() -> None:
         while os.read(0, 1024):

@@ -1,0 +1,50 @@
+"""Who writes behind training's back is the last to run, also where the kernel shares out by sessions first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+AUTOGROUP = Path("/proc/self/autogroup")
+SAY = "from relight.world import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+SAY_GROUP = SAY + "; print(open('/proc/self/autogroup').read())"
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
+    """An agent has a session of its own, which would else get as much of the processor as the training's; others' is left alone."""
+    told = subprocess.run([sys.executable, "-c", SAY_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True)
+    nice, group = told.stdout.split("\n")[:2]
+    assert nice == "7"
+    assert group.endswith("nice 7") == leads, group
+
+
+def test_without_such_a_kernel_it_is_the_process_alone() -> None:
+    """What cannot be had is no error."""
+    told = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.strip() == "7"
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")
+def test_the_agent_waits(tmp_path: Path) -> None:
+    """The agent that a trainer starts has told its session to, as low as ``Limits(nice=…)`` says."""
+    script = f"""
+import relight, torch, glob, os
+with relight.Checkpointer({str(tmp_path / "run")!r}, x=torch.ones(3), background=True, limits=relight.Limits(nice=13)) as ckpt:
+    ckpt.restore()
+    ckpt.save(0)
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            words = open(path, "rb").read().split(b"\\0")
+            parent = open(os.path.dirname(path) + "/stat").read().rsplit(")", 1)[1].split()[1]
+            if b"relight.agent.serve" in words and int(parent) == os.getpid():
+                print(open(os.path.dirname(path) + "/autogroup").read())
+        except OSError:
+            pass
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    assert told.stdout.strip().endswith("nice 13"), told
