@@ -181,7 +181,7 @@ class Holder:
         return piece.complete
 
     def void(self, turn: Turn) -> None:
-        """The member's memory changed: the piece is nothing, unless it changed after this member was whole, and only the answer was lost."""
+        """The member's memory changed: the piece is nothing, unless this member was whole before, and only the answer was lost."""
         piece = turn.piece
         with self._lock:
             if turn.member.whole or piece.dropped:
