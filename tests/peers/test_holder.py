@@ -186,11 +186,13 @@ def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) 
     for member in range(K):
         send(holder, contribution("c1", 1, 0, member))
         send(holder, contribution("c1", 1, 1, member))
+    used = holder.used
     (stale, _), first = holder.begin(contribution("c2", 2, 0, 2)), holder.inventory()
     other = Ring((RING.peers[1], RING.peers[0], *RING.peers[2:]), K, M)
     moved = Ring(tuple(peer._replace(address=f"y:{at + 1}") for at, peer in enumerate(RING.peers)), K, M)
     for ring in (other, moved):
         holder.join(ring, "a1")
+        assert holder.used == used
         with pytest.raises(Gone):
             holder.end(stale)
         with pytest.raises(Refusal, match="ring"):
