@@ -8,22 +8,18 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy
 import pytest
-from neighbours import Nursery, expected, lost_is_read_back
+from in_process import MB, TOKEN, Told, join, part_of, read_back, several
+from neighbours import Nursery, Town, expected, lost_is_read_back
 
-from relight.arena import Memory, allocate
+from relight.arena import Memory
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import subscribe
-from relight.peers import Part, Peer, Peers, Remote
+from relight.peers import Remote
 from relight.peers.wire import split_address
-
-TOKEN = b"t" * 32
-MB = 1_000_000
-Told = list[tuple[str, dict[str, object]]]
 
 
 class Cutter:
@@ -70,47 +66,6 @@ class Cutter:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         one.close()
-
-
-def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[Part, bytes]:
-    """A part of two packs, and its memory's bytes."""
-    pages = -(-size // 4096)
-    memory = Memory(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
-    memory.view[:] = numpy.random.default_rng([rank, *id.encode()]).bytes(memory.size)
-    half = pages // 2 * 4096
-    return Part(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(memory.view)
-
-
-@contextlib.contextmanager
-def several(count: int, told: Told | None = None) -> Iterator[list[Peers]]:
-    """Agents in this process."""
-    found = [
-        Peers("127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if told is None else told.append((name, fields)))
-        for _ in range(count)
-    ]
-    try:
-        yield found
-    finally:
-        for one in found:
-            one.close()
-
-
-def join(peers: Sequence[Peers], data: int, parity: int, addresses: Sequence[str] = ()) -> None:
-    """All of them, each with its number as rank."""
-    addresses = addresses or [one.address for one in peers]
-    roster = [Peer(f"a{at}", f"h{at}", "", address, (at,)) for at, address in enumerate(addresses)]
-    for at, one in enumerate(peers):
-        one.join(roster, f"a{at}", data, parity)
-
-
-def read_back(remote: Remote, part: Part, data: bytes) -> None:
-    """All of it, and right."""
-    for pack, (start, size) in enumerate(zip(part.starts, part.sizes)):
-        reader = remote.reader(part.id, part.rank, pack)
-        assert reader is not None and reader.size == size
-        room = bytearray(size)
-        reader.read_into(0, memoryview(room))
-        assert room == data[start : start + size]
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
@@ -329,8 +284,6 @@ def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
     agents = [nursery.agent(TOKEN, rate=16e6), nursery.agent(TOKEN)]
     for rank, agent in enumerate(agents):
         agent.sizes = [(rank, 24 * MB)]
-    from neighbours import Town
-
     with contextlib.closing(Town(TOKEN, agents, 1, 1)) as town:
         town.join()
         began = time.monotonic()

@@ -144,6 +144,16 @@ def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
     assert [send(holder, contribution("c2", 2, 0, member)) for member in range(K)] == [False, False, True]
 
 
+def test_void_after_whole_takes_nothing_back(holder: Holder) -> None:
+    """The answer to *whole* was lost, and the slot filled anew before the sender asked again: what was whole stays so."""
+    send(holder, contribution("c1", 1, 0, 2))
+    turn, got = holder.begin(contribution("c1", 1, 0, 2))
+    assert got == turn.member.segment.length
+    holder.void(turn)
+    assert [send(holder, contribution("c1", 1, 0, member)) for member in range(2)] == [False, True]
+    assert read(holder, holder.inventory()[0]) == right("c1", 0)
+
+
 def test_another_process_does_not_go_on_with_what_one_began(holder: Holder) -> None:
     """An agent that was started again may have other bytes: the piece is given up, not mixed."""
     asked = contribution("c1", 1, 0, 2)
@@ -176,11 +186,13 @@ def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) 
     for member in range(K):
         send(holder, contribution("c1", 1, 0, member))
         send(holder, contribution("c1", 1, 1, member))
+    used = holder.used
     (stale, _), first = holder.begin(contribution("c2", 2, 0, 2)), holder.inventory()
     other = Ring((RING.peers[1], RING.peers[0], *RING.peers[2:]), K, M)
     moved = Ring(tuple(peer._replace(address=f"y:{at + 1}") for at, peer in enumerate(RING.peers)), K, M)
     for ring in (other, moved):
         holder.join(ring, "a1")
+        assert holder.used == used
         with pytest.raises(Gone):
             holder.end(stale)
         with pytest.raises(Refusal, match="ring"):

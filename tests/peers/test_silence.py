@@ -9,8 +9,8 @@ import socket
 import time
 
 import pytest
+from in_process import MB, TOKEN, Told, join, part_of, read_back, several
 from neighbours import Nursery, expected
-from test_breaks import MB, TOKEN, Told, join, part_of, read_back, several
 
 from relight.peers import Remote, sender
 

@@ -181,10 +181,10 @@ class Holder:
         return piece.complete
 
     def void(self, turn: Turn) -> None:
-        """The member's memory changed: the piece is nothing, unless it was whole and complete before."""
+        """The member's memory changed: the piece is nothing, unless this member was whole before, and only the answer was lost."""
         piece = turn.piece
         with self._lock:
-            if piece.complete or piece.dropped:
+            if turn.member.whole or piece.dropped:
                 return
             self._drop(self._places[piece.lane, piece.row], [piece])
 

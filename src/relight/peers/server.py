@@ -37,6 +37,7 @@ from relight.store.buffers import page_buffer
 HANDSHAKE_S = 5.0
 STRANGERS_MAX = 64
 FRIENDS_MAX = 512
+THREADS_MAX = FRIENDS_MAX + 8 * STRANGERS_MAX
 IDLE_S = 300.0
 """How long a connection may be silent between requests; who needs it again calls again."""
 MESSAGE_S = 30.0
@@ -94,8 +95,8 @@ class Server:
             thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
             with self._lock:
                 if len(self._strangers) >= STRANGERS_MAX:
-                    _hang_up(self._strangers[0])  # a friend needs milliseconds: it is not the one that has waited longest
-                if self._closed or len(self._strangers) >= 2 * STRANGERS_MAX:
+                    _hang_up(self._strangers.pop(0))  # a friend needs milliseconds: it is not the one that has waited longest
+                if self._closed or len(self._threads) >= THREADS_MAX:  # those that were hung up on have not all noticed
                     connection.close()
                     continue
                 self._strangers.append(connection)
@@ -113,9 +114,9 @@ class Server:
             with contextlib.suppress(Gone):
                 wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
                 with self._lock:
-                    self._strangers.remove(connection)
-                    welcome = len(self._friends) < FRIENDS_MAX and not self._closed
+                    welcome = connection in self._strangers and len(self._friends) < FRIENDS_MAX and not self._closed
                     if welcome:
+                        self._strangers.remove(connection)
                         self._friends.add(connection)
                 if welcome:
                     _Session(wire, self._me, self._parts, self._holder).run()

@@ -1,0 +1,101 @@
+"""What peers serve, read as a restore reads: every byte is verified, so what is wrong does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import MB, TOKEN, join, part_of, several
+
+from relight.arena import Memory, allocate, lay_out
+from relight.catalog import Run, open_checkpoint, read_tensors
+from relight.catalog.opened import Opened
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CorruptCheckpoint
+from relight.format import Leaf, encode_tree
+from relight.layout import Bytes, Item
+from relight.peers import Part, Peers, Remote
+from relight.store import LocalStore
+
+
+class FromPeers:
+    """A store whose packs come from peers."""
+
+    def __init__(self, store: Any, readers: dict[str, Any]) -> None:
+        self._store, self._readers = store, readers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def open(self, key: str) -> Any:
+        return self._readers[key]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], Part]:
+    """A committed checkpoint, its tensors' bytes, and its packs as they lay in the slot of rank 0; the files are gone."""
+    attempt, rng = Attempt.begin(LocalStore(tmp_path), "run"), random.Random(3)
+    held = {f"t{number}": rng.randbytes(rng.randrange(1, 900_000)) for number in range(20)}
+    items = [Item(name, "uint8", (len(data),), "param", Bytes(data), None, True) for name, data in held.items()]
+    attempt.save(SaveRequest(step=0, tree=encode_tree({item.name: Leaf("tensor", (at,)) for at, item in enumerate(items)}), items=items))
+    run = Run(attempt.store, "run")
+    view, one = run.view(), run.history().live[-1]
+    opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    packs = [tmp_path / opened.prefix / pack.file for pack in opened.parts[0].packs]
+    layout = lay_out([pack.stat().st_size for pack in packs], 0)
+    memory = Memory(allocate(layout.size), layout.size, writable=True)
+    for start, pack in zip(layout.packs, packs):
+        memory.view[start : start + pack.stat().st_size] = pack.read_bytes()
+    sizes = tuple(pack.stat().st_size for pack in packs)
+    for pack in packs:
+        pack.unlink()
+    return opened, held, Part(one.id, 1, 0, 0, memory, layout.packs, sizes, lambda: True)
+
+
+@contextlib.contextmanager
+def protected(part: Part) -> Iterator[tuple[list[Peers], Remote]]:
+    """Three agents, data 2, parity 1; the one that had the part is gone."""
+    with several(3) as peers:
+        join(peers, 2, 1)
+        others = [part_of(part.id, 1, rank, 3 * MB)[0] for rank in (1, 2)]
+        for one, offered in zip(peers, [part, *others]):
+            one.offer(offered)
+        assert all(one.wait(30) for one in peers)
+        peers[0].close()
+        with contextlib.closing(Remote([one.address for one in peers[1:]], TOKEN, 20.0)) as remote:
+            yield peers, remote
+
+
+def restore(opened: Opened, part: Part, remote: Remote) -> dict[str, bytes]:
+    """All tensors, read and verified as a restore does."""
+    table = opened.parts[0]
+    readers = {f"{opened.prefix}/{pack.file}": remote.reader(part.id, 0, at) for at, pack in enumerate(table.packs)}
+    rooms = [bytearray(tensor.length) for tensor in table.tensors]
+    nearer = replace(opened, store=FromPeers(opened.store, readers))
+    read_tensors(nearer, table, {index: Bytes(room) for index, room in enumerate(rooms)})
+    return {tensor.name: bytes(room) for tensor, room in zip(table.tensors, rooms)}
+
+
+def test_a_checkpoint_is_restored_without_its_node_and_its_files(saved: tuple[Opened, dict[str, bytes], Part]) -> None:
+    """Root and part from the store, every pack rebuilt from two peers: the tensors are what was saved."""
+    opened, held, part = saved
+    with protected(part) as (_, remote):
+        assert restore(opened, part, remote) == held
+
+
+def test_wrong_bytes_of_a_peer_are_found_out(saved: tuple[Opened, dict[str, bytes], Part]) -> None:
+    """A bit of parity that fell over in some peer's memory makes an error of that read, never a wrong tensor."""
+    opened, _, part = saved
+    with protected(part) as (peers, remote):
+        for one in peers[1:]:
+            for place in one._holder._places.values():
+                if place.complete is not None and place.complete.memory is not None:
+                    for at in range(0, place.complete.size, 50_000):
+                        place.complete.memory.view[at] ^= 1
+        with pytest.raises(CorruptCheckpoint):
+            restore(opened, part, remote)
