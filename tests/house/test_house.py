@@ -43,7 +43,7 @@ def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
         "CheckpointNotFound", "Checkpointer", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "Limits",
-        "NoSpace", "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "best",
+        "NoSpace", "Peers", "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "best",
         "every", "failures", "keep", "load", "open", "save", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

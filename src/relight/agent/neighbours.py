@@ -5,13 +5,28 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.agent.messages import Join, Meet, Met
+from relight.arena import Memory
 from relight.errors import RelightError
-from relight.peers import Part, Peer, Peers
+
+if TYPE_CHECKING:
+    from relight.peers import Peers  # loaded when somebody asks for it: most agents have no neighbours
 
 Tell = Callable[[str, str, dict[str, Any]], None]
+
+
+class Offered(NamedTuple):
+    """A rank's part of a checkpoint that was committed just now. See ``peers.Part``."""
+
+    id: str
+    seq: int
+    rank: int
+    memory: Memory
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    is_there: Callable[[], bool]
 
 
 class Neighbours:
@@ -27,6 +42,8 @@ class Neighbours:
 
     def meet(self, asked: Meet) -> Met:
         """Be there for whoever knows the token."""
+        from relight.peers import Peers
+
         with self._lock:
             try:
                 if self._peers is None:
@@ -43,6 +60,8 @@ class Neighbours:
 
     def join(self, asked: Join) -> None:
         """Protect, and be protected by, those of the roster."""
+        from relight.peers import Peer
+
         roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in asked.roster]
         with self._lock:
             if self._peers is None:
@@ -54,11 +73,14 @@ class Neighbours:
             except RelightError as error:
                 self._tell("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
 
-    def offer(self, part: Part) -> None:
-        """A rank's part of a checkpoint that was committed just now; its lane is found here."""
+    def offer(self, one: Offered) -> None:
+        """Have it protected, if there is anybody to."""
         with self._lock:
-            if self._peers is not None and part.rank in self._ranks:
-                self._peers.offer(part._replace(lane=self._ranks.index(part.rank)))
+            if self._peers is not None and one.rank in self._ranks:
+                from relight.peers import Part
+
+                lane = self._ranks.index(one.rank)
+                self._peers.offer(Part(one.id, one.seq, one.rank, lane, one.memory, one.starts, one.sizes, one.is_there))
 
     @property
     def holds(self) -> bool:

@@ -25,13 +25,12 @@ from typing import Any
 
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
 from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
-from relight.agent.neighbours import Neighbours
+from relight.agent.neighbours import Neighbours, Offered
 from relight.agent.wire import Gone, Wire
 from relight.agent.writing import Prepared, Writer
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
-from relight.peers import Part
 from relight.world import lower_priority
 
 _TICK_S = 0.25
@@ -322,7 +321,7 @@ class Server:
                 self._kept.append(kept)
             sizes = tuple(pack.size for pack in prepared.plan.packs)
             there = partial(_is_there, kept)
-            self._neighbours.offer(Part(report.id, report.seq, prepared.rank, 0, job.slot.memory, prepared.starts, sizes, there))
+            self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, there))
         if job.session.open:
             job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
         self._tell(job.session, report)

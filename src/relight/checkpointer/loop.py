@@ -20,16 +20,7 @@ from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.options import (
-    as_number,
-    check_components,
-    check_limits,
-    check_peers,
-    full_bytes,
-    plain_json,
-    wants_background,
-    where_to,
-)
+from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background, where_to
 from relight.checkpointer.outwards import Outwards, open_further
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
@@ -112,8 +103,7 @@ class Checkpointer:
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._wants_background = open_for(self._ranks, url, wants_background(background))
         self._further, self._outwards = open_further(tiers), Outwards(tiers if self._world.rank == 0 else None)
-        wanted = check_peers(peers, writer, self._wants_background)
-        self._neighbours = Neighbours(wanted, self._ranks, self._store.url, self._run, self._limits)
+        self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None
         self._begun: dict[int, _Begun] = {}
         self._outcomes: deque[Done] = deque()

@@ -12,6 +12,7 @@ from collections import Counter
 import msgspec
 
 from relight.agent import Agent, Join, Meet, Met, connect
+from relight.checkpointer.options import check_peers
 from relight.checkpointer.ranks import Ranks
 from relight.errors import RelightError
 from relight.observe import emit
@@ -28,8 +29,11 @@ ASK_S = 20.0
 class Neighbours:
     """The ranks' agents, made known to each other. All ranks make the same calls. Without ``wanted``, or with one rank, it does nothing."""
 
-    def __init__(self, wanted: Peers | None, ranks: Ranks | None, url: str, run: str, limits: Limits) -> None:
-        self._wanted, self._ranks, self._url, self._run, self._limits = wanted, ranks, url, run, limits
+    def __init__(
+        self, wanted: Peers | None, writer: str, background: bool, ranks: Ranks | None, url: str, run: str, limits: Limits
+    ) -> None:
+        self._wanted = check_peers(wanted, writer, background)
+        self._ranks, self._url, self._run, self._limits = ranks, url, run, limits
         self._agent: Agent | None = None
         self._addresses: list[str] = []
         self._token = b""
