@@ -26,7 +26,7 @@ from relight.layout import Sink
 from relight.layout.sources import Place, address_of, copy_bytes, move
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
-from relight.store.base import READS_AT_ONCE
+from relight.store.base import READS_AT_ONCE, forget_copies
 
 HASHERS = 2
 READ_BYTES = 4 << 20
@@ -356,6 +356,7 @@ def hand_on(held: memoryview, want: Want) -> None:
 def _once_more(file: _File, held: memoryview, want: Want) -> None:
     """Read a chunk that is not what was committed once more: it may have been damaged on its way. ``CorruptCheckpoint`` if it was not."""
     with contextlib.suppress(RelightError):
+        forget_copies(file.store, file.key, want.offset, want.length)
         reader = file.store.open(file.key)
         try:
             reader.read_into(want.offset, held)

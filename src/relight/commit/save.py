@@ -23,7 +23,7 @@ from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.store import ByteStore, put
 from relight.store.again import decoded
-from relight.store.base import Uncertain
+from relight.store.base import Uncertain, beneath
 from relight.store.durable import temporary_of
 
 SUSPECT = "relight.suspect"
@@ -270,6 +270,7 @@ def check_written(
     ``known``: parts by file, as encoded, whose like was read back before: the same tensors at the same places. If these bytes are there,
     no reader would find more wrong with them than with those.
     """
+    store = beneath(store)
     where, wanted = f"{prefix}/{ROOT_FILE}", encode_root(expected)
 
     def decode(data: bytes) -> Root:
@@ -290,6 +291,7 @@ def check_written(
 
 def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]) -> Part:
     """Read one part back, and look at the sizes of its packs."""
+    store = beneath(store)
     where = f"{prefix}/{ref.file}"
     held, written = known
     part = decoded(

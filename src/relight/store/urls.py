@@ -7,6 +7,8 @@ import re
 
 from relight.errors import ConfigError
 from relight.store.base import ByteStore
+from relight.store.blocks import Blocks, blocks_from_settings
+from relight.store.cached import CachedStore
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.object_client import SCHEMES
@@ -16,9 +18,9 @@ from relight.store.web import WebStore
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
-def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
-    """The store at ``url``: a path, ``file://…``, ``memory://name``, an object store (``s3://``,
-    ``gs://``, ``az://`` and a bucket), or, for reading, a web server."""
+def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None) -> ByteStore:
+    """The store at ``url``: a path, ``file://…``, ``memory://name``, an object store (``s3://``, ``gs://``, ``az://`` and a bucket), or,
+    for reading, a web server. What is far away goes through ``cache``, or the one that ``RELIGHT_CACHE`` names."""
     text = os.fspath(url)
     if not text or "\0" in text:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
@@ -31,7 +33,9 @@ def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
     if scheme == "memory":
         return MemoryStore.named(rest.strip("/"))
     if scheme in SCHEMES:
-        return (WebStore if scheme in ("http", "https") else ObjectStore)(text)
+        far = (WebStore if scheme in ("http", "https") else ObjectStore)(text)
+        cache = cache or blocks_from_settings()
+        return CachedStore(far, cache) if cache is not None else far
     known = "paths, file://, memory://, s3://, gs://, az:// and, for reading, https://"
     raise ConfigError(f"no store for {scheme}://", where=text, hint=f"there are {known}")
 
