@@ -136,6 +136,12 @@ def check_key(key: str, *, file: bool = False) -> str:
     return key
 
 
+def lanes_of(store: ByteStore) -> int:
+    """How many packs at once a store takes faster than one: one for each of its drives, where it has several."""
+    found: int = getattr(store, "lanes", 1)
+    return found
+
+
 def beneath(store: ByteStore) -> ByteStore:
     """``store`` without the copies that it may keep nearby: for whoever asks whether the bytes lie where they should."""
     found: ByteStore = getattr(store, "beneath", store)
