@@ -169,26 +169,28 @@ class StripedStore:
             raise
 
     def _require(self) -> None:
+        """``StoreUnavailable`` if it is not there any more: that is why something seemed not to be."""
         if not self._is_there():
-            raise StoreUnavailable("all of its places are gone", where=self.url, hint="are the drives mounted?")
+            raise StoreUnavailable("its places are gone", where=self.url, hint="are the drives mounted?")
 
     def _is_there(self) -> bool:
         """Whether the store is there, all of it; False if it was never made. ``StoreUnavailable`` names what is missing, ``ConfigError``
         what is not as the URL says."""
-        if self._known and self._known == self._seen():
+        known = self._known
+        if known and known == self._seen():
             return True
-        records = [self._record(root, place) for root, place in zip(self._roots, self._places, strict=True)]
-        if not any(records):
-            if self._known:
-                raise StoreUnavailable("all of its places are gone", where=self.url, hint="are the drives mounted?")
+        # Others may be making it. Before this look: then nothing but their files is in the first place, or all have theirs. And they begin
+        # with the first place, so that whoever looks at it last finds it, if any other is there.
+        is_new = self._is_new()
+        records = [self._record(root, place) for root, place in reversed([*zip(self._roots, self._places, strict=True)])][::-1]
+        if not any(records) and not known:
             return False
         self._compare(records)
         missing = [root for root, record in zip(self._roots, records, strict=True) if record is None]
-        if missing and not self._known and records[0] is not None and self._is_empty():
-            return False  # whoever began to make it did not come to the end
+        if missing and is_new and records[0] is not None and not known:
+            return False
         if missing:
-            is_dir = os.path.isdir(missing[0])
-            what = f"holds no {STRIPE_FILE}" if is_dir else "is not there"
+            what = f"holds no {STRIPE_FILE}" if os.path.isdir(missing[0]) else "is not there"
             raise StoreUnavailable(
                 f"{', '.join(missing)} {what}, and is one of {len(records)} places of this store", where=self.url, hint=_MOUNTED
             )
@@ -225,10 +227,9 @@ class StripedStore:
     def _compare(self, records: Sequence[StripeRecord | None]) -> None:
         """``ConfigError`` if a place is another store's, or not where the URL has it."""
         found = [(number, self._roots[number], record) for number, record in enumerate(records) if record is not None]
-        _, first_root, first = found[0]
         for _, root, record in found:
-            if record.id != first.id:
-                raise ConfigError(f"{root} is of another store than {first_root}", where=self.url)
+            if record.id != found[0][2].id:
+                raise ConfigError(f"{root} is of another store than {found[0][1]}", where=self.url)
             if record.places != len(self._roots):
                 raise ConfigError(
                     f"this store has {record.places} places, and {len(self._roots)} are named", where=self.url, hint="name all, in order"
@@ -237,8 +238,8 @@ class StripedStore:
             right = ", ".join(f"{root} is number {record.place + 1}" for _, root, record in found)
             raise ConfigError(f"its places are in another order: {right}", where=self.url)
 
-    def _is_empty(self) -> bool:
-        """Whether nothing was ever put into the first place."""
+    def _is_new(self) -> bool:
+        """Whether nothing is in the first place but what is there while the store is made."""
         names = {entry.name for entry in self._places[0].list("")}
         return all(name == STRIPE_FILE or name.startswith(TMP_PREFIX) for name in names)
 
