@@ -27,7 +27,7 @@ TRAIN = """
 import sys, torch, relight
 url, until, ledger = sys.argv[1], int(sys.argv[2]), open(sys.argv[3], "a")
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(64, 12_000), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(12_000, 1000))
+model = torch.nn.Sequential(torch.nn.Linear(64, 3_000), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(3_000, 1000))
 optimizer = torch.optim.AdamW(model.parameters())
 with relight.Checkpointer(url, model=model, optimizer=optimizer, save=relight.every(steps=3), keep=relight.keep(last=2)) as ckpt:
     for step in range(ckpt.restore(), until):
@@ -39,7 +39,7 @@ with relight.Checkpointer(url, model=model, optimizer=optimizer, save=relight.ev
         print(step, loss.item().hex(), file=ledger, flush=True)
         ckpt.step(step, loss=loss)
 """
-STEPS = 24
+STEPS = 18
 
 
 def url_of(tmp_path: Path, *names: str) -> str:
@@ -109,13 +109,13 @@ def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
     store_url, _ = split_run(url)
     assert all(len(list(tmp_path.glob(f"n{place}/ck/demo/*/*.safetensors"))) == 3 for place in range(3))
     assert "demo" in told("ls", store_url)
-    ids = [row["id"] for row in json.loads(told("ls", url, "--json"))["checkpoints"]]
+    ids = [row["id"] for row in json.loads(told("ls", url, "--json"))]
     assert len(ids) == 3
     for way in (f"{url}@2", f"{url}/{next(path.name for path in (tmp_path / 'n1/ck/demo').iterdir() if '0000000002-' in path.name)}"):
         assert "step 2" in told("show", way)
     assert "COMMIT" in told("log", url)
     told("tag", url, "good", "1")
-    told("hold", url, "1")
+    told("hold", url, "1", "--why", "a test")
     told("verify", url)
     told("scrub", url)
     told("prune", url, "--keep-last", "1", "--yes")
@@ -147,27 +147,25 @@ def test_as_a_tier(url: str, tmp_path: Path) -> None:
             ckpt.step(step)
     assert "cold" in told("ls", f"{url}2", "--tiers")
     (tmp_path / "n1").rename(tmp_path / "lost")
-    fresh = {"x": torch.zeros(20_000)}
     with pytest.raises(relight.StoreUnavailable, match="n1"):
         relight.load(f"{url}2")
     assert torch.equal(relight.load(str(tmp_path / "cold" / "demo"))["value"]["x"], value["x"])
-    assert fresh is not value
 
 
 def test_a_missing_drive_is_said_by_every_command(url: str, tmp_path: Path) -> None:
     """No command takes it for an empty or damaged one, and none changes anything; training does not begin anew."""
-    (tmp_path / "n1").rename(tmp_path / "away")
-    before = sorted(path for path in tmp_path.rglob("*"))
     store_url, _ = split_run(url)
     plain = str(tmp_path / "plain" / "demo")
+    relight.save(plain, state(9), step=9)
+    (tmp_path / "n1").rename(tmp_path / "away")
+    before = sorted(path for path in tmp_path.rglob("*"))
     for words in (
         ["ls", store_url], ["ls", url], ["show", f"{url}@2"], ["log", url], ["verify", url], ["prune", url, "--keep-last", "1", "--yes"],
-        ["tag", url, "good", "1"], ["hold", url], ["scrub", url], ["drain", url], ["cp", url, plain], ["cp", str(tmp_path), url],
+        ["tag", url, "good", "1"], ["hold", url, "1", "--why", "a test"], ["scrub", url], ["drain", url], ["cp", url, plain], ["cp", plain, url],
     ):  # fmt: skip
         done = CliRunner().invoke(cli, words)
-        assert done.exit_code == 2, words
-        if words[0] != "cp" or words[1] == url:
-            assert "n1/ck is not there" in done.output.replace("\n", ""), done.output
+        assert isinstance(done.exception, relight.StoreUnavailable), (words, done.output)
+        assert "n1/ck is not there" in str(done.exception)
     value = {"x": torch.zeros(10)}
     with pytest.raises(relight.StoreUnavailable, match="n1"):
         relight.Checkpointer(url, state={"value": value}, background=False).restore()

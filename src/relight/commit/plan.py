@@ -11,7 +11,7 @@ from relight.format.manifest import NAME_BYTES_MAX, check_tensor, header_names, 
 from relight.format.names import pack_file
 from relight.layout import Box, Bytes, Extent, Item, Source, cut_chunks
 
-LANE_BYTES_MIN = 64 << 20
+LANE_BYTES_MIN = 16 << 20
 """A share of a store's lanes that is smaller than this is not worth a pack of its own: each costs an fsync and an opening."""
 _WHOLE = Box((), ())
 PACK_BYTES_MAX = 64 << 30

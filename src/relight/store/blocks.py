@@ -123,18 +123,19 @@ class Blocks:
         finally:
             os.close(fd)
 
-    def keep(self, name: str, number: int, file_bytes: int, data: memoryview) -> None:
-        """Put a block down, over whatever is there under its name."""
+    def keep(self, name: str, number: int, file_bytes: int, data: memoryview) -> int | None:
+        """Put a block down, over whatever is there under its name: the inode it has now, None if nothing more is kept."""
         if self._full:
-            return
+            return None
         trailer = _trailer(name, number, file_bytes, len(data), digest(data))
         try:
             self._prepare()
-            self._write(self._path(name, number), data, trailer)
+            inode = self._write(self._path(name, number), data, trailer)
         except OSError as error:
             self._refused(error)
-            return
+            return None
         self._count(len(data) + TRAILER_BYTES)
+        return inode
 
     def drop(self, name: str, numbers: range | None = None) -> None:
         """Forget those blocks of a file; all of them without ``numbers``."""
@@ -191,7 +192,7 @@ class Blocks:
         _, file_bytes, _, held = _TRAILER.unpack_from(data)
         return (file_bytes, held) if data == _trailer(name, number, file_bytes, length, held) else None
 
-    def _write(self, path: str, data: memoryview, trailer: bytes) -> None:
+    def _write(self, path: str, data: memoryview, trailer: bytes) -> int:
         temporary = os.path.join(os.path.dirname(path), f"{_TMP}{secrets.token_hex(8)}")
         for last in reversed(range(_TRIES)):
             try:
@@ -205,12 +206,14 @@ class Blocks:
             try:
                 if os.writev(fd, [data, trailer]) != len(data) + TRAILER_BYTES:
                     raise OSError(errno.ENOSPC, "only some of it was taken")
+                inode = os.fstat(fd).st_ino
             finally:
                 os.close(fd)
             os.rename(temporary, path)
         except OSError:
             _unlink(temporary)
             raise
+        return inode
 
     def _prepare(self) -> None:
         """The directory, for its owner alone: it may hold what is not everybody's to read. And how much may be in it."""

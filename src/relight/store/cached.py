@@ -236,9 +236,11 @@ class _CachedReader:
 
     def _bring_to(self, number: int, room: memoryview) -> None:
         self._far().read_into(number * BLOCK_BYTES, room)
-        self._sound.pop(number, None)
-        if self._changes == self._store.changes:
-            self._blocks.keep(self._name, number, self.size, room)
+        kept = self._blocks.keep(self._name, number, self.size, room) if self._changes == self._store.changes else None
+        if kept is None:
+            self._sound.pop(number, None)
+        else:
+            self._sound[number] = kept
         self._count(Counts(misses=1, missed_bytes=len(room)))
 
     def _far(self) -> Reader:
