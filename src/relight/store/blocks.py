@@ -95,7 +95,10 @@ class Blocks:
             return None
         try:
             found = os.fstat(fd)
-            if found.st_size != length + TRAILER_BYTES or os.preadv(fd, [*pieces, trailer], 0) != found.st_size:
+            if found.st_size != length + TRAILER_BYTES:
+                return None
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # all of it at once, not as readahead finds out
+            if os.preadv(fd, [*pieces, trailer], 0) != found.st_size:
                 return None
             hasher = Digest()
             for piece in pieces:
