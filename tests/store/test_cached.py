@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -375,7 +376,7 @@ def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypa
     (tmp_path / "cache" / "limit").write_text("123456789\n")
     assert use() == 123456789
     (tmp_path / "cache" / "limit").write_text("nonsense\n")
-    assert use() > 10**9 or use() != 123456789
+    assert 0.8 < use() / (room.f_bavail * room.f_frsize / 10) < 1.2, "what cannot be read is written anew"
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
@@ -406,6 +407,26 @@ def test_a_disk_that_refuses_means_no_cache_and_one_word(
     assert read(reader, 7, 5) == DATA[7:12]
     assert far.bytes["read"] == 5
     assert block_paths(tmp_path) == []
+
+
+def test_threads_that_meet_a_full_disk_together_tell_it_once(tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several are at it when the disk refuses: one event."""
+    gate = threading.Barrier(4, timeout=20)
+
+    def writev(fd: int, buffers: list[memoryview]) -> int:
+        gate.wait()
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "writev", writev)
+    blocks = Blocks(tmp_path / "cache")
+    threads = [threading.Thread(target=blocks.keep, args=(name_of("s", "k"), number, 4, memoryview(b"x"))) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [event.name for event in told] == ["cache.off"]
+    assert not blocks.takes_more
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [tmp_path / "cache" / "limit"]
 
 
 def test_what_is_there_is_read_from_a_disk_that_takes_no_more(far: CountingStore, tmp_path: Path) -> None:
