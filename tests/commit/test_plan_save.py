@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relight.commit import plan as plan_module
 from relight.commit import plan_save, write_pack
 from relight.errors import IncompatibleState
 from relight.format import DTYPES, digest, parse_header
@@ -32,10 +34,11 @@ def states(draw: st.DrawFn) -> list[Item]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(items=states(), pack_bytes_max=st.sampled_from([1, 100, 600, 1 << 30]))
-def test_tensors_and_chunks_tile_each_pack(items: list[Item], pack_bytes_max: int) -> None:
+@given(items=states(), pack_bytes_max=st.sampled_from([1, 100, 600, 1 << 30]), lanes=st.integers(1, 5))
+def test_tensors_and_chunks_tile_each_pack(items: list[Item], pack_bytes_max: int, lanes: int) -> None:
     """Every tensor lies in one pack, packs are header and tensors without gaps, chunks tile them, and a reader accepts the part."""
-    plan = plan_save(items, id="p" * 10, pack_bytes_max=pack_bytes_max)
+    with mock.patch.object(plan_module, "LANE_BYTES_MIN", 50):
+        plan = plan_save(items, id="p" * 10, pack_bytes_max=pack_bytes_max, lanes=lanes)
     assert [tensor.name for tensor in plan.tensors] == [item.name for item in items]
     assert plan.logical_bytes == sum(item.source.length for item in items)
     packs = []
@@ -46,6 +49,42 @@ def test_tensors_and_chunks_tile_each_pack(items: list[Item], pack_bytes_max: in
         packs.append(Pack(pack.file, pack.size, [(length, b"h" * 32) for length in pack.chunks]))
     part = Part(store="", run="", id="", step=0, epoch=0, rank=0, world=1, packs=packs, tensors=plan.tensors, tree=b"")
     check_part(part, "the plan")
+
+
+class _Length:
+    """A source of which only the length matters."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def view(self) -> memoryview | None:
+        return None
+
+    def fill(self, start: int, into: memoryview) -> None:
+        raise AssertionError
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 100 << 20), min_size=1, max_size=60),
+    lanes=st.integers(1, 8),
+    pack_bytes_max=st.sampled_from([1 << 40, 200 << 20]),
+)
+def test_lanes_get_packs_of_about_one_size(sizes: list[int], lanes: int, pack_bytes_max: int) -> None:
+    """Never more packs at once than lanes, or than are worth while; each differs from its share by no more than the largest tensor."""
+    items = [Item(f"t{n:03d}", "uint8", (size,), "param", _Length(size)) for n, size in enumerate(sizes)]
+    plan = plan_save(items, id="p" * 10, lanes=lanes, pack_bytes_max=pack_bytes_max)
+    held = [pack.size - pack.chunks[0] for pack in plan.packs]
+    total = sum(sizes)
+    assert sum(held) == total
+    useful = max(1, min(lanes, total // plan_module.LANE_BYTES_MIN))
+    if pack_bytes_max == 1 << 40:
+        assert len(held) <= useful
+        if total and max(sizes) * 2 * useful <= total:
+            assert len(held) == useful
+            assert all(abs(size - total / useful) <= max(sizes) for size in held)
+    else:
+        assert all(size <= pack_bytes_max for size in held)
 
 
 @settings(max_examples=100, deadline=None)

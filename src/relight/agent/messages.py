@@ -60,6 +60,8 @@ class Layout(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     items: list[Item]
     rank: int = 0
+    lanes: int = 1
+    """How many packs at once the rank writes: see ``plan_save``."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -45,7 +45,7 @@ class _Length:
 def plan_layout(layout: Layout) -> SavePlan:
     """Where each tensor goes. The trainer and the agent both work it out, and come to the same."""
     items = [Item(one.name, one.dtype, one.shape, one.role, _Length(one.length), one.box, one.trainable) for one in layout.items]
-    return plan_save(items, id=PLACEHOLDER, rank=layout.rank)
+    return plan_save(items, id=PLACEHOLDER, rank=layout.rank, lanes=layout.lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format.names import LOG_DIR, STORE_FILE, check_run_name, is_run_name, is_written_file, parse_dir, parse_record_file
 from relight.store import ByteStore, open_bytes
-from relight.store.urls import split_run
+from relight.store.urls import absolute, split_run
 
 _LOOK_AT_MAX = 200
 """Names of one directory that are looked at for a hint."""
@@ -51,7 +51,7 @@ def locate_destination(url: str, run: str) -> Place:
     In a store, which is one that exists or any path that ends in ``/``, it is called ``run``. ``ConfigError`` for what is there
     and is neither store nor run: no store is made around it by surprise.
     """
-    path = _absolute(url)
+    path = absolute(url)
     store = open_bytes(path)
     if url.endswith("/") or _is_store(store):
         return Place(store, check_run_name(run))
@@ -71,7 +71,7 @@ def locate_destination(url: str, run: str) -> Place:
 
 
 def _look(url: str) -> Place | None:
-    path = _absolute(url)
+    path = absolute(url)
     store = open_bytes(path)
     if _is_store(store):
         return Place(store, None)
@@ -92,13 +92,6 @@ def _look(url: str) -> Place | None:
     if is_run_name(name) and _is_run(above_bytes, name):
         return Place(above_bytes, name)
     return Place(store, None) if any(True for _ in _runs(store)) else None
-
-
-def _absolute(url: str) -> str:
-    """Local paths without ``~``, ``.`` and ``..``, so that the last component is a name. URLs are left alone."""
-    if not url or "://" in url or "\0" in url:
-        return url.rstrip("/") if "://" in url and not url.endswith("://") else url
-    return os.path.abspath(os.path.expanduser(url))
 
 
 def _is_store(store: ByteStore) -> bool:
@@ -126,7 +119,7 @@ def _runs(store: ByteStore) -> Iterator[str]:
 
 
 def _not_found(url: str) -> CheckpointNotFound:
-    path = _absolute(url)
+    path = absolute(url)
     try:
         parent, name = split_run(path)
     except ConfigError:
@@ -151,11 +144,11 @@ _FIRST = "give a store, such as runs, or a run in it, such as runs/demo"
 
 def _below(url: str) -> str:
     """Stores one level down."""
-    store = open_bytes(_absolute(url))
+    store = open_bytes(absolute(url))
     found = []
     with contextlib.suppress(RelightError):
         for entry in islice(store.list(""), _LOOK_AT_MAX):
-            if entry.is_dir and _look_quietly(f"{_absolute(url)}/{entry.name}"):
+            if entry.is_dir and _look_quietly(f"{absolute(url)}/{entry.name}"):
                 found.append(f"{url.rstrip('/')}/{entry.name}")
     return f"below it are {_listed(sorted(found))}" if found else ""
 

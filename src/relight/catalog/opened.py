@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
@@ -12,6 +14,7 @@ from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore
 from relight.store.again import decoded
+from relight.store.base import forget_copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
     prefix = f"{run}/{body.dir}"
     where = f"{prefix}/{ROOT_FILE}"
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
-    root = decoded(lambda: _get(store, where, longest), lambda data: decode_root(data, body.root, where), where)
+    root = decoded(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
     if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, run_id, body.id, body.step, checkpoint.epoch):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
     parts = [_part(store, f"{prefix}/{ref.file}", root, ref) for ref in root.parts]
@@ -43,7 +46,19 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
 
 def _part(store: ByteStore, where: str, root: Root, ref: PartRef) -> Part:
     longest = min(PART_BYTES_MAX, max(ref.size, 1))
-    return decoded(lambda: _get(store, where, longest), lambda data: decode_part(data, root, ref, where), where)
+    return decoded(_reads(store, where, longest), lambda data: decode_part(data, root, ref, where), where)
+
+
+def _reads(store: ByteStore, key: str, limit: int) -> Callable[[], bytes]:
+    """What reads it each time it is called; from the second time on past any copy nearby, which may be what was damaged."""
+    tries = itertools.count()
+
+    def read() -> bytes:
+        if next(tries):
+            forget_copies(store, key)
+        return _get(store, key, limit)
+
+    return read
 
 
 def _get(store: ByteStore, key: str, limit: int) -> bytes:

@@ -11,8 +11,9 @@ import contextlib
 import queue
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +28,7 @@ from relight.layout.sources import Place, address_of, copy_bytes, move
 from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
-from relight.store.base import READS_AT_ONCE
+from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
 
 HASHERS = 2
 READ_BYTES = 4 << 20
@@ -80,6 +81,9 @@ class _File(NamedTuple):
             emit("restore.mended", what, file=self.key, source=f"{store.url}/{key}")
 
 
+_Job = tuple[_File, Run]
+
+
 def read_tensors(
     opened: Opened,
     part: Part,
@@ -120,16 +124,24 @@ def read_runs(
         readers = hashers = 0
     work = _Work(readers, hashers, longest, progress, lend)
     try:
-        for index, found in plan:
-            file = _open_pack(opened, part, index)
-            try:
-                work.read(file, found)
-            finally:
-                file.reader.close()
+        lanes = lanes_of(opened.store)
+        for start in range(0, len(plan), lanes):
+            with contextlib.ExitStack() as files:
+                work.read(_in_turn(opened, part, plan[start : start + lanes], files))
         work.finish()
     finally:
         work.stop()
     return total
+
+
+def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[Run]]], files: contextlib.ExitStack) -> list[_Job]:
+    """The runs of packs that lie on drives of their own, by turns, so that each drive has something to do; of one pack, in order."""
+    rows: list[list[_Job]] = []
+    for index, runs in packs:
+        file = _open_pack(opened, part, index)
+        files.callback(file.reader.close)
+        rows.append([(file, run) for run in runs])
+    return [job for turn in zip_longest(*rows) for job in turn if job is not None]
 
 
 class _Work:
@@ -148,14 +160,14 @@ class _Work:
             self._readers = ThreadPoolExecutor(readers, thread_name_prefix="relight-read")
             self._hashers = ThreadPoolExecutor(hashers, thread_name_prefix="relight-hash")
 
-    def read(self, file: _File, runs: list[Run]) -> None:
-        """Read all of ``runs``; what was read may still be waiting to be hashed."""
+    def read(self, jobs: list[_Job]) -> None:
+        """Read all of it; what was read may still be waiting to be hashed."""
         if not self._threads:
-            for run in runs:
+            for file, run in jobs:
                 self._read(file, run)
             return
-        queued = iter(runs)
-        pending = [self._readers.submit(self._drain, file, queued) for _ in range(self._threads)]
+        queued = iter(jobs)
+        pending = [self._readers.submit(self._drain, queued) for _ in range(self._threads)]
         for reading in pending:
             reading.result()
         if self._failed:
@@ -173,13 +185,13 @@ class _Work:
             self._readers.shutdown(wait=True)
             self._hashers.shutdown(wait=True)
 
-    def _drain(self, file: _File, queued: Iterator[Run]) -> None:
+    def _drain(self, queued: Iterator[_Job]) -> None:
         while not self._failed:
-            run = next(queued, None)  # a list's iterator: one step at a time, whoever asks
-            if run is None:
+            job = next(queued, None)  # a list's iterator: one step at a time, whoever asks
+            if job is None:
                 return
             try:
-                self._read(file, run)
+                self._read(*job)
             except BaseException:
                 self._failed = True
                 raise
@@ -379,6 +391,7 @@ def _once_more(file: _File, held: memoryview, want: Want) -> None:
     ``CorruptCheckpoint`` if it is nowhere what was committed."""
     for store, key in ((file.store, file.key), *file.others):
         with contextlib.suppress(RelightError):
+            forget_copies(store, key, want.offset, want.length)
             reader = store.open(key)
             try:
                 reader.read_into(want.offset, held)

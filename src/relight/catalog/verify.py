@@ -13,6 +13,7 @@ from relight.format.manifest import Pack, header_names
 from relight.format.pack import parse_header
 from relight.log import Checkpoint, View, read_store
 from relight.store import ByteStore
+from relight.store.base import beneath
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ def verify_checkpoint(
 ) -> list[Finding]:
     """Everything wrong with ``checkpoint``; empty means every byte is what was committed. ``data=False`` leaves out the packs' bytes.
 
-    Cost: one read of it, one chunk of memory.
+    Read where it lies, whatever copies there are nearby. Cost: one read of it, one chunk of memory.
     """
+    store = beneath(store)
     try:
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
     except RelightError as error:

@@ -25,6 +25,7 @@ from relight.capture import Captured
 from relight.capture.captured import Beginning
 from relight.checkpointer.copies import Copies, in_order, register, unregister
 from relight.commit import Attempt, Place, SavePlan
+from relight.commit.lanes import lanes_of_rank
 from relight.commit.save import new_id
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import encode_tree
@@ -92,10 +93,11 @@ class Background:
         on_done: Callable[[Done], None],
         on_sealed: Callable[[int, float], None],
         rank: int = 0,
+        world: int = 1,
     ) -> None:
         self._attempt, self._components, self._limits = attempt, components, limits
         self._keep = msgspec.msgpack.encode(keep) if rank == 0 else b""
-        self._rank = rank
+        self._rank, self._lanes = rank, lanes_of_rank(attempt.place.store, world)
         self._on_done, self._on_sealed = on_done, on_sealed
         self._agent: Agent | None = None
         self._shape: _Shape | None = None
@@ -309,7 +311,7 @@ class Background:
         if shape is not None and shape.busy and not self._changed_wait(lambda: not shape.busy):
             return None
         key = _key(state.items)
-        layout = Layout([AgentItem(*one) for one in key], self._rank)
+        layout = Layout([AgentItem(*one) for one in key], self._rank, self._lanes)
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
         if self._refused == f"{laid_out.size}":

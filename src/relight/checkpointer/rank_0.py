@@ -102,7 +102,8 @@ def background_of(
 ) -> Background | BackgroundElsewhere:
     """The way through the agent."""
     if not isinstance(ranks, OneWriter):
-        return Background(attempt, components, keep, limits, on_done, on_sealed, ranks.world.rank if ranks is not None else 0)
+        rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
+        return Background(attempt, components, keep, limits, on_done, on_sealed, rank, world)
     if ranks.leads:
         return BackgroundForAll(ranks, attempt, components, keep, limits, on_done, on_sealed)
     return BackgroundElsewhere(ranks, attempt.place, on_done, on_sealed)

@@ -11,6 +11,8 @@ from relight.format.manifest import NAME_BYTES_MAX, check_tensor, header_names, 
 from relight.format.names import pack_file
 from relight.layout import Box, Bytes, Extent, Item, Source, cut_chunks
 
+LANE_BYTES_MIN = 16 << 20
+"""A share of a store's lanes that is smaller than this is not worth a pack of its own: each costs an fsync and an opening."""
 _WHOLE = Box((), ())
 PACK_BYTES_MAX = 64 << 30
 """A pack is closed once it is this large. A tensor is never split between packs."""
@@ -51,9 +53,12 @@ class SavePlan:
         return sum(pack.size for pack in self.packs)
 
 
-def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, pack_bytes_max: int = PACK_BYTES_MAX) -> SavePlan:
+def plan_save(
+    items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, pack_bytes_max: int = PACK_BYTES_MAX
+) -> SavePlan:
     """Lay out ``items``: by element size (so every tensor is aligned for foreign readers), then role and trainability, then name.
 
+    ``lanes``: how many packs are written at once; there are as many, of about one size, or a multiple of it, if there is enough for them.
     Cost: a sort, and one header. ``IncompatibleState`` for what the format cannot hold.
     """
     seen: set[str] = set()
@@ -73,10 +78,12 @@ def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, pack_bytes_max: 
     packs: list[PackPlan] = []
     group: list[int] = []
     size = 0
+    share = _Share(sum(item.source.length for item in items), lanes, pack_bytes_max)
     for index in sorted(range(len(items)), key=order):
         length = items[index].source.length
-        if group and size + length > pack_bytes_max:
+        if group and (size + length > pack_bytes_max or share.is_full(size, length)):
             packs.append(_plan_pack(items, group, tensors, len(packs), id, rank))
+            share.take(size)
             group, size = [], 0
         group.append(index)
         size += length
@@ -89,6 +96,24 @@ def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, pack_bytes_max: 
     for tensor in placed:
         check_tensor(tensor, "the state about to be saved")
     return SavePlan(packs, placed, frozenset(i for i, item in enumerate(items) if item.trainable))
+
+
+class _Share:
+    """What one of several lanes' packs gets: of what is left, as much as each of those to come. Tensors are not split, so it is about."""
+
+    def __init__(self, total: int, lanes: int, pack_bytes_max: int) -> None:
+        lanes = max(1, min(lanes, total // LANE_BYTES_MIN))
+        self._left = total
+        self._packs = lanes * -(-total // (lanes * pack_bytes_max)) if lanes > 1 else 1
+
+    def is_full(self, size: int, length: int) -> bool:
+        """Whether a pack of ``size`` bytes is nearer to its share without a tensor of ``length`` than with it."""
+        return self._packs > 1 and size > 0 and 2 * size + length > 2 * self._left / self._packs
+
+    def take(self, size: int) -> None:
+        """A pack of that size is closed."""
+        self._left -= size
+        self._packs -= 1
 
 
 def _plan_pack(

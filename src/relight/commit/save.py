@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from relight.commit.pack_writer import Pace, write_pack
+from relight.commit.lanes import write_packs
+from relight.commit.pack_writer import Pace
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
@@ -23,7 +24,7 @@ from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.store import ByteStore, put
 from relight.store.again import decoded
-from relight.store.base import Uncertain
+from relight.store.base import Uncertain, beneath, lanes_of
 from relight.store.durable import temporary_of
 
 SUSPECT = "relight.suspect"
@@ -108,7 +109,7 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
         raise SaveFailed(f"step {request.step} is out of range", hint="steps count from 0", retryable=False)
     started = time.perf_counter()
     checkpoint_id = request.id or new_id()
-    plan = request.plan or plan_save(request.items, id=checkpoint_id)
+    plan = request.plan or plan_save(request.items, id=checkpoint_id, lanes=lanes_of(place.store))
     directory = CheckpointDir(request.step, checkpoint_id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
@@ -150,19 +151,7 @@ def write_part(
     """Packs and part of one rank, durable but for their names."""
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
-    packs: list[Pack] = []
-    fsync_s = 0.0
-    for pack in plan.packs:
-        writer = place.store.write(f"{prefix}/{pack.file}", pack.size)
-        try:
-            hashes = write_pack(writer, pack, pace=request.pace)
-            before = time.perf_counter()
-            writer.finish()
-            fsync_s += time.perf_counter() - before
-        except BaseException:
-            writer.abort()
-            raise
-        packs.append(Pack(pack.file, pack.size, list(zip(pack.chunks, hashes, strict=True))))
+    packs, fsync_s = write_packs(place.store, prefix, plan, request.pace)
     if request.packs_written is not None:
         request.packs_written()
     timings["fsync"] = fsync_s
@@ -270,6 +259,7 @@ def check_written(
     ``known``: parts by file, as encoded, whose like was read back before: the same tensors at the same places. If these bytes are there,
     no reader would find more wrong with them than with those.
     """
+    store = beneath(store)
     where, wanted = f"{prefix}/{ROOT_FILE}", encode_root(expected)
 
     def decode(data: bytes) -> Root:
@@ -290,6 +280,7 @@ def check_written(
 
 def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]) -> Part:
     """Read one part back, and look at the sizes of its packs."""
+    store = beneath(store)
     where = f"{prefix}/{ref.file}"
     held, written = known
     part = decoded(

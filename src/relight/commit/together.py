@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from relight.commit.lanes import lanes_of_rank
 from relight.commit.plan import SavePlan, plan_save
 from relight.commit.save import (
     Place,
@@ -91,7 +92,7 @@ def save_together(
             hint='let one rank write: writer="rank 0", with RELIGHT_SINGLE_WRITER=1',
         )
     started = time.perf_counter()
-    plan = request.plan or plan_save(request.items, id=request.id, rank=seat.rank)
+    plan = request.plan or plan_save(request.items, id=request.id, rank=seat.rank, lanes=lanes_of_rank(place.store, seat.world))
     directory = CheckpointDir(request.step, request.id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from relight.errors import ConfigError, UnsafeContent
 
 STORE_FILE = "relight.json"
+STRIPE_FILE = "stripe.json"
 ROOT_FILE = "root.json"
 LOG_DIR = "log"
 STEP_MAX = 10**15
@@ -107,6 +108,12 @@ def part_file(rank: int) -> str:
 def pack_file(rank: int, index: int) -> str:
     """The file name of ``rank``'s pack ``index``."""
     return f"pack-{rank:05d}-{index:03d}.safetensors"
+
+
+def parse_pack_file(name: str) -> tuple[int, int] | None:
+    """``(rank, index)`` of a pack's file, or None if it is none."""
+    match = _PACK.match(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 class Ready(NamedTuple):

@@ -27,6 +27,16 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     created: str
 
 
+class StripeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``stripe.json``: which of the places of which stripe a directory is."""
+
+    relight: Literal["stripe"] = "stripe"
+    version: int = VERSION
+    id: str
+    place: int
+    places: int
+
+
 class RunBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of RUN, always record 0."""
 
@@ -264,4 +274,19 @@ def decode_store(data: bytes, where: str = names.STORE_FILE) -> StoreRecord:
     record = convert(value, StoreRecord, where)
     if not names.RUN_ID.match(record.id):
         raise UnsafeContent("malformed store id", where=where)
+    return record
+
+
+def encode_stripe(record: StripeRecord) -> bytes:
+    """The bytes of ``stripe.json``."""
+    return seal(to_json(msgspec.to_builtins(record)))
+
+
+def decode_stripe(data: bytes, where: str = names.STRIPE_FILE) -> StripeRecord:
+    """``stripe.json`` read back."""
+    value = unseal(data, where)
+    check_version(value, "stripe", where)
+    record = convert(value, StripeRecord, where)
+    if not names.RUN_ID.match(record.id) or not 0 <= record.place < record.places:
+        raise UnsafeContent("malformed stripe", where=where)
     return record

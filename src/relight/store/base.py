@@ -138,6 +138,25 @@ def check_key(key: str, *, file: bool = False) -> str:
     return key
 
 
+def lanes_of(store: ByteStore) -> int:
+    """How many packs at once a store takes faster than one: one for each of its drives, where it has several."""
+    found: int = getattr(store, "lanes", 1)
+    return found
+
+
+def beneath(store: ByteStore) -> ByteStore:
+    """``store`` without the copies that it may keep nearby: for whoever asks whether the bytes lie where they should."""
+    found: ByteStore = getattr(store, "beneath", store)
+    return found
+
+
+def forget_copies(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
+    """Have that range of a file, or all of it, read from where it lies the next time, if ``store`` keeps copies nearby."""
+    forget = getattr(store, "forget", None)
+    if forget is not None:
+        forget(key, offset, length)
+
+
 READS_AT_ONCE = 2
 """Enough for a disk: it always has something to do while what came is hashed."""
 

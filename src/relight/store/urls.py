@@ -6,34 +6,69 @@ import os
 import re
 
 from relight.errors import ConfigError
+from relight.format.names import STRIPE_FILE
 from relight.store.base import ByteStore
+from relight.store.blocks import Blocks, blocks_from_settings
+from relight.store.cached import CachedStore
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.object_client import SCHEMES
 from relight.store.objects import ObjectStore
+from relight.store.striped import SCHEME, StripedStore, places_in
 from relight.store.web import WebStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
-def open_bytes(url: str | os.PathLike[str]) -> ByteStore:
-    """The store at ``url``: a path, ``file://…``, ``memory://name``, an object store (``s3://``,
-    ``gs://``, ``az://`` and a bucket), or, for reading, a web server."""
+def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None) -> ByteStore:
+    """The store at ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``,
+    ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
+    ``RELIGHT_CACHE`` names."""
     text = os.fspath(url)
     if not text or "\0" in text:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
+    if is_stripe(text):
+        places, below = places_in(text)
+        return StripedStore([f"{os.path.expanduser(place)}{below}" for place in places])
     match = _SCHEME.match(text)
     if match is None:
-        return LocalStore(os.path.expanduser(text))
+        return _local(os.path.expanduser(text))
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
-        return LocalStore(rest if rest.startswith("/") else f"/{rest.split('/', 1)[-1]}")
+        return _local(rest if rest.startswith("/") else f"/{rest.split('/', 1)[-1]}")
     if scheme == "memory":
         return MemoryStore.named(rest.strip("/"))
     if scheme in SCHEMES:
-        return (WebStore if scheme in ("http", "https") else ObjectStore)(text)
-    known = "paths, file://, memory://, s3://, gs://, az:// and, for reading, https://"
+        far = (WebStore if scheme in ("http", "https") else ObjectStore)(text)
+        cache = cache or blocks_from_settings()
+        return CachedStore(far, cache) if cache is not None else far
+    known = "paths, stripe:, file://, memory://, s3://, gs://, az:// and, for reading, https://"
     raise ConfigError(f"no store for {scheme}://", where=text, hint=f"there are {known}")
+
+
+def is_stripe(url: str) -> bool:
+    """Whether it names several directories as one store."""
+    return url.startswith(SCHEME)
+
+
+def absolute(url: str) -> str:
+    """Local paths, also in a stripe, without ``~``, ``.`` and ``..``, so that the last component is a name. URLs are left alone."""
+    if is_stripe(url) and "\0" not in url:
+        places, below = places_in(url)
+        below = os.path.normpath(below) if below else ""
+        return f"{SCHEME}{','.join(os.path.abspath(os.path.expanduser(place)) for place in places)},{below}"
+    if not url or "://" in url or "\0" in url:
+        return url.rstrip("/") if "://" in url and not url.endswith("://") else url
+    return os.path.abspath(os.path.expanduser(url))
+
+
+def _local(path: str) -> LocalStore:
+    """A directory as a store. One of a stripe's is none: what would be missing in it would look damaged, and be deleted by halves."""
+    if os.path.lexists(os.path.join(path, STRIPE_FILE)):
+        raise ConfigError(
+            "this is one of several directories that are one store", where=path, hint="name all of them: stripe:/nvme0/ckpts,/nvme1/ckpts,"
+        )
+    return LocalStore(path)
 
 
 def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
@@ -41,6 +76,9 @@ def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
     text = os.fspath(url).rstrip("/")
     match = _SCHEME.match(text)
     scheme, rest = (f"{match[1]}://", match[2]) if match else ("", text)
+    if is_stripe(text):
+        places, rest = places_in(text)
+        scheme = f"{SCHEME}{','.join(places)},"
     head, slash, run = rest.rpartition("/")
     if not run or run in (".", ".."):
         raise ConfigError(f"{text!r} names no run", hint="give store/run, for example runs/demo")

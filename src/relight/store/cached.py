@@ -1,0 +1,282 @@
+"""A store far away, with a cache of its files' blocks on a local disk.
+
+Only what is never written twice is cached: packs, parts and roots of checkpoints. The log, listings and what ranks tell each other are
+asked for afar each time, so what counts as a checkpoint is never a matter of the cache; and every byte is checked by its hash, whoever
+it came from. What is doubted is not taken from here: see ``beneath`` and ``forget_copies``, and a range that is read twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint
+from relight.format.names import DRAFT_FILE, is_written_file, parse_dir
+from relight.observe import emit
+from relight.store.base import ByteStore, Entry, Properties, Reader, Upload, Writer, check_key
+from relight.store.blocks import BLOCK_BYTES, Blocks, name_of
+from relight.store.buffers import page_buffer
+
+
+def is_fixed(key: str) -> bool:
+    """Whether what is under this name is never anything else: a pack, a part or the root in a checkpoint's directory."""
+    above, _, name = key.rpartition("/")
+    return is_written_file(name) and name != DRAFT_FILE and parse_dir(above.rpartition("/")[2]) is not None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was read. A hit is a read within one block that was here; a miss brings the block, or what is wanted of it, from afar."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    missed_bytes: int = 0
+
+
+class CachedStore:
+    """``inner``, its fixed files cached in ``blocks``. Threads may share it.
+
+    Memory: a block for each thread that reads, while it reads less than a block. ``counts`` is of this store in this process.
+    """
+
+    def __init__(self, inner: ByteStore, blocks: Blocks) -> None:
+        self.beneath, self.blocks = inner, blocks
+        self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
+        self.counts = Counts()
+        self.changes = 0
+        """Made to fixed files through this store. What was opened before the last one is not kept: it may be of a file that is gone."""
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"CachedStore({self.beneath!r}, {self.blocks!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (CachedStore, (self.beneath, self.blocks))
+
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return self.beneath.properties()
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        self._changed(key)
+        return self.beneath.put_once(key, data)
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``. What is written is not cached: whoever restores it is mostly elsewhere."""
+        self._changed(key)
+        return self.beneath.write(key, size)
+
+    def settle(self, prefix: str) -> None:
+        """See ``ByteStore``."""
+        self.beneath.settle(prefix)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        if not is_fixed(check_key(key)):
+            return self.beneath.get(key, limit)
+        name, changes = name_of(self.url, key), self.changes
+        size = self.blocks.file_bytes(name)
+        if size is not None and size <= limit:
+            data = bytearray(size)
+            pieces = list(_blocks_of(memoryview(data)))
+            if all(self.blocks.take(name, number, size, [piece]) for number, piece in enumerate(pieces)):
+                self.count(key, Counts(hits=len(pieces), hit_bytes=size))
+                return bytes(data)
+        found = self.beneath.get(key, limit)
+        pieces = list(_blocks_of(memoryview(found)))
+        for number, piece in enumerate(pieces):
+            if changes == self.changes:
+                self.blocks.keep(name, number, len(found), piece)
+        self.count(key, Counts(misses=len(pieces), missed_bytes=len(found)))
+        return found
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``. Where the file's first block is here nobody far away is asked, until a block is missing."""
+        if not is_fixed(check_key(key)):
+            return self.beneath.open(key)
+        return _CachedReader(self, key, self.blocks.file_bytes(name_of(self.url, key)))
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        return self.beneath.list(prefix)
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``. What is cached of it goes too, before it and behind it: somebody may be reading."""
+        self._changed(key)
+        self.beneath.delete(key)
+        self._changed(key)
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``."""
+        return self.beneath.delete_dir(prefix)
+
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """See ``ByteStore``."""
+        return self.beneath.uploads(prefix)
+
+    def drop_upload(self, upload: Upload) -> None:
+        """See ``ByteStore``."""
+        self.beneath.drop_upload(upload)
+
+    def free_bytes(self) -> int | None:
+        """See ``ByteStore``."""
+        return self.beneath.free_bytes()
+
+    def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
+        """Let go of what is cached of a range of a file, or of all of it."""
+        if is_fixed(key):
+            end = None if length is None else offset + length
+            self.blocks.drop(name_of(self.url, key), None if end is None else range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+
+    def _changed(self, key: str) -> None:
+        if is_fixed(key):
+            with self._lock:
+                self.changes += 1
+            self.forget(key)
+
+    def count(self, key: str, found: Counts) -> None:
+        """Add up, and tell."""
+        with self._lock:
+            self.counts = Counts(*(one + more for one, more in zip(astuple(self.counts), astuple(found), strict=True)))
+        if found.hits or found.misses:
+            emit(
+                "cache.read",
+                key=key,
+                hits=found.hits,
+                misses=found.misses,
+                hit_bytes=found.hit_bytes,
+                missed_bytes=found.missed_bytes,
+            )
+
+
+class _CachedReader:
+    """``size``: the file's, if it is known without asking for it."""
+
+    def __init__(self, store: CachedStore, key: str, size: int | None) -> None:
+        self._store, self._blocks, self._key = store, store.blocks, key
+        self._name, self._changes = name_of(store.url, key), store.changes
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._inner: Reader | None = None
+        self._sound: dict[int, int] = {}
+        """Blocks that were found sound through this reader, and their inodes: the rest of them is not hashed again."""
+        self._served: set[tuple[int, int]] = set()
+        self._rooms: deque[memoryview] = deque()
+        if size is None:
+            self._inner = store.beneath.open(key)
+            size = self._inner.size
+        self.size = size
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        return None
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        into = into.cast("B")
+        if offset + len(into) > self.size:
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+        with self._lock:
+            doubted = (offset, len(into)) in self._served
+            self._served.add((offset, len(into)))
+        while into:
+            number, within = divmod(offset, BLOCK_BYTES)
+            step = min(BLOCK_BYTES - within, len(into))
+            self._read(number, within, into[:step], doubted)
+            into, offset = into[step:], offset + step
+
+    def close(self) -> None:
+        with self._lock:
+            inner, self._inner = self._inner, None
+            counts, self._counts = self._counts, Counts()
+        if inner is not None:
+            inner.close()
+        self._store.count(self._key, counts)
+
+    def _read(self, number: int, within: int, into: memoryview, doubted: bool) -> None:
+        """Fill ``into`` from a block. One that is ``doubted`` was read from here before, and was no good: it is brought anew."""
+        if doubted:
+            self._bring(number, within, into)
+            return
+        while not self._take(number, within, into):
+            if not self._blocks.takes_more:  # no whole block for a part of it, then
+                self._far().read_into(number * BLOCK_BYTES + within, into)
+                self._count(Counts(misses=1, missed_bytes=len(into)))
+                return
+            with self._blocks.fetching(self._name, number) as is_mine:
+                if is_mine and not self._take(number, within, into):  # the one before may just have brought it
+                    self._bring(number, within, into)
+                if is_mine:
+                    return
+
+    def _take(self, number: int, within: int, into: memoryview) -> bool:
+        inode = self._sound.get(number)
+        if inode is None or not self._blocks.take_part(self._name, number, inode, within, into):
+            with self._room(self._length(number) - len(into)) as room:
+                pieces = [piece for piece in (room[:within], into, room[within:]) if piece]
+                inode = self._blocks.take(self._name, number, self.size, pieces)
+            if inode is None:
+                return False
+            self._sound[number] = inode
+        self._count(Counts(hits=1, hit_bytes=len(into)))
+        return True
+
+    def _bring(self, number: int, within: int, into: memoryview) -> None:
+        """The whole block from afar; straight to where it belongs, if all of it is wanted."""
+        length = self._length(number)
+        if len(into) == length:
+            self._bring_to(number, into)
+            return
+        with self._room(length) as room:
+            self._bring_to(number, room)
+            into[:] = room[within : within + len(into)]
+
+    def _bring_to(self, number: int, room: memoryview) -> None:
+        self._far().read_into(number * BLOCK_BYTES, room)
+        kept = self._blocks.keep(self._name, number, self.size, room) if self._changes == self._store.changes else None
+        if kept is None:
+            self._sound.pop(number, None)
+        else:
+            self._sound[number] = kept
+        self._count(Counts(misses=1, missed_bytes=len(room)))
+
+    def _far(self) -> Reader:
+        """The file itself. ``CorruptCheckpoint`` if it is gone, or another than the blocks are of."""
+        with self._lock:
+            if self._inner is None:
+                try:
+                    self._inner = self._store.beneath.open(self._key)
+                except CheckpointNotFound as error:
+                    raise CorruptCheckpoint("it is gone, and only some of it is cached", where=self._key) from error
+            inner = self._inner
+        if inner.size != self.size:
+            self._store.forget(self._key)
+            raise CorruptCheckpoint(f"{inner.size} bytes long, and {self.size} when it was cached", where=self._key)
+        return inner
+
+    def _length(self, number: int) -> int:
+        return min(BLOCK_BYTES, self.size - number * BLOCK_BYTES)
+
+    @contextlib.contextmanager
+    def _room(self, length: int) -> Iterator[memoryview]:
+        """Memory for what of a block nobody wants."""
+        try:
+            whole = self._rooms.pop()
+        except IndexError:
+            whole = page_buffer(BLOCK_BYTES) if length else memoryview(b"")
+        yield whole[:length]
+        if whole:
+            self._rooms.append(whole)
+
+    def _count(self, more: Counts) -> None:
+        with self._lock:
+            self._counts = Counts(*(one + other for one, other in zip(astuple(self._counts), astuple(more), strict=True)))
+
+
+def _blocks_of(data: memoryview) -> Iterator[memoryview]:
+    """``data`` in blocks; one of nothing, if it is nothing: that is known then, too."""
+    for start in range(0, max(len(data), 1), BLOCK_BYTES):
+        yield data[start : start + BLOCK_BYTES]

@@ -1,0 +1,289 @@
+"""Several local directories as one store: packs are dealt out to all of them, everything else is in the first.
+
+Each *place* holds a small file that says which stripe it is of, which of its places, and how many there are. No operation goes on
+unless all of them are there and in order: a drive that is not mounted is never an empty one, nothing is deleted by halves, and nothing is
+written to the directory that a drive should be mounted over.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable, UnsafeContent
+from relight.format.names import STORE_FILE, STRIPE_FILE, parse_dir, parse_pack_file
+from relight.format.records import StripeRecord, decode_stripe, encode_stripe
+from relight.format.strict import SEALED_BYTES_MAX
+from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
+from relight.store.disk import Disk
+from relight.store.durable import TMP_PREFIX, temporary_of
+from relight.store.local import LocalStore
+
+T = TypeVar("T")
+SCHEME = "stripe:"
+_Seen = tuple[tuple[int, int], ...]
+_MOUNTED = "is its drive mounted?"
+
+
+class StripedStore:
+    """The directories ``places``, in their order, as one store; they are made, and known by their files, when it is first written to.
+
+    Making it asks no disk. Threads may share it. Of N places that differ in room, N times what the smallest has can be used.
+    """
+
+    shared = True
+    settles = True
+
+    def __init__(self, places: Sequence[str | os.PathLike[str]], *, disk: Disk | None = None, direct: bool = True) -> None:
+        self._disk = disk or Disk()
+        self._roots = [os.path.abspath(os.fspath(place)) for place in places]
+        if len(self._roots) < 2 or len(set(self._roots)) < len(self._roots):
+            raise ConfigError("a stripe is of two or more directories, each named once", where=SCHEME + ",".join(self._roots))
+        if any("," in root for root in self._roots):
+            raise ConfigError("a stripe's directories have no comma in their names", where=SCHEME + " ".join(self._roots))
+        self._places = [LocalStore(root, disk=self._disk, direct=direct) for root in self._roots]
+        self._known: _Seen = ()
+        """Device and inode of each place's file, once all were found to be as they should."""
+        self.lanes = len(self._places)
+        self.parallel_reads = READS_AT_ONCE * self.lanes
+        self.url = f"{SCHEME}{','.join(self._roots)},"
+
+    def __repr__(self) -> str:
+        return f"StripedStore({self._roots!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (StripedStore, (self._roots,))
+
+    def place_of(self, key: str) -> int:
+        """Where a file is. A checkpoint's packs go round: the next rank's, or the same rank's next, is at the next place. With which it
+        begins is a matter of the checkpoint, so that small ones, of one pack, fill all places alike."""
+        above, _, name = key.rpartition("/")
+        pack, directory = parse_pack_file(name), parse_dir(above.rpartition("/")[2])
+        if pack is None or directory is None:
+            return 0
+        return (int(directory.id, 36) + sum(pack)) % len(self._places)
+
+    def properties(self) -> Properties:
+        """Exclusive as the first place is; durable if all are."""
+        found = [place.properties() for place in self._places]
+        return Properties(found[0].exclusive_create, all(one.durable for one in found))
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        at = self._at(key)
+        self._make()
+        return self._places[at].put_once(key, data)
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        at = self._at(key)
+        self._make()
+        return self._places[at].write(key, size)
+
+    def settle(self, prefix: str) -> None:
+        """See ``ByteStore``. In every place that has the directory."""
+        check_key(prefix)
+        if not self._is_there():
+            self._places[0].settle(prefix)
+            return
+        settled = 0
+        for place in reversed(self._places):  # the first last: what it says of the others is true by then
+            try:
+                place.settle(prefix)
+                settled += 1
+            except CheckpointNotFound:
+                if place is self._places[0] and not settled:
+                    self._require()
+                    raise
+        self._require()
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        return self._read(key, lambda place: place.get(key, limit))
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``."""
+        return self._read(key, lambda place: place.open(key))
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``. What is in any place."""
+        check_key(prefix)
+        if not self._is_there():
+            return iter(())
+        found = {entry.name: entry for place in reversed(self._places) for entry in place.list(prefix)}
+        self._require()
+        if not prefix:
+            found = {name: entry for name, entry in found.items() if STRIPE_FILE not in (name, temporary_of(name))}
+        return iter(found.values())
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        at = self._at(key)
+        if self._is_there():
+            self._places[at].delete(key)
+            self._require()
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``. In the first place last: as long as something of it is anywhere, it is there."""
+        check_key(prefix)
+        if not self._is_there():
+            return True
+        if any(True for place in self._places for _ in place.list(prefix)):
+            self._require()
+            return False
+        gone = all(place.delete_dir(prefix) for place in reversed(self._places))
+        self._require()
+        return gone
+
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """There is no such thing here."""
+        return []
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Nothing to do."""
+
+    def free_bytes(self) -> int | None:
+        """What packs that are dealt out evenly can take, before the first file system is full. Two places may be on one."""
+        shares = Counter(self._device(root) for root in self._roots)
+        rooms = [(place.free_bytes(), shares[self._device(root)]) for place, root in zip(self._places, self._roots, strict=True)]
+        known = [room * len(self._places) // share for room, share in rooms if room is not None]
+        return min(known) if len(known) == len(rooms) else None
+
+    # -- inside
+
+    def _at(self, key: str) -> int:
+        if check_key(key, file=True) == STRIPE_FILE:
+            raise UnsafeContent("that name is the stripe's own", where=key)
+        return self.place_of(key)
+
+    def _read(self, key: str, read: Callable[[LocalStore], T]) -> T:
+        at = self._at(key)
+        if not self._is_there():
+            raise CheckpointNotFound("no such file: the store is not there yet", where=key)
+        try:
+            return read(self._places[at])
+        except CheckpointNotFound:
+            self._require()  # a drive that went away meanwhile says the same
+            raise
+
+    def _require(self) -> None:
+        """``StoreUnavailable`` if it is not there any more: that is why something seemed not to be."""
+        if not self._is_there():
+            raise StoreUnavailable("its places are gone", where=self.url, hint="are the drives mounted?")
+
+    def _is_there(self) -> bool:
+        """Whether the store is there, all of it; False if it was never made. ``StoreUnavailable`` names what is missing, ``ConfigError``
+        what is not as the URL says."""
+        known = self._known
+        if known and known == self._seen():
+            return True
+        # Others may be making it. Before this look: then nothing but their files is in the first place, or all have theirs. And they begin
+        # with the first place, so that whoever looks at it last finds it, if any other is there.
+        is_new = self._is_new()
+        records = [self._record(root, place) for root, place in reversed([*zip(self._roots, self._places, strict=True)])][::-1]
+        if not any(records) and not known:
+            return False
+        self._compare(records)
+        missing = [root for root, record in zip(self._roots, records, strict=True) if record is None]
+        if missing and is_new and records[0] is not None and not known:
+            return False
+        if missing:
+            what = f"holds no {STRIPE_FILE}" if os.path.isdir(missing[0]) else "is not there"
+            raise StoreUnavailable(
+                f"{', '.join(missing)} {what}, and is one of {len(records)} places of this store", where=self.url, hint=_MOUNTED
+            )
+        self._known = self._seen()
+        return True
+
+    def _seen(self) -> _Seen:
+        """Device and inode of each place's file; a pair of zeros where there is none."""
+        found = []
+        for root in self._roots:
+            try:
+                seen = self._disk.lstat(os.path.join(root, STRIPE_FILE))
+                found.append((seen.st_dev, seen.st_ino))
+            except OSError:
+                found.append((0, 0))
+        return tuple(found)
+
+    def _record(self, root: str, place: LocalStore) -> StripeRecord | None:
+        where = os.path.join(root, STRIPE_FILE)
+        try:
+            return decode_stripe(place.get(STRIPE_FILE, SEALED_BYTES_MAX), where)
+        except CheckpointNotFound:
+            return None
+        except StoreUnavailable:
+            raise
+        except RelightError as error:
+            raise StoreUnavailable(
+                f"cannot tell whether this is one of the store's places: {error.what}",
+                where=where,
+                hint="if it is, and only this file is damaged, remove it and put it there again (docs/format.md)",
+                retryable=False,
+            ) from error
+
+    def _compare(self, records: Sequence[StripeRecord | None]) -> None:
+        """``ConfigError`` if a place is another store's, or not where the URL has it."""
+        found = [(number, self._roots[number], record) for number, record in enumerate(records) if record is not None]
+        for _, root, record in found:
+            if record.id != found[0][2].id:
+                raise ConfigError(f"{root} is of another store than {found[0][1]}", where=self.url)
+            if record.places != len(self._roots):
+                raise ConfigError(
+                    f"this store has {record.places} places, and {len(self._roots)} are named", where=self.url, hint="name all, in order"
+                )
+        if any(record.place != number for number, _, record in found):
+            right = ", ".join(f"{root} is number {record.place + 1}" for _, root, record in found)
+            raise ConfigError(f"its places are in another order: {right}", where=self.url)
+
+    def _is_new(self) -> bool:
+        """Whether nothing is in the first place but what is there while the store is made."""
+        names = {entry.name for entry in self._places[0].list("")}
+        return all(name == STRIPE_FILE or name.startswith(TMP_PREFIX) for name in names)
+
+    def _make(self) -> None:
+        """See that it is there, all of it. The first place's file decides which store it is; no other file is made before all places have
+        theirs, so that a making that was interrupted can be told from a drive that is missing, and is gone on with."""
+        if self._is_there():
+            return
+        for root, place in zip(self._roots, self._places, strict=True):
+            if any(entry.name == STORE_FILE for entry in place.list("")):
+                raise ConfigError(
+                    f"{root} is a store of its own", where=self.url, hint="stripe empty directories, and relight cp the runs there"
+                )
+        for number, place in enumerate(self._places):
+            record = self._record(self._roots[0], self._places[0]) if number else None
+            stripe_id = record.id if record is not None else secrets.token_hex(16)
+            place.put_once(STRIPE_FILE, encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places))))
+        for place in self._places:
+            place.settle("")
+        if not self._is_there():
+            raise StoreUnavailable("it vanishes as it is made", where=self.url)
+
+    def _device(self, root: str) -> int:
+        while True:
+            try:
+                return self._disk.lstat(root).st_dev
+            except OSError:
+                parent = os.path.dirname(root)
+                if parent == root:
+                    return 0
+                root = parent
+
+
+def places_in(url: str) -> tuple[list[str], str]:
+    """``(directories, path below each of them)`` of a stripe's URL: a comma ends each directory, and the path comes behind the last.
+
+    >>> places_in("stripe:/nvme0,/nvme1,/ckpts/demo")
+    (['/nvme0', '/nvme1'], '/ckpts/demo')
+    """
+    *places, below = url.removeprefix(SCHEME).split(",")
+    if len(places) < 2 or not all(places) or (below and not below.startswith("/")):
+        raise ConfigError(
+            f"{url[:200]!r}: a comma ends each of a stripe's directories, and what lies in all of them comes behind the last",
+            hint="for example stripe:/nvme0,/nvme1,/ckpts/demo: the run demo in a store of /nvme0/ckpts and /nvme1/ckpts",
+        )
+    return places, below.rstrip("/")

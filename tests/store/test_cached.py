@@ -1,0 +1,603 @@
+"""The cache in front of a store far away: what it saves, what it never hides, and that nothing that happens to it fails a restore."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.catalog.run import Run
+from relight.catalog.verify import verify_checkpoint
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
+from relight.observe import subscribe
+from relight.observe.events import Event
+from relight.store import ByteStore, LocalStore, put
+from relight.store.base import Reader
+from relight.store.blocks import BLOCK_BYTES, TRAILER_BYTES, Blocks, blocks_from_settings, name_of
+from relight.store.cached import CachedStore, is_fixed
+from relight.store.objects import ObjectStore
+from relight.store.urls import open_bytes
+from relight.testing.counting import CountingStore
+from relight.testing.store_suite import StoreSuite, read_all
+
+DIR = "run/0000000007-abcdefghij-e1"
+PACK = f"{DIR}/pack-00000-000.safetensors"
+DATA = random.Random(1).randbytes(3 * BLOCK_BYTES + 12345)
+
+
+class TestCachedAll(StoreSuite):
+    """As if every file were one of those that are cached, and none of them were in memory."""
+
+    @pytest.fixture(autouse=True)
+    def _everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("relight.store.cached.is_fixed", lambda key: True)
+
+    def make(self, tmp_path: Path) -> ByteStore:
+        cache = tmp_path.with_name(f"{tmp_path.name}-cache")
+        return CachedStore(LocalStore(tmp_path), Blocks(cache, 1 << 30))
+
+
+class TestCachedS3(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RELIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        self.url = s3
+
+    def make(self, tmp_path: Path) -> ByteStore:
+        store = open_bytes(f"{self.url}/some/prefix")
+        assert isinstance(store, CachedStore)
+        return store
+
+
+@pytest.fixture
+def told() -> Iterator[list[Event]]:
+    """The events of this test."""
+    found: list[Event] = []
+    undo = subscribe(found.append)
+    yield found
+    undo()
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> CountingStore:
+    """A store with one pack in it, which counts what is read of it."""
+    store = CountingStore(LocalStore(tmp_path / "far"))
+    put(store.inner, PACK, DATA)
+    return store
+
+
+def fresh(far: ByteStore, tmp_path: Path, limit: int = 1 << 30) -> CachedStore:
+    """As another process would have it: nothing in memory."""
+    return CachedStore(far, Blocks(tmp_path / "cache", limit))
+
+
+def read(reader: Reader, offset: int, length: int) -> bytes:
+    into = bytearray(length)
+    reader.read_into(offset, memoryview(into))
+    return bytes(into)
+
+
+def block_paths(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").glob("*/*/[0-9]*"))
+
+
+def test_a_file_is_read_from_afar_once(far: CountingStore, tmp_path: Path) -> None:
+    """What was read once is read from the cache by whoever comes later, whatever ranges they ask for, without a word to the store."""
+    assert read_all(fresh(far, tmp_path), PACK) == DATA
+    assert far.bytes["read"] == len(DATA)
+    far.asked.clear()
+    later = fresh(far, tmp_path)
+    reader = later.open(PACK)
+    rng = random.Random(2)
+    for _ in range(200):
+        offset = rng.randrange(len(DATA))
+        length = rng.choice((1, 100, 4096, 1 << 20, BLOCK_BYTES, len(DATA)))
+        length = min(length, len(DATA) - offset)
+        if (offset, length) not in reader._served:  # type: ignore[attr-defined]
+            assert read(reader, offset, length) == DATA[offset : offset + length]
+    reader.close()
+    assert (far.bytes["read"], far.asked.total()) == (len(DATA), 0)
+    assert later.counts.misses == 0
+    assert later.counts.hit_bytes > len(DATA)
+
+
+def test_a_range_brings_its_blocks_and_no_more(far: CountingStore, tmp_path: Path) -> None:
+    """A ranged read brings whole blocks, those that it touches, each once."""
+    reader = fresh(far, tmp_path).open(PACK)
+    read(reader, BLOCK_BYTES + 5, 10)
+    assert far.bytes["read"] == BLOCK_BYTES
+    read(reader, 2 * BLOCK_BYTES - 5, 10)
+    assert far.bytes["read"] == 2 * BLOCK_BYTES
+    read(reader, len(DATA) - 1, 1)
+    assert far.bytes["read"] == 2 * BLOCK_BYTES + len(DATA) % BLOCK_BYTES
+    reader.close()
+
+
+def test_only_what_never_changes_is_cached(tmp_path: Path) -> None:
+    """Packs, parts and roots of checkpoints are; the log, the store's own record, drafts, words between ranks and strangers' files are not."""
+    for name in ("root.json", "part-00003.msgpack", "pack-00000-012.safetensors"):
+        assert is_fixed(f"{DIR}/{name}")
+        assert not is_fixed(f"run/{name}")
+        assert not is_fixed(name)
+    for key in ("relight.json", "run/log/000000000001.json", f"{DIR}/draft.json", f"{DIR}/ready/0.a.b.c.d", f"{DIR}/mine.txt", "", DIR):
+        assert not is_fixed(key)
+    inner = LocalStore(tmp_path / "far")
+    store = fresh(inner, tmp_path)
+    for key in ("run/log/000000000001.json", f"{DIR}/draft.json"):
+        put(inner, key, b"one")
+        assert store.get(key, 9) == b"one"
+        inner.delete(key)
+        put(inner, key, b"two")
+        assert store.get(key, 9) == b"two"
+        assert read_all(store, key) == b"two"
+    assert block_paths(tmp_path) == []
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def be_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a bit of the first byte": lambda path: flip(path, 0),
+    "a bit of the last byte": lambda path: flip(path, -TRAILER_BYTES - 1),
+    "a bit of the trailer": lambda path: flip(path, -40),
+    "a bit of the file's length": lambda path: flip(path, 16 - TRAILER_BYTES),
+    "cut by one": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "cut in the middle": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "cut to the trailer": lambda path: os.truncate(path, TRAILER_BYTES),
+    "empty": lambda path: os.truncate(path, 0),
+    "longer": lambda path: os.truncate(path, path.stat().st_size + 4096),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "gone": lambda path: path.unlink(),
+    "a directory": be_a_directory,
+    "a dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    "another block of the file": lambda path: path.write_bytes(path.with_name("1" if path.name != "1" else "2").read_bytes()),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_damaged_entry_is_a_miss(far: CountingStore, tmp_path: Path, what: str, number: int) -> None:
+    """Whatever became of an entry, the bytes that are read are the file's, and that block alone is brought again."""
+    read_all(fresh(far, tmp_path), PACK)
+    DAMAGE[what](block_paths(tmp_path)[number])
+    far.bytes.clear()
+    assert read_all(fresh(far, tmp_path), PACK) == DATA
+    assert far.bytes["read"] == BLOCK_BYTES
+
+
+def test_a_part_of_a_sound_block_is_not_taken_from_another_file(far: CountingStore, tmp_path: Path) -> None:
+    """What a reader knows to be sound is one file: what lies there instead, later, is looked at anew."""
+    read_all(fresh(far, tmp_path), PACK)
+    reader = fresh(far, tmp_path).open(PACK)
+    assert read(reader, 0, 10) == DATA[:10]
+    path = block_paths(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    other = path.with_name("other")
+    other.write_bytes(data)
+    other.rename(path)
+    assert read(reader, 15, 10) == DATA[15:25]
+    reader.close()
+
+
+def test_a_range_read_twice_is_brought_anew(far: CountingStore, tmp_path: Path) -> None:
+    """Who reads a range again through one reader found it no good: it comes from afar, and replaces what was cached."""
+    store = fresh(far, tmp_path)
+    read_all(store, PACK)
+    store.blocks.keep(name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES)))  # damaged before it was cached
+    reader = fresh(far, tmp_path).open(PACK)
+    assert read(reader, BLOCK_BYTES, 10) == bytes(10)
+    assert read(reader, BLOCK_BYTES, 10) == DATA[BLOCK_BYTES : BLOCK_BYTES + 10]
+    reader.close()
+    far.bytes.clear()
+    assert read_all(fresh(far, tmp_path), PACK) == DATA
+    assert far.bytes["read"] == 0
+
+
+def test_two_threads_bring_a_block_once(far: CountingStore, tmp_path: Path) -> None:
+    """Threads of a process that want one block at once, through whatever readers: one of them fetches it."""
+
+    class Slow(CountingStore):
+        def open(self, key: str) -> Reader:
+            reader = super().open(key)
+            plain = reader.read_into
+            reader.read_into = lambda offset, into: (time.sleep(0.05), plain(offset, into))[1]  # type: ignore[method-assign]
+            return reader
+
+    slow = Slow(far.inner)
+    store = fresh(slow, tmp_path)
+    gate = threading.Barrier(8)
+    wrong: list[int] = []
+
+    def work(me: int) -> None:
+        reader = store.open(PACK)
+        gate.wait()
+        for number in range(4):
+            offset = number * BLOCK_BYTES + me
+            if read(reader, offset, 1000) != DATA[offset : offset + 1000]:
+                wrong.append(me)
+        reader.close()
+
+    threads = [threading.Thread(target=work, args=(me,)) for me in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert slow.bytes["read"] == len(DATA)
+
+
+def test_who_waits_for_a_fetch_that_fails_fetches_himself(far: CountingStore, tmp_path: Path) -> None:
+    """The error of one thread's fetch is its own: another that waited for it tries by itself."""
+    fails = [True]
+
+    class Once(CountingStore):
+        def open(self, key: str) -> Reader:
+            reader = super().open(key)
+            plain = reader.read_into
+
+            def read_into(offset: int, into: memoryview) -> None:
+                time.sleep(0.1)
+                if fails and fails.pop():
+                    raise CorruptCheckpoint("lost on its way")
+                plain(offset, into)
+
+            reader.read_into = read_into  # type: ignore[method-assign]
+            return reader
+
+    store = fresh(Once(far.inner), tmp_path)
+    came: list[bool] = []
+
+    def work() -> None:
+        reader = store.open(PACK)
+        try:
+            came.append(read(reader, 0, 10) == DATA[:10])
+        except CorruptCheckpoint:
+            came.append(False)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(came) == [False, True, True]
+
+
+def test_deleting_drops_what_is_cached(far: CountingStore, tmp_path: Path) -> None:
+    """A file that is deleted through the wrapper takes its blocks along, and nothing that was opened before puts them back."""
+    store = fresh(far, tmp_path)
+    read_all(store, PACK)
+    before = fresh(far, tmp_path).open(PACK)
+    open_before = store.open(PACK)
+    store.delete(PACK)
+    assert block_paths(tmp_path) == []
+    assert [path for path in (tmp_path / "cache").glob("*/*") if path.is_dir()] == []
+    with pytest.raises(CheckpointNotFound):
+        store.open(PACK)
+    for reader in (before, open_before):
+        with pytest.raises(CorruptCheckpoint):
+            read(reader, 0, 10)
+    other = DATA[::-1]
+    put(store, PACK, other)
+    assert read_all(store, PACK) == other
+
+
+def test_a_file_opened_before_it_was_deleted_is_not_cached_under_its_name(far: CountingStore, tmp_path: Path) -> None:
+    """What is read on of a file that is gone is not what its name stands for now."""
+    store = fresh(far, tmp_path)
+    reader = store.open(PACK)
+    store.delete(PACK)
+    put(store, PACK, DATA[::-1])
+    assert read(reader, 0, len(DATA)) == DATA
+    reader.close()
+    assert read_all(fresh(far, tmp_path), PACK) == DATA[::-1]
+
+
+def test_a_file_of_another_length_is_not_mixed_with_what_is_cached(far: CountingStore, tmp_path: Path) -> None:
+    """Blocks of a file that has become another, behind the cache's back, are an error that says so once; the next reading is of that one."""
+    reader = fresh(far, tmp_path).open(PACK)
+    read(reader, 0, 10)
+    reader.close()
+    far.inner.delete(PACK)
+    put(far.inner, PACK, DATA[:-1])
+    reader = fresh(far, tmp_path).open(PACK)
+    with pytest.raises(CorruptCheckpoint, match="when it was cached"):
+        read(reader, BLOCK_BYTES, 10)
+    assert read_all(fresh(far, tmp_path), PACK) == DATA[:-1]
+
+
+def test_the_least_recently_asked_for_goes_first(tmp_path: Path) -> None:
+    """Below the limit at all times; a block that is asked for again and again stays, whatever else comes through."""
+    inner = LocalStore(tmp_path / "far")
+    for number in range(30):
+        put(inner, f"{DIR}/pack-00000-{number:03d}.safetensors", DATA)
+    limit = 12 * BLOCK_BYTES
+    often = f"{DIR}/pack-00000-000.safetensors"
+    far = CountingStore(inner)
+    for number in range(30):
+        store = fresh(far, tmp_path, limit)
+        store.blocks.keep(name_of("else", str(number)), 0, 1, memoryview(b"x"))
+        store.blocks._until_look = 0  # an unlucky draw may put its first look off by a block
+        read_all(store, f"{DIR}/pack-00000-{number:03d}.safetensors")
+        assert store.blocks.total_bytes() < limit
+        read_all(store, often)
+    assert store.blocks.total_bytes() > limit // 2
+    assert far.bytes["read"] == 30 * len(DATA)
+
+
+def test_strangers_files_stay(tmp_path: Path) -> None:
+    """A directory that holds something else loses none of it."""
+    folder = tmp_path / "cache"
+    (folder / "ab" / ("c" * 64)).mkdir(parents=True)
+    strange = [folder / "notes", folder / "ab" / "notes", folder / "ab" / ("c" * 64) / "notes"]
+    for path in strange:
+        path.write_bytes(bytes(100_000))
+        os.utime(path, (0, 0))
+    old = folder / "ab" / ("c" * 64) / ".tmp-0123"
+    old.write_bytes(b"left by a process that was killed")
+    os.utime(old, (0, 0))
+    blocks = Blocks(folder, 3 * BLOCK_BYTES)
+    for number in range(20):
+        blocks.keep(name_of("s", "k"), number, 1 << 30, memoryview(bytes(BLOCK_BYTES)))
+    assert all(path.exists() for path in strange)
+    assert not old.exists()
+    assert blocks.total_bytes() < 3 * BLOCK_BYTES + TRAILER_BYTES
+
+
+def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word it is that, told in the directory, so that it stays what it was."""
+
+    def use() -> int:
+        blocks = Blocks(tmp_path / "cache")
+        blocks.keep(name_of("s", "k"), 0, 1, memoryview(b"x"))
+        return blocks._limit
+
+    room = os.statvfs(tmp_path)
+    assert 0.8 < use() / (room.f_bavail * room.f_frsize / 10) < 1.2
+    (tmp_path / "cache" / "limit").write_text("123456789\n")
+    assert use() == 123456789
+    (tmp_path / "cache" / "limit").write_text("nonsense\n")
+    assert 0.8 < use() / (room.f_bavail * room.f_frsize / 10) < 1.2, "what cannot be read is written anew"
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("how", ["full", "below a file"])
+def test_a_disk_that_refuses_means_no_cache_and_one_word(
+    far: CountingStore, tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A full disk, or a directory that cannot be made: everything is read from afar, no more of it than is asked for, and told once."""
+    folder = tmp_path / "cache"
+    if how == "below a file":
+        folder.write_bytes(b"")
+        folder = folder / "below"
+    else:
+        plain = os.writev
+
+        def writev(fd: int, buffers: list[memoryview]) -> int:
+            return plain(fd, [memoryview(b"".join(buffers))[:1000]])
+
+        monkeypatch.setattr(os, "writev", writev)
+    blocks = Blocks(folder)
+    for _ in range(3):
+        store = CachedStore(far, blocks)
+        assert read_all(store, PACK) == DATA
+        assert store.get(PACK, len(DATA)) == DATA
+    assert [event.name for event in told if event.name == "cache.off"] == ["cache.off"]
+    far.bytes.clear()
+    reader = store.open(PACK)
+    assert read(reader, 7, 5) == DATA[7:12]
+    assert far.bytes["read"] == 5
+    assert block_paths(tmp_path) == []
+
+
+def test_threads_that_meet_a_full_disk_together_tell_it_once(tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several are at it when the disk refuses: one event."""
+    gate = threading.Barrier(4, timeout=20)
+
+    def writev(fd: int, buffers: list[memoryview]) -> int:
+        gate.wait()
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "writev", writev)
+    blocks = Blocks(tmp_path / "cache")
+    threads = [threading.Thread(target=blocks.keep, args=(name_of("s", "k"), number, 4, memoryview(b"x"))) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [event.name for event in told] == ["cache.off"]
+    assert not blocks.takes_more
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [tmp_path / "cache" / "limit"]
+
+
+def test_what_is_there_is_read_from_a_disk_that_takes_no_more(far: CountingStore, tmp_path: Path) -> None:
+    """Full is not broken: what is cached is still taken."""
+    read_all(fresh(far, tmp_path), PACK)
+    store = fresh(far, tmp_path)
+    store.blocks._full = True
+    far.bytes.clear()
+    assert read_all(store, PACK) == DATA
+    assert far.bytes["read"] == 0
+
+
+def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``RELIGHT_CACHE`` goes for what is far away, and for nothing else; what makes no sense is refused."""
+    assert blocks_from_settings() is None
+    assert isinstance(open_bytes("s3://bucket/x"), ObjectStore)
+    monkeypatch.setenv("RELIGHT_CACHE", str(tmp_path / "cache"))
+    for url in ("s3://bucket/x", "gs://bucket/x", "az://bucket/x", "https://host/x"):
+        store = open_bytes(url)
+        assert isinstance(store, CachedStore)
+        assert store.url == url
+        assert store.blocks is open_bytes("s3://other/y").blocks  # type: ignore[attr-defined]
+    assert isinstance(open_bytes(tmp_path), LocalStore)
+    assert open_bytes("memory://x").url == "memory://x"
+    monkeypatch.setenv("RELIGHT_CACHE_BYTES", "1.5GB")
+    assert blocks_from_settings()._told_limit == 1_500_000_000  # type: ignore[union-attr]
+    monkeypatch.setenv("RELIGHT_CACHE_BYTES", "much")
+    with pytest.raises(ConfigError, match="RELIGHT_CACHE_BYTES"):
+        open_bytes("s3://bucket/x")
+    monkeypatch.setenv("RELIGHT_CACHE", "s3://bucket")
+    with pytest.raises(ConfigError, match="local disk"):
+        open_bytes("s3://bucket/x")
+    assert not (tmp_path / "cache").exists(), "nothing is made before something is cached"
+
+
+# -- whole checkpoints
+
+
+def state(seed: int) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    sizes = (3_000_000, 7, 2_500_000, 1_000_001, 100, 1_300_000)
+    return {f"t{number}": torch.randn(size, generator=made) for number, size in enumerate(sizes)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> CountingStore:
+    relight.save(tmp_path / "far" / "run", state(1), step=1)
+    return CountingStore(LocalStore(tmp_path / "far"))
+
+
+def load(store: ByteStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    monkeypatch.setattr("relight.api.open_bytes", lambda url: store)
+    return relight.load("anything/run")
+
+
+def same(found: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(found[name], value) for name, value in state(1).items())
+
+
+def test_a_second_restore_reads_only_the_log_from_afar(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cold, each byte comes once; warm, only the log and the store's record do."""
+    assert same(load(fresh(run, tmp_path), monkeypatch))
+    stored = sum(path.stat().st_size for path in (tmp_path / "far").rglob("*") if path.is_file())
+    assert stored * 0.99 < run.bytes["read"] < stored * 1.001
+    run.bytes.clear()
+    run.asked.clear()
+    warm = fresh(run, tmp_path)
+    assert same(load(warm, monkeypatch))
+    assert run.bytes["read"] < 5000
+    assert run.asked["open"] == 0
+    assert warm.counts.misses == 0
+
+
+def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
+    run: CountingStore, tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root, part and packs that were damaged before they were cached: found by their hashes, read once more from afar, whole from then on."""
+    store = fresh(run, tmp_path)
+    prefix = next(f"run/{entry.name}" for entry in store.list("run") if entry.name != "log")
+    for entry in store.list(prefix):
+        data = bytearray(store.get(f"{prefix}/{entry.name}", 1 << 30))
+        for start in range(0, len(data), BLOCK_BYTES):
+            data[start + len(data[start : start + BLOCK_BYTES]) // 2] ^= 1
+            piece = memoryview(data)[start : start + BLOCK_BYTES]
+            store.blocks.keep(name_of(store.url, f"{prefix}/{entry.name}"), start // BLOCK_BYTES, len(data), piece)
+    assert same(load(fresh(run, tmp_path), monkeypatch))
+    assert "read.again" in {event.name for event in told}
+    told.clear()
+    assert same(load(fresh(run, tmp_path), monkeypatch))
+    assert "read.again" not in {event.name for event in told}
+
+
+def test_verifying_looks_where_the_bytes_lie(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cached whole hides no damage from those who ask for it; a restore goes on from the cache."""
+    store = fresh(run, tmp_path)
+    assert same(load(store, monkeypatch))
+    pack = next((tmp_path / "far").rglob("*.safetensors"))
+    flip(pack, 5_000_000)
+    found = Run(store, "run")
+    view = found.view()
+    (one,) = found.history().live
+    assert [finding.kind for finding in verify_checkpoint(store, view, one)] == ["corrupt"]
+    assert same(load(fresh(run, tmp_path), monkeypatch))
+
+
+def test_readers_tell_what_came_from_where(far: CountingStore, tmp_path: Path, told: list[Event]) -> None:
+    """Behind each file there is an event with hits, misses and their bytes; the store has the sums."""
+    store = fresh(far, tmp_path)
+    for _ in range(2):
+        reader = store.open(PACK)
+        read(reader, 10, 100)
+        reader.close()
+    fields = [dict(event.fields) for event in told if event.name == "cache.read"]
+    assert fields == [
+        {"key": PACK, "hits": 0, "misses": 1, "hit_bytes": 0, "missed_bytes": BLOCK_BYTES},
+        {"key": PACK, "hits": 1, "misses": 0, "hit_bytes": 100, "missed_bytes": 0},
+    ]
+    assert (store.counts.hits, store.counts.misses, store.counts.hit_bytes, store.counts.missed_bytes) == (1, 1, 100, BLOCK_BYTES)
+
+
+READING = """
+import random, sys
+from pathlib import Path
+from relight.store import LocalStore
+from relight.store.blocks import BLOCK_BYTES, Blocks
+from relight.store.cached import CachedStore
+far, cache, limit, seed, rounds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+rng = random.Random(seed)
+store = CachedStore(LocalStore(far), Blocks(cache, limit))
+print("begun", flush=True)
+for _ in range(rounds):
+    number = rng.randrange(6)
+    key = f"run/0000000007-abcdefghij-e1/pack-00000-{number:03d}.safetensors"
+    data = random.Random(number).randbytes(2 * BLOCK_BYTES + 1000 * number)
+    reader = store.open(key)
+    assert reader.size == len(data)
+    for _ in range(3):
+        offset = rng.randrange(len(data))
+        into = bytearray(min(rng.choice((100, BLOCK_BYTES, len(data))), len(data) - offset))
+        reader.read_into(offset, memoryview(into))
+        assert into == data[offset : offset + len(into)], (number, offset, len(into))
+    reader.close()
+print("read", flush=True)
+"""
+
+
+def test_processes_share_a_cache_that_is_too_small_and_are_killed(tmp_path: Path) -> None:
+    """Processes that fill, evict and read one cache at once, some killed at any moment: no read is wrong, and it stays below its limit."""
+    inner = LocalStore(tmp_path / "far")
+    for number in range(6):
+        put(inner, f"{DIR}/pack-00000-{number:03d}.safetensors", random.Random(number).randbytes(2 * BLOCK_BYTES + 1000 * number))
+    limit = 14 * BLOCK_BYTES
+    rng = random.Random(3)
+
+    def start(seed: int, rounds: int) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", READING, str(tmp_path / "far"), str(tmp_path / "cache"), str(limit), str(seed), str(rounds)]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    stays = start(0, 60)
+    for life in range(6):
+        child = start(life + 1, 10_000)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.random() * 0.4)
+        child.send_signal(signal.SIGKILL)
+        said = child.communicate()[1]
+        assert child.returncode == -signal.SIGKILL, said
+    out, said = stays.communicate(timeout=60)
+    assert stays.returncode == 0, said
+    assert out.split() == ["begun", "read"]
+    assert Blocks(tmp_path / "cache", limit).total_bytes() < limit
+    left = fresh(inner, tmp_path, limit)
+    for number in range(6):
+        assert read_all(left, f"{DIR}/pack-00000-{number:03d}.safetensors") == random.Random(number).randbytes(2 * BLOCK_BYTES + 1000 * number)
