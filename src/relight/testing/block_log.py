@@ -44,7 +44,6 @@ from relight.testing.images import (
     mount,
     mount_any,
     private_mounts,
-    repair,
     scratch,
     unmount,
 )
@@ -79,8 +78,6 @@ class Report:
     """Acknowledgements looked for, on all disks together."""
     places: int = 0
     fscks: int = 0
-    repaired: int = 0
-    """Disks that did not mount before their own tool had repaired them: see ``FileSystem``."""
     violations: list[dict[str, object]] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -109,7 +106,6 @@ class Report:
             "flushes": self.flushes,
             "places": self.places,
             "checked_by_fsck": self.fscks,
-            "repaired": self.repaired,
             "acknowledged": dict(sorted(self.facts.items())),
             "looked_for": self.checked,
             "seconds": round(self.seconds, 1),
@@ -264,14 +260,7 @@ def look_at(session: Session, place: int, path: str, where: str, report: Report)
     try:
         mount(path, where, session.kind)
     except OSError as error:
-        if not session.kind.repaired:
-            return [f"the file system does not mount: {error}"]
-        repair(path)
-        report.repaired += 1
-        try:
-            mount(path, where, session.kind)
-        except OSError as again:
-            return [f"the file system does not mount, though it was repaired: {again}"]
+        return [f"the file system does not mount: {error}"]
     try:
         wrong, _ = check(LocalStore(store_in(where)), told, place)
     finally:
@@ -303,7 +292,7 @@ def run(
     that this process makes are its own.
     """
     private_mounts()
-    kinds = kinds_called(file_system)
+    kinds = [kind for kind in kinds_called(file_system) if kind.reorders]
     gc.freeze()
     report = Report(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
@@ -372,13 +361,10 @@ def show(report: Report) -> str:
         f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
         f"{rate:.1f} a second"
     )
-    log = (
-        f"  {report.sessions} sessions, {report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes; {report.fscks} checked by fsck, "
-        f"{report.repaired} repaired"
-    )
+    writes = f"{report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes"
     lines = [
         head,
-        log,
+        f"  {report.sessions} sessions, {writes}; {report.fscks} checked by fsck",
         f"  acknowledged: {told}; looked for {report.checked:,} times",
     ]
     lines += [f"    {name:48} {count:>6,}" for table in (report.disks, report.file_systems) for name, count in sorted(table.items())]
