@@ -297,7 +297,8 @@ def run(
     report = Report(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
-    with prepared(), scratch("relight-blocks-") as directory:
+    with prepared() as names, scratch("relight-blocks-") as directory:
+        names.seed(f"checks {seed}")
         counter = f"{directory}/counter"
         with open(counter, "wb") as file:
             file.truncate(COUNTER_BYTES)

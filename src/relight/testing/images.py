@@ -71,11 +71,11 @@ EXT4 = (
     _ext4("ext4, journal_checksum", 4096, "data=ordered,journal_checksum"),
     _ext4("ext4, dioread_lock", 4096, "data=ordered,dioread_lock"),
 )
-"""``data=ordered`` is what people have. With ``journal_async_commit``, if blocks of the journal are torn behind its last flush, the kernel refuses
-the disk, and ``e2fsck`` gives up all of the journal, with what had been flushed. Not here is ``fast_commit``, which nobody has who does not ask for it: of disks that a power cut may
-leave the kernel (6.18) refuses some, and ``e2fsck`` (1.47.0) does not repair them."""
+"""``data=ordered`` is what people have. With ``journal_async_commit``, if the journal is torn behind its last flush, the kernel (6.18) refuses
+the disk, and ``e2fsck`` (1.47.0) repairs it by giving up all of the journal, with what had been flushed. Not here is ``fast_commit``, which
+nobody has who did not ask for it: the kernel refused some disks as a cut leaves them, and ``e2fsck`` did not repair them."""
 XFS = FileSystem("xfs", ("mkfs.xfs", "-q", "-f"), "nouuid", 300 << 20)
-"""The smallest that can be made. All that are made alike have one name, so it must not matter."""
+"""The smallest that can be made. Copies of an image have one UUID, by which XFS would tell them apart."""
 
 
 def kinds_called(word: str) -> list[FileSystem]:

@@ -178,7 +178,8 @@ def run(
     report = Report(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     gc.freeze()
-    with prepared(), scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
+    with prepared() as names, scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
+        names.seed(f"checks {seed}")
         while report.total < count and len(report.violations) < stop:
             image = Image(directory, seed, report.images, kinds)
             report.images += 1
