@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from relight.store import LocalStore
-from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check
+from relight.testing.acknowledged import check, count_acknowledged
 from relight.testing.fuse_file import Entry, logged_file, read_log
 from relight.testing.images import (
     FileSystem,
@@ -188,7 +188,7 @@ def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> list[Entry
 
 
 def cut_in_units(entry: Entry) -> Iterator[Entry]:
-    """What is whole or old on the medium: sectors, and ext4's superblock, which has two of them and one sum. No ext4 survives a tear there."""
+    """What is whole or old on the medium: sectors, and ext4's superblock, of two sectors and one sum. No ext4 survives a tear in that."""
     at = 0
     while at < len(entry.data):
         length = SUPERBLOCK.stop - SUPERBLOCK.start if entry.offset + at == SUPERBLOCK.start else SECTOR
@@ -255,7 +255,7 @@ def _put(path: str, entries: Sequence[Entry]) -> None:
 def look_at(session: Session, place: int, path: str, where: str, report: Report) -> list[str]:
     """Mount a disk and check it: what is wrong. Counted in ``report``."""
     told = [one.fact for one in session.told if one.at <= place]
-    report.checked += sum(fact[0] in ACKNOWLEDGEMENTS for fact in told)
+    report.checked += count_acknowledged(told).total()
     fsck = report.total % FSCK_EVERY == 0
     try:
         mount(path, where, session.kind)
@@ -287,9 +287,8 @@ def run(
 ) -> Report:
     """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
 
-    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack.
-    ``lies``: flushes mean nothing. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
-    that this process makes are its own.
+    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``lies``: flushes mean nothing.
+    ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts that this process makes are its own.
     """
     private_mounts()
     kinds = [kind for kind in kinds_called(file_system) if kind.reorders]
@@ -310,7 +309,8 @@ def run(
                 session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
                 points = choose(find_points(session, rng), min(each, count - report.total), rng)
-                _look_at_all(session, disks(session, points, directory), directory, report, count=count, stop=stop, keep=keep, progress=progress)
+                made = disks(session, points, directory)
+                _look_at_all(session, made, directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
     return report
 
@@ -320,9 +320,7 @@ def _note(session: Session, report: Report) -> None:
     report.flushes += flushes
     report.writes += len(session.log) - flushes
     report.places += len(session.log) + 1
-    for one in session.told:
-        if one.fact[0] in ACKNOWLEDGEMENTS:
-            report.facts[one.fact[0]] += 1
+    report.facts += count_acknowledged(one.fact for one in session.told)
 
 
 def _look_at_all(

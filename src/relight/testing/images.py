@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 IMAGE_BYTES = 32 << 20
 SHUTDOWN = {"default": 0, "log flushed": 1, "log not flushed": 2}
-"""How the power goes (``EXT4_IOC_SHUTDOWN``, and XFS's of the same number): behind everything, behind the journal's running transaction, or at once."""
+"""How the power goes (``EXT4_IOC_SHUTDOWN``; XFS's has the same number): behind everything, behind the running transaction, or at once."""
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
 _IOC_SHUTDOWN = 0x8004587D
@@ -71,8 +71,8 @@ EXT4 = (
     _ext4("ext4, journal_checksum", 4096, "data=ordered,journal_checksum"),
     _ext4("ext4, dioread_lock", 4096, "data=ordered,dioread_lock"),
 )
-"""``data=ordered`` is what people have. With ``journal_async_commit``, if the journal is torn behind its last flush, the kernel (6.18) refuses
-the disk, and ``e2fsck`` (1.47.0) repairs it by giving up all of the journal, with what had been flushed. Not here is ``fast_commit``, which
+"""``data=ordered`` is what people have. With ``journal_async_commit``, if the journal is torn behind its last flush, the kernel (6.18)
+refuses the disk, and ``e2fsck`` (1.47.0) repairs it by giving up all of the journal, with what had been flushed. Not here is ``fast_commit``, which
 nobody has who did not ask for it: the kernel refused some disks as a cut leaves them, and ``e2fsck`` did not repair them."""
 XFS = FileSystem("xfs", ("mkfs.xfs", "-q", "-f"), "nouuid", 300 << 20)
 """The smallest that can be made. Copies of an image have one UUID, by which XFS would tell them apart."""
@@ -108,7 +108,7 @@ def make_image(path: str, kind: FileSystem) -> None:
 
 
 def copy_image(source: str, target: str, *, zeros: bool = False) -> None:
-    """A copy that has holes where ``source`` has them: quick, since most of an image is. ``zeros``: and where there are nothing but zeros."""
+    """A copy with holes where ``source`` has them: quick, since most of an image is. ``zeros``: and where there are nothing but zeros."""
     with open(source, "rb") as read, open(target, "wb") as write:
         write.truncate(os.fstat(read.fileno()).st_size)
         at = 0
