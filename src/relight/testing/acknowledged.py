@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
 
@@ -36,15 +37,24 @@ LARGE_BYTES = (1 << 20, (1 << 20) + 4 * 1111, (5 << 19) + 12)
 """At and above the size from which packs are written past the page cache; two of them no multiple of a page."""
 
 
+def count_acknowledged(told: Iterable[Fact]) -> Counter[str]:
+    """How many things were promised, by kind: of a retirement, each checkpoint."""
+    counts: Counter[str] = Counter()
+    for kind, *rest in told:
+        if kind in ACKNOWLEDGEMENTS:
+            counts[kind] += len(rest) if kind == "retired" else 1
+    return +counts
+
+
 def draw_state(rng: random.Random, rank: int = 0) -> tuple[list[Item], bytes, str]:
     """Something for a rank to save: ``(items, tree, digest)``. Mostly small, sometimes large."""
     sizes = [4 * rng.randrange(1, rng.choice((20, 1500, 40_000))) for _ in range(rng.randrange(2, 7))]
     if rng.random() < 0.2:
         sizes.append(rng.choice(LARGE_BYTES))
-    items = [
-        Item(f"model{rank}/{at}", "float32", (size // 4,), rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), None, rng.random() < 0.5)
-        for at, size in enumerate(sizes)
-    ]
+    items = []
+    for at, size in enumerate(sizes):
+        role, data, trainable = rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), rng.random() < 0.5
+        items.append(Item(f"model{rank}/{at}", "float32", (size // 4,), role, data, None, trainable))
     tree = encode_tree({"state": {item.name: Leaf("tensor", (at,)) for at, item in enumerate(items)}, "lr": rng.random()})
     return items, tree, digest_of([(one.name, one.dtype, one.shape, one.role, one.source.view()) for one in items], tree)
 
@@ -172,8 +182,14 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str],
     In this order: the log as it lies there; the run goes on (a new attempt, a sweep, a save); every checkpoint that is shown or may be
     recalled, to the last byte; leftovers.
     """
+    try:
+        return _check(store, _without_recalled(told), seed)
+    except Exception as error:
+        return [f"I4: no error of ours: {error!r}"], list(told)
+
+
+def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     log = Log(store, RUN)
-    told = _without_recalled(told)
     wrong = look(log, told)
     more = list(told)
     try:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from relight.store import LocalStore
-from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check
+from relight.testing.acknowledged import check, count_acknowledged
 from relight.testing.fuse_file import Entry, logged_file, read_log
 from relight.testing.images import (
     FileSystem,
@@ -44,7 +44,6 @@ from relight.testing.images import (
     mount,
     mount_any,
     private_mounts,
-    repair,
     scratch,
     unmount,
 )
@@ -79,8 +78,6 @@ class Report:
     """Acknowledgements looked for, on all disks together."""
     places: int = 0
     fscks: int = 0
-    repaired: int = 0
-    """Disks that did not mount before their own tool had repaired them: see ``FileSystem``."""
     violations: list[dict[str, object]] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -109,7 +106,6 @@ class Report:
             "flushes": self.flushes,
             "places": self.places,
             "checked_by_fsck": self.fscks,
-            "repaired": self.repaired,
             "acknowledged": dict(sorted(self.facts.items())),
             "looked_for": self.checked,
             "seconds": round(self.seconds, 1),
@@ -192,7 +188,7 @@ def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> list[Entry
 
 
 def cut_in_units(entry: Entry) -> Iterator[Entry]:
-    """What is whole or old on the medium: sectors, and ext4's superblock, which has two of them and one sum. No ext4 survives a tear there."""
+    """What is whole or old on the medium: sectors, and ext4's superblock, of two sectors and one sum. No ext4 survives a tear in that."""
     at = 0
     while at < len(entry.data):
         length = SUPERBLOCK.stop - SUPERBLOCK.start if entry.offset + at == SUPERBLOCK.start else SECTOR
@@ -259,19 +255,12 @@ def _put(path: str, entries: Sequence[Entry]) -> None:
 def look_at(session: Session, place: int, path: str, where: str, report: Report) -> list[str]:
     """Mount a disk and check it: what is wrong. Counted in ``report``."""
     told = [one.fact for one in session.told if one.at <= place]
-    report.checked += sum(fact[0] in ACKNOWLEDGEMENTS for fact in told)
+    report.checked += count_acknowledged(told).total()
     fsck = report.total % FSCK_EVERY == 0
     try:
         mount(path, where, session.kind)
     except OSError as error:
-        if not session.kind.repaired:
-            return [f"the file system does not mount: {error}"]
-        repair(path)
-        report.repaired += 1
-        try:
-            mount(path, where, session.kind)
-        except OSError as again:
-            return [f"the file system does not mount, though it was repaired: {again}"]
+        return [f"the file system does not mount: {error}"]
     try:
         wrong, _ = check(LocalStore(store_in(where)), told, place)
     finally:
@@ -298,17 +287,17 @@ def run(
 ) -> Report:
     """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
 
-    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack.
-    ``lies``: flushes mean nothing. ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts
-    that this process makes are its own.
+    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``lies``: flushes mean nothing.
+    ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts that this process makes are its own.
     """
     private_mounts()
-    kinds = kinds_called(file_system)
+    kinds = [kind for kind in kinds_called(file_system) if kind.reorders]
     gc.freeze()
     report = Report(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
-    with prepared(), scratch("relight-blocks-") as directory:
+    with prepared() as names, scratch("relight-blocks-") as directory:
+        names.seed(f"checks {seed}")
         counter = f"{directory}/counter"
         with open(counter, "wb") as file:
             file.truncate(COUNTER_BYTES)
@@ -320,7 +309,8 @@ def run(
                 session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
                 points = choose(find_points(session, rng), min(each, count - report.total), rng)
-                _look_at_all(session, disks(session, points, directory), directory, report, count=count, stop=stop, keep=keep, progress=progress)
+                made = disks(session, points, directory)
+                _look_at_all(session, made, directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
     return report
 
@@ -330,9 +320,7 @@ def _note(session: Session, report: Report) -> None:
     report.flushes += flushes
     report.writes += len(session.log) - flushes
     report.places += len(session.log) + 1
-    for one in session.told:
-        if one.fact[0] in ACKNOWLEDGEMENTS:
-            report.facts[one.fact[0]] += 1
+    report.facts += count_acknowledged(one.fact for one in session.told)
 
 
 def _look_at_all(
@@ -372,13 +360,10 @@ def show(report: Report) -> str:
         f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
         f"{rate:.1f} a second"
     )
-    log = (
-        f"  {report.sessions} sessions, {report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes; {report.fscks} checked by fsck, "
-        f"{report.repaired} repaired"
-    )
+    writes = f"{report.places:,} places: {report.writes:,} writes, {report.flushes:,} flushes"
     lines = [
         head,
-        log,
+        f"  {report.sessions} sessions, {writes}; {report.fscks} checked by fsck",
         f"  acknowledged: {told}; looked for {report.checked:,} times",
     ]
     lines += [f"    {name:48} {count:>6,}" for table in (report.disks, report.file_systems) for name, count in sorted(table.items())]

@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relight.store import LocalStore
-from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check
+from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged
 from relight.testing.images import (
     FileSystem,
     Unavailable,
@@ -112,8 +111,8 @@ class Image:
         copy_image(base, self.path)
         mount(self.path, self.where, self.kind)
 
-    def cut(self, victim: Victims, report: Report) -> list[str]:
-        """A life, a cut, a look. Empty if nothing is wrong; mounted again afterwards."""
+    def cut(self, victim: Victims, report: Report, kept: str | None = None) -> list[str]:
+        """A life, a cut, a look: what is wrong. Mounted again afterwards. ``kept``: where to copy the image to, as the cut left it."""
         fresh: list[Fact] = []
         wrong: list[str] = []
         while self.rng.random() < 0.15:
@@ -124,12 +123,12 @@ class Image:
         self.cuts += 1
         report.cuts[how] += 1
         report.file_systems[self.kind.name] += 1
-        for fact in fresh:
-            if fact[0] in ACKNOWLEDGEMENTS:
-                report.facts[fact[0]] += max(1, len(fact) - 1) if fact[0] == "retired" else 1
+        report.facts += count_acknowledged(fresh)
         self.told += fresh
-        report.checked += sum(fact[0] in ACKNOWLEDGEMENTS for fact in self.told)
+        report.checked += count_acknowledged(self.told).total()
         unmount(self.where)
+        if kept:
+            copy_image(self.path, kept)
         try:
             mount(self.path, self.where, self.kind)
         except OSError as error:
@@ -170,29 +169,31 @@ def run(
 ) -> Report:
     """Cut ``count`` times, or until ``stop`` cuts went wrong. ``Unavailable`` if that cannot be done here.
 
-    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy of each image of which something was lost, as the cut left it.
-    From here on, mounts that this process makes are its own.
+    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy
+    of each image of which something was lost, as the cut left it. From here on, mounts that this process makes are its own.
     """
     private_mounts()
     kinds = kinds_called(file_system)
     report = Report(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     gc.freeze()
-    with prepared(), scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
+    with prepared() as names, scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
+        names.seed(f"checks {seed}")
         while report.total < count and len(report.violations) < stop:
             image = Image(directory, seed, report.images, kinds)
             report.images += 1
             lasts = image.rng.choice(CUTS_PER_IMAGE)
             while image.cuts < lasts and report.total < count:
-                wrong = image.cut(victim, report)
+                kept = f"{keep}/{seed}-{report.images - 1}-{image.cuts}.img" if keep else None
+                wrong = image.cut(victim, report, kept)
+                if kept and not wrong:
+                    os.unlink(kept)
                 if progress:
                     progress(report, count)
                 if wrong:
                     report.violations.append(
                         {"image": image.name, "cut": image.cuts, "file_system": image.kind.name, "wrong": wrong[:5]}
                     )
-                    if keep:
-                        shutil.copyfile(image.path, f"{keep}/{seed}-{report.images - 1}-{image.cuts}.img")
                     break  # what comes behind would be wrong for the same reason
             try:
                 unmount(image.where)
@@ -208,8 +209,8 @@ def show(report: Report) -> str:
     rate = report.total / max(report.seconds, 1e-9)
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
     head = (
-        f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
-        f"{rate:.1f} a second"
+        f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s "
+        f"({report.cpu_seconds:.0f} s of CPU), {rate:.1f} a second"
     )
     lines = [
         head,
@@ -237,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty() or report.total % 500 == 0:
             rate = report.total / (time.perf_counter() - began)
             text = f"{report.total:,} of {count:,} cuts, {len(report.violations)} violations, {rate:.1f} a second"
-            print(*(("\r" + text, "") if sys.stderr.isatty() else (text,)), end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+            print(("\r" if sys.stderr.isatty() else "") + text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
     try:
         report = run(

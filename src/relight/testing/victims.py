@@ -44,13 +44,7 @@ MUTATIONS = {
         "            if '/log/' not in self._path:\n                self._disk.fsync(self._fd)\n",
     ),
     "directory": Mutation("fsync of every directory", DURABLE, "            disk.fsync(fd)\n", "            pass\n"),
-    "link": Mutation("fsync of the log's directory behind the link", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
-    "seen": Mutation(
-        "fsync of the log's directory by a rank that finds the record another has made",
-        "relight.commit.together",
-        "    place.store.settle(f\"{place.log.run}/{LOG_DIR}\")\n    return found.body",
-        "    return found.body",
-    ),
+    "link": Mutation("fsync of a new name's directory", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
     "checkpoint": Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.settle(prefix)\n", ""),
 }
 """What can be taken out of the product in the victims, and only there, by a word: the negative controls."""
