@@ -112,9 +112,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("the part's hash", MANIFEST, "    if len(data) != ref.size or hexdigest(data) != ref.hash:\n", "    if False:\n", "rules"),
     Mutation("the chunk's hash, when restoring", READ, "    if Digest(data).digest() != want.hash:\n", "    if False:\n", "rules"),
     Mutation("the chunk's hash, when verifying", VERIFY, "                if not is_sound(reader, at, piece, value, key):\n", "                if False:\n", "rules"),
-    Mutation("the pack's length, when restoring", READ, "    if reader.size != pack.size:\n", "    if False:\n", "rules"),
+    Mutation("the pack's length, when restoring", READ, "            if reader.size == pack.size:\n", "            if True:\n", "rules"),
     # reclaiming
-    Mutation("retire, then delete", PRUNE, "    if log.append(decide) is None:\n", "    delete_checkpoints(store, plan.run, type(fold(log.read()))(retired={c.id: c for c in fold(log.read()).live}), plan.going)\n    if log.append(decide) is None:\n", "deaths"),
+    Mutation("retire, then delete", PRUNE, "    if going and log.append(decide) is not None and not undo_s:\n", "    delete_checkpoints(store, plan.run, type(fold(log.read()))(retired={c.id: c for c in fold(log.read()).live}), plan.going)\n    if going and log.append(decide) is not None and not undo_s:\n", "deaths"),
     Mutation("a superseded attempt prunes nothing", PRUNE, "        if epoch is not None and history.epoch > epoch:\n", "        if False:\n", "rules"),
     Mutation("what was tagged meanwhile stays", PRUNE, " and not history.tags_of(one.id)", "", "rules"),
     Mutation("the newest stays, when the plan is carried out", PRUNE, "for one in history.live[:-1]\n", "for one in history.live\n", "rules"),
