@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import neighbours
+import protected_ranks
 import pytest
 import torch
 
@@ -24,13 +24,13 @@ def url(tmp_path: Path) -> Iterator[str]:
     torch.set_num_threads(1)
     found = str(tmp_path / "store" / "run")
     yield found
-    for pid in neighbours.agents(found, 8).values():
+    for pid in protected_ranks.agents(found, 8).values():
         os.kill(pid, signal.SIGKILL)
 
 
 def lose(url: str, nodes: set[int], world: int) -> None:
     """Kill those nodes' agents, and take their ranks' packs from the disk."""
-    there = neighbours.agents(url, world)
+    there = protected_ranks.agents(url, world)
     assert there.keys() == set(range(world))
     for node in nodes:
         os.kill(there[node], signal.SIGKILL)
@@ -50,24 +50,24 @@ def lose(url: str, nodes: set[int], world: int) -> None:
 )
 def test_lost_nodes_are_restored_from_the_others(url: str, world: int, peers: relight.Peers, lost: set[int], then: int) -> None:
     """With their memory, their agents and their packs gone: every rank has the last save's bits, read from its peers' memory."""
-    told = neighbours.job(url, world, peers, 2)
+    told = protected_ranks.job(url, world, peers, 2)
     assert all(one["held"] for _, one in told if "held" in one)
     lose(url, lost, world)
-    heard = dict(neighbours.job(url, then, peers, 0))
+    heard = dict(protected_ranks.job(url, then, peers, 0))
     assert {one["start"] for one in heard.values()} == {2}
-    assert {one["digest"] for one in heard.values()} == {neighbours.expected(1)}, heard
+    assert {one["digest"] for one in heard.values()} == {protected_ranks.expected(1)}, heard
     assert {one["source"] for one in heard.values()} == {"peers"}, heard
 
 
 def test_more_losses_than_parity_fall_back_to_what_is_on_disk(url: str) -> None:
     """Two of three are lost where one may be: what the disk has is restored, and nothing hangs."""
     peers = relight.Peers(data=2, parity=1)
-    neighbours.job(url, 3, peers, 1)
-    there = neighbours.agents(url, 3)
+    protected_ranks.job(url, 3, peers, 1)
+    there = protected_ranks.agents(url, 3)
     for node in (0, 1):
         os.kill(there[node], signal.SIGKILL)
-    heard = dict(neighbours.job(url, 3, peers, 0))
-    assert {one["digest"] for one in heard.values()} == {neighbours.expected(0)}
+    heard = dict(protected_ranks.job(url, 3, peers, 0))
+    assert {one["digest"] for one in heard.values()} == {protected_ranks.expected(0)}
     assert {one["source"] for one in heard.values()} == {"store"}, heard
 
 
