@@ -21,7 +21,7 @@ from relight.errors import StoreUnavailable
 from relight.store import Disk, LocalStore
 from relight.store.durable import sync_dir
 from relight.testing import acknowledged, block_log, fuse_file
-from relight.testing.block_log import LEFT, SECTOR, Session, choose, find_points, leave
+from relight.testing.block_log import LEFT, Session, choose, find_points, leave
 from relight.testing.fuse_file import Entry
 from relight.testing.images import PLAIN, copy_image
 from relight.testing.scenario import RUN, Fact
@@ -29,6 +29,7 @@ from relight.testing.victims import MUTATIONS, Told, store_in, victims
 
 pytestmark = pytest.mark.crash
 FLUSH = Entry(0, b"")
+SECTOR = 512
 
 
 def _run(engine: str, *options: str) -> tuple[int, dict[str, Any]]:
@@ -206,10 +207,12 @@ def test_what_is_left_was_written(kind: str) -> None:
 def test_the_superblock_is_not_torn() -> None:
     """ext4's superblock is one unit, everything else a sector; together they are what was written."""
     entry = Entry(0, bytes(range(256)) * 16)
-    units = list(block_log.cut_in_units(entry))
+    units = list(block_log.cut_in_units(entry, SECTOR))
     lengths = [(0, 512), (512, 512), (1024, 1024), *((at, 512) for at in range(2048, 4096, 512))]
     assert [(unit.offset, len(unit.data)) for unit in units] == lengths
     assert b"".join(unit.data for unit in units) == entry.data
+    blocks = list(block_log.cut_in_units(Entry(3 * SECTOR, bytes(9000)), 4096))
+    assert [(unit.offset, len(unit.data)) for unit in blocks] == [(1536, 2560), (4096, 4096), (8192, 2344)]
 
 
 def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ brought to the medium, which is anything: each of ``LEFT``. Each is mounted, whi
 A point is named ``seed:session:place:kind``; the log of a session is not the same when it is recorded again, so ``--keep`` keeps the disk.
 
 Where this ends: a flush is taken to cover what was *answered* before it was asked for and what was asked for before it, too, as one server
-answers in order; loop devices know no FUA, so the kernel sends a flush behind such a write instead; a sector of 512 bytes is whole or old,
-and so is ext4's superblock.
+answers in order; loop devices know no FUA, so the kernel sends a flush behind such a write instead; a sector of 512 bytes is whole or old, and so is
+what a file system takes for that: ext4's superblock, XFS's blocks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from relight.testing.images import (
 from relight.testing.scenario import prepared
 from relight.testing.victims import COUNTER_BYTES, MUTATIONS, Told, Victims, store_in, victims
 
-SECTOR = 512
 SUPERBLOCK = range(1024, 2048)
 """Where ext4 has it."""
 ENTRIES = 250
@@ -168,7 +167,7 @@ class Point(NamedTuple):
     left: list[Entry]
 
 
-def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> list[Entry]:
+def leave(kind: str, pending: Sequence[Entry], rng: random.Random, whole: int = 512) -> list[Entry]:
     """What of ``pending``, all that was written since the last flush, the medium has. In order: of two writes to one place the later one
     stays if both are there, and which of them are there at all is what reordering amounts to."""
     chosen = rng.randrange(len(pending))
@@ -179,21 +178,21 @@ def leave(kind: str, pending: Sequence[Entry], rng: random.Random) -> list[Entry
     if kind in ("one is missing", "one alone"):
         return [entry for at, entry in enumerate(pending) if (at == chosen) == (kind == "one alone")]
     if kind == "torn":
-        units = list(cut_in_units(pending[chosen]))
+        units = list(cut_in_units(pending[chosen], whole))
         return [*pending[:chosen], *units[: rng.randrange(1, max(2, len(units)))]]
     if kind == "torn at random":
         share = rng.random()
-        return [unit for entry in pending for unit in cut_in_units(entry) if rng.random() < share]
+        return [unit for entry in pending for unit in cut_in_units(entry, whole) if rng.random() < share]
     return []
 
 
-def cut_in_units(entry: Entry) -> Iterator[Entry]:
+def cut_in_units(entry: Entry, whole: int) -> Iterator[Entry]:
     """What is whole or old on the medium: sectors, and ext4's superblock, of two sectors and one sum. No ext4 survives a tear in that."""
-    at = 0
-    while at < len(entry.data):
-        length = SUPERBLOCK.stop - SUPERBLOCK.start if entry.offset + at == SUPERBLOCK.start else SECTOR
-        yield Entry(entry.offset + at, entry.data[at : at + length])
-        at += length
+    at, end = entry.offset, entry.offset + len(entry.data)
+    while at < end:
+        stop = SUPERBLOCK.stop if at == SUPERBLOCK.start else (at // whole + 1) * whole
+        yield Entry(at, entry.data[at - entry.offset : stop - entry.offset])
+        at = stop
 
 
 def without_flushes(session: Session) -> Session:
@@ -217,7 +216,7 @@ def find_points(session: Session, rng: random.Random) -> list[Point]:
         elif place:
             pending.append(session.log[place - 1])
         for kind in LEFT if pending else ("all",):
-            left = leave(kind, pending, rng) if pending else []
+            left = leave(kind, pending, rng, session.kind.whole) if pending else []
             identity = (known, *((entry.offset, len(entry.data)) for entry in left))
             if identity not in seen:
                 seen.add(identity)

@@ -48,6 +48,9 @@ class FileSystem(NamedTuple):
     reorders: bool = True
     """Whether it survives that what was written between two flushes reaches the medium in another order, or torn, or not."""
 
+    whole: int = 512
+    """So many bytes, at a multiple of them, it takes for whole or old on the medium."""
+
     @property
     def type(self) -> str:
         """As mount(2) calls it."""
@@ -74,8 +77,9 @@ EXT4 = (
 """``data=ordered`` is what people have. With ``journal_async_commit``, if the journal is torn behind its last flush, the kernel (6.18)
 refuses the disk, and ``e2fsck`` (1.47.0) repairs it by giving up all of the journal, with what had been flushed. Not here is ``fast_commit``, which
 nobody has who did not ask for it: the kernel refused some disks as a cut leaves them, and ``e2fsck`` did not repair them."""
-XFS = FileSystem("xfs", ("mkfs.xfs", "-q", "-f"), "nouuid", 300 << 20)
-"""The smallest that can be made. Copies of an image have one UUID, by which XFS would tell them apart."""
+XFS = FileSystem("xfs", ("mkfs.xfs", "-q", "-f"), "nouuid", 300 << 20, whole=4096)
+"""The smallest that can be made. Copies of an image have one UUID, by which XFS would tell them apart. Of a directory's block that is torn,
+the first sector says that it is new: recovery leaves it alone, and the mount fails for its sum. So blocks are whole or old."""
 
 
 def kinds_called(word: str) -> list[FileSystem]:
