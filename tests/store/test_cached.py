@@ -462,9 +462,6 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (tmp_path / "cache").exists(), "nothing is made before something is cached"
 
 
-# -- whole checkpoints
-
-
 def state(seed: int) -> dict[str, torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
     sizes = (3_000_000, 7, 2_500_000, 1_000_001, 100, 1_300_000)
