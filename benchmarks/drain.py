@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("build/bench-drain"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
+    options.dir = options.dir.resolve()
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir))
     which = rados if has_rados() else moto

@@ -111,7 +111,7 @@ mon addr=127.0.0.1:{mon}
 [osd.0]
 osd data={folder}/osd0
 osd objectstore=memstore
-memstore device bytes=4294967296
+memstore device bytes=12884901888
 osd class load list=*
 osd class default list=*
 [client.rgw.a]

@@ -24,7 +24,7 @@ from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore, Reader, page_buffer, put
-from relight.transfer.copying import COPIED_FROM, poured, write_pack_of
+from relight.transfer.copying import COPIED_FROM, write_pack_of
 
 
 class Damage(NamedTuple):
@@ -246,7 +246,7 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
         key = f"{at.prefix}/{file}"
         _still_live(at)
         at.here.store.delete(key)
-        write_pack_of(pack, at.here.store, key, poured(_chunks(pack, readers, used)))
+        write_pack_of(pack, at.here.store, key, _chunks(pack, readers, used))
         at.here.store.settle(at.prefix)
         return ", ".join(sorted(used))
 

@@ -59,6 +59,7 @@ class ObjectWriter:
             with self._changed:
                 self._pieces[offset] = bytes(data[:length])
             return
+        piece = bytes(data[:length])  # while the upload goes on with what it has
         with self._changed:
             self._start()
             if not self._changed.wait_for(lambda: self._takes(offset, length), STALL_S) and self._next not in self._pieces:
@@ -66,7 +67,7 @@ class ObjectWriter:
                 raise StoreUnavailable(what, where=self._path, retryable=False)
             self._changed.wait_for(lambda: self._takes(offset, length))
             self._raise()
-            self._pieces[offset] = bytes(data[:length])
+            self._pieces[offset] = piece
             self._held += length
             self._changed.notify_all()
 

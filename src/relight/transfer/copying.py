@@ -7,7 +7,7 @@ are the same to the byte; part and root name the store, run and epoch they are i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,14 +216,16 @@ def _write(
 
 def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress: Progress | None) -> None:
     """Read, check, write what was checked."""
-    write_pack_of(pack, store, key, sound_pieces(opened, pack, progress))
+    with contextlib.closing(sound_chunks(opened, pack, progress)) as chunks:
+        write_pack_of(pack, store, key, chunks)
 
 
-def write_pack_of(pack: Pack, store: ByteStore, key: str, pieces: Iterator[Piece]) -> None:
-    """Write such pieces under ``key``; nothing of it stays if they end before their time."""
+def write_pack_of(pack: Pack, store: ByteStore, key: str, chunks: Iterator[memoryview]) -> None:
+    """Write chunks, back to back, under ``key``; nothing of it stays if they end before their time. Each is done with when the next is
+    asked for. Memory: a buffer of ``BUFFER_BYTES`` where the store wants its pieces aligned."""
     writer = store.write(key, pack.size)
     try:
-        for offset, length, data in pieces:
+        for offset, length, data in poured(chunks) if writer.align > 1 else _placed(chunks):
             writer.write_at(offset, data[: -(-length // writer.align) * writer.align])
         writer.finish()
     except BaseException:
@@ -232,14 +234,12 @@ def write_pack_of(pack: Pack, store: ByteStore, key: str, pieces: Iterator[Piece
 
 
 Piece = tuple[int, int, memoryview]
-"""Where it belongs, its length, and its bytes: page-aligned, and readable up to the next page's end."""
+"""Where it belongs, its length, and its bytes."""
 
 
-def sound_pieces(opened: Opened, pack: Pack, progress: Progress | None = None) -> Iterator[Piece]:
-    """All of a pack in order, each chunk checked before any of it is given; ``CorruptCheckpoint`` for one that is not what was committed.
-
-    Of ``BUFFER_BYTES`` but for the last, and valid until the next is asked for. Memory: a buffer, and what ``each_chunk`` takes.
-    """
+def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -> Generator[memoryview, None, None]:
+    """All chunks of a pack in order, each checked before it is given, and valid until the next is asked for; ``CorruptCheckpoint`` for one
+    that is not what was committed. Memory: what ``each_chunk`` takes."""
     source = f"{opened.prefix}/{pack.file}"
     try:
         reader = opened.store.open(source)
@@ -248,7 +248,7 @@ def sound_pieces(opened: Opened, pack: Pack, progress: Progress | None = None) -
     try:
         if reader.size != pack.size:
             raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
-        yield from poured(_sound_chunks(opened, pack, reader, source, progress))
+        yield from _sound_chunks(opened, pack, reader, source, progress)
     finally:
         reader.close()
 
@@ -265,8 +265,16 @@ def _sound_chunks(opened: Opened, pack: Pack, reader: Reader, source: str, progr
             progress(length)
 
 
+def _placed(chunks: Iterator[memoryview]) -> Iterator[Piece]:
+    """Chunks as they are."""
+    at = 0
+    for piece in chunks:
+        yield at, len(piece), piece
+        at += len(piece)
+
+
 def poured(chunks: Iterator[memoryview]) -> Iterator[Piece]:
-    """Chunks of any length, back to back, as pieces that any store takes. A chunk is done with when the next is asked for."""
+    """Chunks of any length, back to back, as pieces that any store takes: page-aligned, and readable up to the next page's end."""
     buffer = page_buffer(BUFFER_BYTES)
     given = held = 0
     for piece in chunks:
