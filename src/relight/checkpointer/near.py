@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from relight.agent import Held, reach
@@ -21,6 +22,8 @@ ASK_S = 150.0
 """Longer than the agent waits for what it is writing."""
 
 
+PEERS_AT_ONCE = 4
+"""Reads from peers at once."""
 MEMORY, PEERS = "memory", "peers"
 """Where bytes may be found that are nearer than any store."""
 
@@ -46,17 +49,17 @@ class Near:
             yield MEMORY, found
         remote, part = self._remote(), opened.parts[number]
         if remote is not None and part.packs and remote.has(opened.checkpoint.id, part.rank) is not None:
-            keys = {f"{opened.prefix}/{pack.file}": index for index, pack in enumerate(part.packs)}
-            yield PEERS, replace(opened, store=_AtPeers(opened.store, remote, opened.checkpoint.id, part.rank, keys), spares=())
+            keys = [f"{opened.prefix}/{pack.file}" for pack in part.packs]
+            openers = {key: partial(_at_peers, remote, opened.checkpoint.id, part.rank, index, key) for index, key in enumerate(keys)}
+            yield PEERS, replace(opened, store=_Nearer(opened.store, openers, PEERS_AT_ONCE), spares=())
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
         """Tells of a part's pack, by their numbers, whether it is there, nearer or in the store: raises ``CorruptCheckpoint`` if not.
         Asked before memory is made for its tensors, of each of them, and looks once."""
-        nearer = [[found for _, found in self.views(opened, number)] for number in range(len(opened.parts))]
 
         @functools.cache
         def look(number: int, index: int) -> None:
-            for found in nearer[number]:
+            for _, found in self.views(opened, number):  # peers are asked only if memory has not got it
                 with contextlib.suppress(CorruptCheckpoint, StoreUnavailable):  # what is in the store may still be whole
                     check_pack(found, found.parts[number], index)
                     return
@@ -69,8 +72,9 @@ class Near:
         held = self._held.get((opened.checkpoint.id, part.rank))
         if held is None or len(part.packs) != len(held.starts):
             return None
-        places = {f"{opened.prefix}/{pack.file}": (start, pack.size) for pack, start in zip(part.packs, held.starts, strict=True)}
-        return replace(opened, store=_Nearer(opened.store, held, places), spares=())
+        places = zip(part.packs, held.starts, strict=True)
+        openers = {f"{opened.prefix}/{pack.file}": partial(_Reader, held, start, pack.size) for pack, start in places}
+        return replace(opened, store=_Nearer(opened.store, openers, opened.store.parallel_reads), spares=())
 
     def close(self) -> None:
         """Let go of agent and memory."""
@@ -82,40 +86,25 @@ class Near:
 
 
 class _Nearer:
-    """A store whose packs are in memory."""
+    """A store of which some files are opened nearer by, each as ``openers`` say."""
 
-    def __init__(self, store: ByteStore, held: Held, places: Mapping[str, tuple[int, int]]) -> None:
-        self._store, self._held, self._places = store, held, places
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def open(self, key: str) -> Reader:
-        """From memory what is there."""
-        if key not in self._places:
-            return self._store.open(key)
-        return _Reader(self._held, *self._places[key])
-
-
-class _AtPeers:
-    """A store whose packs are read from other nodes' memory."""
-
-    parallel_reads = 4
-
-    def __init__(self, store: ByteStore, remote: Remote, checkpoint_id: str, rank: int, numbers: Mapping[str, int]) -> None:
-        self._store, self._remote, self._id, self._rank, self._numbers = store, remote, checkpoint_id, rank, numbers
+    def __init__(self, store: ByteStore, openers: Mapping[str, Callable[[], Reader]], parallel_reads: int) -> None:
+        self._store, self._openers, self.parallel_reads = store, openers, parallel_reads
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def open(self, key: str) -> Reader:
-        """From peers what they have."""
-        if key not in self._numbers:
-            return self._store.open(key)
-        found = self._remote.reader(self._id, self._rank, self._numbers[key])
-        if found is None:
-            raise CorruptCheckpoint("the peers do not have it any more", where=key)
-        return found
+        """From where it is nearest."""
+        opener = self._openers.get(key)
+        return self._store.open(key) if opener is None else opener()
+
+
+def _at_peers(remote: Remote, checkpoint_id: str, rank: int, index: int, key: str) -> Reader:
+    found = remote.reader(checkpoint_id, rank, index)
+    if found is None:
+        raise CorruptCheckpoint("the peers do not have it any more", where=key)
+    return found
 
 
 class _Reader:
