@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
+from typing import Protocol
 
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
@@ -267,3 +270,26 @@ def settled(history: History, digests: dict[str, str]) -> list[Fact]:
         told += [("retiring", *history.retired), ("retired", *history.retired)]
     told += [("tagged", name, checkpoint_id) for name, checkpoint_id in history.tags.items()]
     return told
+
+
+class Counted(Protocol):
+    """A report that grows."""
+
+    violations: list[dict[str, object]]
+
+    @property
+    def total(self) -> int:
+        """How far it is."""
+
+
+def progress_of(what: str) -> Callable[[Counted, int], None]:
+    """Tells stderr how many of how many there were, and how fast: over and over on a terminal, else now and then."""
+    began = time.perf_counter()
+
+    def progress(report: Counted, count: int) -> None:
+        if sys.stderr.isatty() or report.total % 500 == 0:
+            rate = report.total / (time.perf_counter() - began)
+            text = f"{report.total:,} of {count:,} {what}, {len(report.violations)} violations, {rate:.1f} a second"
+            print(("\r" if sys.stderr.isatty() else "") + text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+
+    return progress

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from relight.store import LocalStore
-from relight.testing.acknowledged import check, count_acknowledged
+from relight.testing.acknowledged import check, count_acknowledged, progress_of
 from relight.testing.fuse_file import Entry, logged_file, read_log
 from relight.testing.images import (
     FileSystem,
@@ -384,13 +384,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each disk of which something was lost")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    began = time.perf_counter()
-
-    def progress(report: Report, count: int) -> None:
-        if sys.stderr.isatty() or report.total % 500 == 0:
-            rate = report.total / (time.perf_counter() - began)
-            text = f"{report.total:,} of {count:,} disks, {len(report.violations)} violations, {rate:.1f} a second"
-            print(("\r" if sys.stderr.isatty() else "") + text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
     try:
         report = run(
@@ -403,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             keep=options.keep,
             sessions=options.sessions,
             entries=options.entries,
-            progress=progress,
+            progress=progress_of("disks"),
         )
     except Unavailable as error:
         print(f"nothing was logged: {error}", file=sys.stderr)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relight.store import LocalStore
-from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged
+from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged, progress_of
 from relight.testing.images import (
     FileSystem,
     Unavailable,
@@ -232,13 +232,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each image of which something was lost")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    began = time.perf_counter()
-
-    def progress(report: Report, count: int) -> None:
-        if sys.stderr.isatty() or report.total % 500 == 0:
-            rate = report.total / (time.perf_counter() - began)
-            text = f"{report.total:,} of {count:,} cuts, {len(report.violations)} violations, {rate:.1f} a second"
-            print(("\r" if sys.stderr.isatty() else "") + text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
     try:
         report = run(
@@ -248,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mutation=options.mutation,
             keep=options.keep,
             stop=options.stop,
-            progress=progress,
+            progress=progress_of("cuts"),
         )
     except Unavailable as error:
         print(f"no power was cut: {error}", file=sys.stderr)
