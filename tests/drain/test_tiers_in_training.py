@@ -219,6 +219,56 @@ def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
     assert sum(one.body.stored_bytes for one in near[:-1]) <= 9000
 
 
+def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight.Checkpointer, dict[str, torch.Tensor]]:
+    """A run through the agent, of a megabyte a save, with room for three near."""
+    state = {"t": torch.randn(1 << 18)}
+    tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", capacity="3.5MB"), cold=cold)
+    ckpt = relight.Checkpointer(tiers, background=True, limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"), **state)
+    ckpt.restore()
+    return ckpt, state
+
+
+def near_bytes(tmp_path: Path) -> int:
+    return sum(one.body.stored_bytes for one in Run(LocalStore(tmp_path / "hot"), "run").history().live)
+
+
+def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> None:
+    """All of it has to go further out, and that takes its time: never is more there than fits, nothing is lost, and it is told."""
+    before = counters["save.held"], counters["save.failed"]
+    cold = relight.tier(tmp_path / "cold" / "run", keep=relight.keep(every=1), bytes_per_second=4e6)
+    ckpt, state = full(tmp_path, cold, 60)
+    most, saves = 0, []
+    for step in range(9):
+        state["t"].add_(1)
+        saves.append(ckpt.save(step))
+        most = max(most, near_bytes(tmp_path))
+    ckpt.close()
+    assert all(save.done for save in saves)
+    assert steps(str(tmp_path / "cold")) == list(range(9))
+    assert 2e6 < most <= 3.5e6
+    assert counters["save.held"] > before[0] and counters["save.failed"] == before[1]
+    wait_for_agent(tmp_path / "hot")
+
+
+def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) -> None:
+    """The further tier cannot be written: what does not fit is saved all the same, and held back no more once the run ends."""
+    (tmp_path / "no").write_text("a file where a directory should be")
+    before = counters["save.held"]
+    ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 4)
+    began = time.monotonic()
+    for step in range(5):
+        state["t"].add_(1)
+        save = ckpt.save(step).wait(30)
+        assert save.done
+    assert time.monotonic() - began >= 4 and counters["save.held"] >= before + 2
+    state["t"].add_(1)
+    last = ckpt.save(5)
+    ckpt.close()
+    assert last.done
+    assert steps(str(tmp_path / "hot")) == list(range(6))
+    wait_for_agent(tmp_path / "hot")
+
+
 def test_two_places_one_run(tmp_path: Path) -> None:
     """A second node takes the run over from the bucket: the first one's drains are refused from then on, and it is told."""
     cold = tmp_path / "cold" / "run"

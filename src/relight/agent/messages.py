@@ -26,6 +26,10 @@ class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
     bytes_per_second: float | None = None
     keep: bytes = b""
     """The retention rules, encoded; empty for none."""
+    leads: bool = True
+    """Whether it is for this trainer's writer to see to them."""
+    held_s: float = 0.0
+    """How long a save may be held back for want of room."""
 
 
 class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -95,6 +99,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     tag: str | None = None
     seat: Seat | None = None
     """The rank's, where several save together."""
+    patient: bool = True
+    """Whether it may be held back for want of room."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -27,7 +27,7 @@ from relight.agent.follow import PATIENCE_S, Abandoned, Follow
 from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.neighbours import Neighbours, Offered
 from relight.agent.wire import Gone, Wire
-from relight.agent.writing import Prepared, Writer
+from relight.agent.writing import Hold, Prepared, Writer
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
@@ -308,7 +308,9 @@ class Server:
         follow = Follow(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job))
+            session = job.session
+            hold = Hold(lambda: session.open and not session.polite, lambda *said: self._tell(session, Told(*said)))
+            report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job), hold)
         except Abandoned:
             raise
         except Exception as error:

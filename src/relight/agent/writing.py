@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +23,7 @@ from relight.format.records import TagBody
 from relight.layout import Item
 from relight.log import Log, fold
 from relight.policy import Keep
-from relight.reclaim import execute, plan_prune
+from relight.reclaim import Room, prune_a_share
 from relight.store import open_bytes
 
 PLACEHOLDER = "0" * 10
@@ -79,6 +81,13 @@ class Prepared:
         return replace(self.plan, packs=packs)
 
 
+class Hold(NamedTuple):
+    """What holding a save back needs: whether to go on with it, and whom to tell."""
+
+    still: Callable[[], bool]
+    tell: Callable[[str, str, dict[str, Any]], None]
+
+
 class Writer:
     """Writes one attempt's saves, one at a time."""
 
@@ -87,11 +96,11 @@ class Writer:
         self._store = open_bytes(place.url)
         self._log = Log(self._store, place.run)
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch))
-        self._verified: dict[str, bool] = {}
         self._last: str | None = None
         self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
+        self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
 
-    def save(self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Callable[[], bool]) -> Report:
+    def save(self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Callable[[], bool], hold: Hold) -> Report:
         """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
 
         Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``.
@@ -99,6 +108,8 @@ class Writer:
         request = msgspec.msgpack.decode(slot.request(), type=Request)
         if request.number != number:
             raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
+        if request.patient:
+            self._hold_back(prepared.plan.stored_bytes * (request.seat.world if request.seat is not None else 1), request, hold)
         try:
             report = self._attempt.save(
                 SaveRequest(
@@ -137,11 +148,11 @@ class Writer:
 
     def prune(self) -> tuple[str, str, dict[str, Any]] | None:
         """Retire what the rules no longer keep; the event to tell, None for none."""
-        if self._keep.is_everything:
+        if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            plan = plan_prune(self._store, self.place.run, self._keep, verified=self._verified, log=self._log)
-            report = execute(plan, self._store, epoch=self.place.epoch, log=self._log, at_most=plan.usual_share)
+            room = self._room
+            report = prune_a_share(self._store, room.run, self._keep, verified=room.verified, log=self._log, epoch=room.epoch)
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:
@@ -149,6 +160,18 @@ class Writer:
         if not report.retired:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
+
+    def _hold_back(self, need: int, request: Request, hold: Hold) -> None:
+        """Until there is room, or no longer than the trainer said. What goes wrong at that is for the save itself to find out."""
+        if self._keep.capacity is None or not self.has_tiers():
+            return
+
+        def tell(why: str, at_most_s: float) -> None:
+            say = f"the save of step {request.step} is held back, at most {at_most_s:.0f} s: {why}"
+            hold.tell("save.held", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
+
+        with contextlib.suppress(RelightError):
+            self._room.wait(need, self.place.leads, time.monotonic() + self.place.held_s, hold.still, tell)
 
 
 def _reach(follow: Follow, start: int, end: int) -> int:

@@ -96,7 +96,7 @@ class Background:
         world: int = 1,
     ) -> None:
         self._attempt, self._components, self._limits = attempt, components, limits
-        self._keep = msgspec.msgpack.encode(keep) if rank == 0 else b""
+        self._keep = msgspec.msgpack.encode(keep if rank == 0 else Keep(capacity=keep.capacity))
         self._rank, self._lanes = rank, lanes_of_rank(attempt.place.store, world)
         self._on_done, self._on_sealed = on_done, on_sealed
         self._agent: Agent | None = None
@@ -353,6 +353,7 @@ class Background:
                 AgentPlace(
                     place.store.url, place.log.run, place.store_id, place.run_id, place.epoch,
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
+                    self._rank == 0, self._limits.deadline_s / 2,
                 )
             )  # fmt: skip
         except RelightError as error:

@@ -412,7 +412,7 @@ class Checkpointer:
             self._begun[number] = _Begun(save, numbers, self._last_saved_step)
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
-                state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None,
+                state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, reason not in URGENT,
             )  # fmt: skip
 
         number: int | None = None

@@ -8,7 +8,7 @@ from relight.format.records import TagBody
 from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep
-from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
 from relight.store import ByteStore
 
 
@@ -17,8 +17,7 @@ def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
     if keep.is_everything:
         return
     try:
-        plan = plan_prune(place.store, place.log.run, keep, verified=verified, log=place.log)
-        report = execute(plan, place.store, epoch=place.epoch, log=place.log, at_most=plan.usual_share)
+        report = prune_a_share(place.store, place.log.run, keep, verified=verified, log=place.log, epoch=place.epoch)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
     except Fenced:

@@ -6,13 +6,15 @@ SWEEP behind it, or (b) under an attempt that a FENCE has superseded, and that n
 Unknown files are never deleted.
 """
 
-from relight.reclaim.prune import PrunePlan, PruneReport, execute, plan_prune
+from relight.reclaim.prune import PrunePlan, PruneReport, execute, plan_prune, prune_a_share
 from relight.reclaim.recall import due_of, recall, sweep_recallable
+from relight.reclaim.room import Room
 from relight.reclaim.sweep import SweepPlan, SweepReport, execute_sweep, plan_sweep
 
 __all__ = [
     "PrunePlan",
     "PruneReport",
+    "Room",
     "SweepPlan",
     "SweepReport",
     "due_of",
@@ -20,6 +22,7 @@ __all__ = [
     "execute_sweep",
     "plan_prune",
     "plan_sweep",
+    "prune_a_share",
     "recall",
     "sweep_recallable",
 ]

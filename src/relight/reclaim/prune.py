@@ -140,6 +140,12 @@ def execute(
     return PruneReport(retired, [*deleted, *also_deleted], [*left, *also_left])
 
 
+def prune_a_share(store: ByteStore, run: str, rules: Keep, *, verified: dict[str, bool], log: Log, epoch: int) -> PruneReport:
+    """What an attempt does behind each of its saves: plan, and remove the usual share. Raises as ``plan_prune`` and ``execute`` do."""
+    plan = plan_prune(store, run, rules, verified=verified, log=log)
+    return execute(plan, store, epoch=epoch, log=log, at_most=plan.usual_share)
+
+
 def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> list[Candidate]:
     """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks."""
     found = [_candidate(history, one, (known or {}).get(one.id)) for one in history.live]
