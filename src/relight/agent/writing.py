@@ -85,7 +85,7 @@ class Hold(NamedTuple):
     """What holding a save back needs: whether to go on with it, and whom to tell."""
 
     still: Callable[[], bool]
-    tell: Callable[[str, str, dict[str, Any]], None]
+    emit: Callable[[str, str, dict[str, Any]], None]
 
 
 class Writer:
@@ -168,7 +168,7 @@ class Writer:
 
         def tell(why: str, at_most_s: float) -> None:
             say = f"the save of step {request.step} is held back, at most {at_most_s:.0f} s: {why}"
-            hold.tell("save.held", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
+            hold.emit("save.held", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
 
         with contextlib.suppress(RelightError):
             self._room.wait(need, self.place.leads, time.monotonic() + self.place.held_s, hold.still, tell)
