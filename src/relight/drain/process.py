@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,18 @@ class Drainer:
                 continue
             if not self._patient():
                 continue
-            with self._changed:
-                self._changed.wait_for(lambda: self._woken or self._stopped, pause)
-                self._woken = not self._stopped
+            self._rest(pause)
             pause = min(2 * pause, PAUSE_MAX_S)
+
+    def _rest(self, pause: float) -> None:
+        """Before the next try, which comes at once when there is something new, or nobody left to be patient for: that one is the last."""
+        ends = time.monotonic() + pause
+        while (left := ends - time.monotonic()) > 0 and self._patient():
+            with self._changed:
+                if self._changed.wait_for(lambda: self._woken or self._stopped, min(left, 0.5)):
+                    break
+        with self._changed:
+            self._woken = not self._stopped
 
     def _run_once(self) -> bool:
         """Whether all tiers have what they are to hold."""
