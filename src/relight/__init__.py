@@ -14,6 +14,7 @@ from relight.version import VERSION
 
 if TYPE_CHECKING:
     from relight.api import Store, load, open, save
+    from relight.capture import flattened
     from relight.checkpointer import Checkpointer, Save, failures
     from relight.errors import (
         CheckpointNotFound,
@@ -35,6 +36,7 @@ __version__ = VERSION
 
 _HOMES = {
     "relight.api": ("Store", "load", "open", "save"),
+    "relight.capture": ("flattened",),
     "relight.checkpointer": ("Checkpointer", "Save", "failures"),
     "relight.errors": (
         "CheckpointNotFound",
@@ -76,6 +78,7 @@ __all__ = [
     "best",
     "every",
     "failures",
+    "flattened",
     "keep",
     "load",
     "open",

@@ -44,7 +44,7 @@ def test_public_names_are_pinned() -> None:
     assert relight.__all__ == [
         "CheckpointNotFound", "Checkpointer", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "Limits",
         "NoSpace", "Peers", "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "best",
-        "every", "failures", "keep", "load", "open", "save", "tier",
+        "every", "failures", "flattened", "keep", "load", "open", "save", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)
 

@@ -149,10 +149,13 @@ def named(net: nn.Module) -> dict[str, torch.Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in [*net.named_parameters(), *net.named_buffers()]}
 
 
-def optimizer_of(net: nn.Module, zero: bool, apart: bool = False) -> torch.optim.Optimizer:
-    """AdamW with moments that follow from the parameters. ``apart``: each rank has those of some parameters."""
+def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Optimizer:
+    """AdamW with moments that follow from the parameters. ``stepped_apart``: each rank has those of some parameters."""
     lr = 0.25 if zero else 0.125
-    if apart:
+    if layout == "in_line":
+        whole = optimizer = line_up(net)
+        optimizer.param_groups[0]["lr"] = lr
+    elif layout == "stepped_apart":
         whole = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=lr)
         optimizer = whole.optim
     else:
@@ -166,6 +169,30 @@ def optimizer_of(net: nn.Module, zero: bool, apart: bool = False) -> torch.optim
     return whole
 
 
+def line_up(net: nn.Module) -> torch.optim.Optimizer:
+    """AdamW of one flat tensor: this rank's run of all parameters laid end to end, as ZeRO's first stages have it."""
+    parameters = list(net.parameters())
+    line, size, rank = torch.cat([one.detach().flatten() for one in parameters]), dist.get_world_size(), dist.get_rank()
+    each = -(-len(line) // size)
+    flat = nn.Parameter(nn.functional.pad(line, (0, size * each - len(line)))[rank * each : (rank + 1) * each].clone())
+    relight.flattened(flat, parameters)
+    return torch.optim.AdamW([flat])
+
+
+def wrongs_in_line(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """``wrongs``, of an optimizer that was lined up."""
+    (flat,) = optimizer.param_groups[0]["params"]
+    parameters, size, rank = dict(net.named_parameters()), dist.get_world_size(), dist.get_rank()
+    line = torch.cat([value_of(name, tuple(one.shape)).flatten() for name, one in parameters.items()])
+    here = nn.functional.pad(line, (0, size * len(flat) - len(line)))[rank * len(flat) : (rank + 1) * len(flat)]
+    wrong = [name for name, one in named(net).items() if not torch.equal(one.detach(), value_of(name, tuple(one.shape)))]
+    for what, found, expected in (
+        ("flat", flat.detach(), here), ("exp_avg", optimizer.state[flat]["exp_avg"], here * 2), ("exp_avg_sq", optimizer.state[flat]["exp_avg_sq"], here**2)
+    ):  # fmt: skip
+        wrong += [what] * (not torch.equal(found, expected))
+    return wrong + ["step"] * (float(optimizer.state[flat]["step"]) != 7) + ["lr"] * (optimizer.param_groups[0]["lr"] != 0.125)
+
+
 def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
@@ -174,6 +201,8 @@ def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """What is not as it was saved. Collective."""
     if isinstance(net, FullyShardedDataParallel):
         return wrongs_flat(net, optimizer)
+    if optimizer.param_groups[0]["params"][0].ndim == 1 and len(optimizer.param_groups[0]["params"]) == 1:
+        return wrongs_in_line(net, optimizer)
     wrong = []
     held = getattr(optimizer, "optim", optimizer)
     parameters = {id(one) for group in held.param_groups for one in group["params"]}
@@ -224,7 +253,7 @@ def place(run: str, options: dict[str, Any]) -> str:
 
 def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=False)
-    optimizer = optimizer_of(net, zero=False, apart=layout == "stepped_apart")
+    optimizer = optimizer_of(net, zero=False, layout=layout)
     rank = dist.get_rank() if dist.is_initialized() else 0
     ckpt = relight.Checkpointer(place(run, options), model=net, optimizer=optimizer, own={"rank": rank}, per_rank=["own"], signals=False, **options)
     made = [ckpt.save(step).id for step in (3, 4)]
@@ -234,7 +263,7 @@ def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
 
 def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=True)
-    optimizer = optimizer_of(net, zero=True, apart=layout == "stepped_apart")
+    optimizer = optimizer_of(net, zero=True, layout=layout)
     ckpt = relight.Checkpointer(place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options)
     start = ckpt.restore()
     found = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}

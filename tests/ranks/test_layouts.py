@@ -18,7 +18,7 @@ pytestmark = pytest.mark.distributed
 LAYOUTS = {
     1: ["plain"],
     2: ["ddp", "fsdp", "tensor", "columns", "flat", "flat_same", "stepped_apart"],
-    3: ["ddp", "fsdp", "copies", "flat_whole"],
+    3: ["ddp", "fsdp", "copies", "flat_whole", "in_line"],
     4: ["fsdp", "hsdp", "tensor_fsdp", "pipeline", "pipeline_fsdp", "grid", "cube", "flat_copies"],
 }
 EVERY_PAIR = "RELIGHT_TEST_EVERY_LAYOUT" in os.environ
@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("world", LAYOUTS)
 @pytest.mark.timeout(1800 if EVERY_PAIR else 300)
 def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
-    """What 20 layouts on one to four ranks saved, under those of so many ranks."""
+    """What 21 layouts on one to four ranks saved, under those of so many ranks."""
     rng = random.Random(world)
     pairs = [(layout, name) for layout in LAYOUTS[world] for name in (ALL if EVERY_PAIR else rng.sample(ALL, 3))]
     plan = [["restore", layout, f"{saved}/{name}", {}] for layout, name in pairs]

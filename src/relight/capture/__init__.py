@@ -7,6 +7,7 @@ on the way out nor on the way in; generators are restored after the loaders were
 
 from relight.capture.build import LoadPlan, build_tree
 from relight.capture.captured import Captured, capture, capture_generators, fingerprint
+from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment
 from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_large, kind_of
@@ -30,6 +31,7 @@ __all__ = [
     "differences",
     "environment",
     "fingerprint",
+    "flattened",
     "frozen_generators",
     "is_large",
     "kind_of",

@@ -14,7 +14,7 @@ from relight.capture.fixed import Fixed, Recall, basis_of
 from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
-from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, own_parameters, steps_of
+from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
 from relight.capture.sharded import Flat, Spread, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
@@ -120,7 +120,7 @@ def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
         identity(p.detach())
         for value in components.values()
         if isinstance(value, torch.optim.Optimizer)
-        for p in own_parameters(value)
+        for p in trained_by(value)
         if p.requires_grad and p.layout == torch.strided and why_not(p) is None
     )
 
@@ -131,7 +131,7 @@ def _walk_large(
     """Parameters, buffers, optimizer state. First, so that tensors another component shares with them carry their names."""
     nodes: dict[str, Any] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in own_parameters(value)}
+    trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)}
     for name, value in sorted(components.items(), key=lambda pair: kinds[pair[0]] != MODULE):
         before = len(walker.items)
         if isinstance(value, nn.Module):
@@ -160,7 +160,8 @@ def _keep(
         elif is_custom(components[name]):  # type: ignore[arg-type]
             encoded[name] = node
         else:
-            encoded[name] = Moments(Encoded.of(node.state), [Encoded.of(names) for names in node.params])
+            masters: Any = Encoded.of(node.masters) if node.masters else {}
+            encoded[name] = Moments(Encoded.of(node.state), [Encoded.of(names) for names in node.params], masters)
     return Fixed(
         basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
         dict(walker.spreads),

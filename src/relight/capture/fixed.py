@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
-from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of
+from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
 from relight.capture.sharded import Spread, local_of
 from relight.layout import Item
 
@@ -219,10 +219,11 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
         return None
     owned = [value for one in trees for value in (*one.parameters.values, *one.buffers.values) if value is not None]
     homes = set(map(id, owned))
-    trained = [p for one in components.values() if isinstance(one, torch.optim.Optimizer) for p in own_parameters(one)]
+    trained = [p for one in components.values() if isinstance(one, torch.optim.Optimizer) for p in trained_by(one)]
     if not all(id(parameter) in homes for parameter in trained):
         return None  # it has its name from somewhere else
-    tensors = [*owned, *(value for value in values if isinstance(value, torch.Tensor))]
+    flats = [p for one in optimizers for p in own_parameters(one) if id(p) not in homes]
+    tensors = [*owned, *flats, *(value for value in values if isinstance(value, torch.Tensor))]
     if not all(map(_is_its_memory, tensors)):
         return None
     kinds = [(name, kind_of(value), value) for name, value in components.items()]

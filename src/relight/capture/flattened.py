@@ -21,7 +21,8 @@ from relight.capture.sharded import Flat, Spread
 from relight.errors import IncompatibleState
 from relight.layout.roster import Mesh
 
-_FLAT = "_flat_param"
+FLAT = "_flat_param"
+"""How the name of a live parameter ends that stands for several."""
 _KIND = "FullyShardedDataParallel"
 _INSIDE = "_fsdp_wrapped_module"
 _EXTRA = "_extra_state"
@@ -46,13 +47,13 @@ class Original(NamedTuple):
     def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
         """Its run of ``held``, one element for each of what the rank holds: a parameter's memory, or an optimizer's for it."""
         run = held.detach()[self.at : self.at + self.here]
-        if not math.prod(self.shape):
+        if not math.prod(self.shape) or len(self.mesh.ranks) == 1:
             return run.view(self.shape)
         return Flat(self.shape, Spread(self.mesh, (), run, (self.begin, self.each)), owner)
 
     def named(self, live: str) -> str:
         """The name of it, given the live parameter's."""
-        return live.removesuffix(_FLAT) + self.name if live.endswith(_FLAT) else live
+        return live.removesuffix(FLAT) + self.name if live.endswith(FLAT) else live
 
 
 def is_flattened(module: nn.Module) -> bool:

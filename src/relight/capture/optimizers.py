@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from relight.capture.flattened import Original, is_flattened, originals_of
+from relight.capture.declared import Declared, declared_of, is_declared, lives_in, own_values
+from relight.capture.flattened import FLAT, Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.walk import Walker
 from relight.format.tree import join_path
@@ -21,12 +22,17 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters that it steps, those too of which it holds flattened runs."""
+    return [one for parameter in own_parameters(optimizer) for one in lives_in(parameter)]
+
+
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
     """``id(parameter) → name``: from the modules among the components, from tensors among the plain ones, from the groups themselves.
 
     Where parameters of several modules meet in one optimizer, names begin with the component's.
     """
-    wanted = {id(parameter) for parameter in own_parameters(optimizer)}
+    wanted = {id(parameter) for parameter in trained_by(optimizer)}
     homes: dict[str, dict[int, str]] = {}
     for component, value in components.items():
         if kind_of(value) == MODULE:
@@ -45,6 +51,7 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     for group in optimizer.param_groups:
         for parameter, name in zip(group["params"], group.get("param_names") or (), strict=False):
             names.setdefault(id(parameter), str(name))
+    names.update((id(parameter), FLAT) for parameter in own_parameters(optimizer) if is_declared(parameter))
     return names
 
 
@@ -90,7 +97,15 @@ def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict
     """Of its parameters, by ``id``, those that hold elements of flattened ones: which."""
     wanted = {id(parameter) for parameter in own_parameters(optimizer)}
     modules = [value for value in components.values() if isinstance(value, torch.nn.Module) and is_flattened(value)]
-    return {key: originals for module in modules for key, originals in originals_of(module).items() if key in wanted}
+    found = {key: originals for module in modules for key, originals in originals_of(module).items() if key in wanted}
+    return {**found, **{key: one.originals for key, one in declared_in(optimizer, components).items()}}
+
+
+def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, Declared]:
+    """Of its parameters, by ``id``, those of which somebody has said what is in them: that."""
+    flats = [parameter for parameter in own_parameters(optimizer) if is_declared(parameter)]
+    names = parameter_names(optimizer, components) if flats else {}
+    return {id(flat): one for flat in flats if (one := declared_of(flat, names)) is not None}
 
 
 def names_of(parameter: torch.Tensor, names: Mapping[int, str], flattened: Mapping[int, Sequence[Original]]) -> list[str]:
@@ -105,13 +120,15 @@ class Moments(NamedTuple):
 
     state: Any
     params: list[Any]
+    masters: Any
+    """``{name: values}`` of parameters whose flattened runs have other values than they themselves."""
 
 
 def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]) -> Moments | None:
     """What an optimizer without ideas of its own keeps for its parameters; None if they have no names, or cannot be told apart."""
     flattened = flattened_in(optimizer, components)
     names = parameter_names(optimizer, components)
-    nameless = [position for position, p in enumerate(own_parameters(optimizer)) if id(p) not in names]
+    nameless = [position for position, p in enumerate(trained_by(optimizer)) if id(p) not in names]
     if why_not_apart(optimizer):
         walker.refuse(path, why_not_apart(optimizer))
         return None
@@ -130,7 +147,7 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
         if flattened:
             walker.refuse(path, "it has its own way of giving its state, and its parameters were flattened: fully_shard() keeps them apart")
             return None
-        return Moments(state, params)
+        return Moments(state, params, {})
     live = holder_of(optimizer).state
     for parameter in own_parameters(optimizer):
         if parameter in live:
@@ -146,7 +163,13 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
                 if one.here:
                     mine = {key: one.of(value, value) if _is_like(key, value) else value for key, value in held.items()}
                     state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
-    return Moments(state, params)
+    masters: dict[str, Any] = {}
+    declared = declared_in(optimizer, components)
+    for flat in own_parameters(optimizer):
+        if id(flat) in declared:
+            for name, run in own_values(flat, declared[id(flat)]).items():
+                masters[name] = walker.value(run, join_path(f"{path}/masters", name), "optim")
+    return Moments(state, params, masters)
 
 
 def _is_like(key: str, value: object) -> bool:
@@ -165,7 +188,8 @@ def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: 
         for i, (group, params) in enumerate(zip(optimizer.param_groups, moments.params, strict=True))
     ]
     extra = {key: value for key, value in holder_of(optimizer).state.items() if not isinstance(key, torch.Tensor)}
-    return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim")}
+    masters = {"masters": moments.masters} if moments.masters else {}
+    return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim"), **masters}
 
 
 def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: list[Any]) -> Any:

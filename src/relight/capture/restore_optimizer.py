@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from relight.capture.build import Later, thunks, whole
+from relight.capture.declared import fill
 from relight.capture.flattened import Original
 from relight.capture.kinds import MODULE, kind_of
 from relight.capture.optimizers import (
+    declared_in,
     flattened_in,
     holder_of,
     is_custom,
@@ -93,6 +95,7 @@ class OptimizerPlan:
                     elif name in held:
                         self._parameter(group, parameter, name, state)
             planning.do(STATE, self._set_states)
+        self._masters(node.get("masters", {}), {new: old for old, new in renamed.items()})
         if planning.takes(f"{path}/groups"):
             for index, (group, mine) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
                 homes = [index] if index < len(members) and mine <= members[index] else (n for n, one in enumerate(members) if mine <= one)
@@ -219,6 +222,23 @@ class OptimizerPlan:
             made[key] = Later(partial(touched, tensor))
         if made:
             self._made[parameter] = made
+
+    def _masters(self, saved: Any, stored_as: Mapping[str, str]) -> None:
+        """Values of what holds flattened runs: as they were stored, or else what was restored to the parameters themselves."""
+        planning = self._planning
+        declared = declared_in(self._optimizer, planning.components)
+        if saved and not declared and planning.only is None:
+            planning.unused.append(f"{self._path}: values of {len(saved)} parameters in more precision, which this optimizer does not keep")
+        for flat in own_parameters(self._optimizer):
+            for one, live in zip(*declared[id(flat)]) if id(flat) in declared else ():
+                path = join_path(f"{self._path}/masters", one.name)
+                leaf = saved.get(stored_as.get(one.name, one.name)) if isinstance(saved, dict) else None
+                if not one.here or not planning.takes(path):
+                    continue
+                if type(leaf) is Leaf and live.dtype != flat.dtype and self._is_like(leaf, one, "exp_avg"):
+                    planning.targets.into(leaf, one.of(flat, flat), path)
+                else:
+                    planning.do(STATE, partial(fill, flat, one, live))
 
     def _is_like(self, leaf: Any, original: Original, key: str) -> bool:
         if type(leaf) is not Leaf or leaf.kind != "tensor":

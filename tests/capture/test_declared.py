@@ -1,0 +1,136 @@
+"""Flat tensors whose makers say what is in them, in one process; ``tests/ranks`` has several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.errors import ConfigError, IncompatibleState
+from relight.testing.store_suite import refuses
+
+
+class Mixed:
+    """A bfloat16 model, stepped as one flat tensor in full precision. ``order``: how the parameters lie in the line, with a gap of one."""
+
+    def __init__(self, order: Callable[[list[nn.Parameter]], list[nn.Parameter]] = list) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
+        self.line = order(list(self.model.parameters()))
+        sizes = [one.numel() for one in self.line]
+        self.begins = [sum(sizes[:position]) + position for position in range(len(sizes))]
+        self.flat = nn.Parameter(torch.zeros(sum(sizes) + len(sizes)))
+        for one, begin in self.runs():
+            self.flat.data[begin : begin + one.numel()] = one.detach().flatten() + 1e-5
+        relight.flattened(self.flat, self.line, begins=self.begins)
+        self.optimizer = torch.optim.AdamW([self.flat], lr=0.01)
+
+    def runs(self) -> list[tuple[nn.Parameter, int]]:
+        return list(zip(self.line, self.begins, strict=True))
+
+    def step(self, seed: int) -> float:
+        x = torch.randn(8, 5, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        loss = self.model(x).float().square().mean()
+        loss.backward()
+        self.flat.grad = torch.zeros_like(self.flat)
+        for one, begin in self.runs():
+            self.flat.grad[begin : begin + one.numel()] = one.grad.flatten()
+            one.grad = None
+        self.optimizer.step()
+        for one, begin in self.runs():
+            one.data.copy_(self.flat.data[begin : begin + one.numel()].view_as(one))
+        return float(loss.detach())
+
+    def train(self, url: Path, until: int) -> list[float]:
+        with relight.Checkpointer(url, model=self.model, optimizer=self.optimizer, save=relight.every(steps=1)) as ckpt:
+            losses = []
+            for step in range(ckpt.restore(), until):
+                losses.append(self.step(step))
+                ckpt.step(step)
+        return losses
+
+
+def test_more_precision_than_the_weights_have_comes_back(tmp_path: Path) -> None:
+    """A run goes on to the bit, from masters that no rounded weight tells; in another order of the line too, its padding untouched."""
+    whole = Mixed().train(tmp_path / "whole", 8)
+    for name, order in (("same", list), ("other", lambda line: line[::-1])):
+        assert Mixed().train(tmp_path / name, 4) == whole[:4]
+        second = Mixed(order)
+        assert second.train(tmp_path / name, 8) == whole[4:]
+        gaps = [begin - 1 for begin in second.begins[1:]]
+        assert not second.flat.detach()[gaps].any() and not second.optimizer.state[second.flat]["exp_avg"][gaps].any()
+
+
+def test_it_is_stored_by_parameter(tmp_path: Path) -> None:
+    """Moments and masters have the parameters' names and shapes; a plain optimizer takes the moments, if it may leave the rest."""
+    mixed = Mixed()
+    mixed.train(tmp_path / "run", 3)
+    tree = relight.load(tmp_path / "run")["optimizer"]
+    assert tree["groups"][0]["params"] == ["0.weight", "0.bias", "1.weight"]
+    assert {name: tuple(one.shape) for name, one in tree["masters"].items()} == {"0.weight": (7, 5), "0.bias": (7,), "1.weight": (3, 7)}
+    assert all(tree["state"][name]["exp_avg"].shape == one.shape for name, one in tree["masters"].items())
+    plain = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1)
+    ckpt = relight.Checkpointer(tmp_path / "run", model=plain, optimizer=optimizer)
+    with pytest.raises(IncompatibleState, match="more precision"):
+        ckpt.restore()
+    assert ckpt.restore(strict=False) == 3
+    ckpt.close(save=False)
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    for one, begin in mixed.runs():
+        twin = dict(plain.named_parameters())[next(name for name, p in mixed.model.named_parameters() if p is one)]
+        moment = mixed.optimizer.state[mixed.flat]["exp_avg"][begin : begin + one.numel()].view_as(one)
+        assert torch.equal(optimizer.state[twin]["exp_avg"], moment) and torch.equal(twin, one)
+
+
+def test_without_masters_it_is_filled_from_the_parameters(tmp_path: Path) -> None:
+    """What a plain optimizer saved goes on in a flat one: its values are the restored weights'."""
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5)
+    plain(torch.randn(2, 5).bfloat16()).sum().backward()
+    optimizer.step()
+    ckpt = relight.Checkpointer(tmp_path / "run", model=plain, optimizer=optimizer)
+    ckpt.restore()
+    ckpt.save(0)
+    ckpt.close(save=False)
+    mixed = Mixed()
+    ckpt = relight.Checkpointer(tmp_path / "run", model=mixed.model, optimizer=mixed.optimizer)
+    assert ckpt.restore() == 1
+    ckpt.close(save=False)
+    for (one, begin), twin in zip(mixed.runs(), plain.parameters(), strict=True):
+        here = slice(begin, begin + one.numel())
+        assert torch.equal(mixed.flat.detach()[here], twin.detach().flatten().float())
+        assert torch.equal(mixed.optimizer.state[mixed.flat]["exp_avg"][here], optimizer.state[twin]["exp_avg"].flatten())
+
+
+def test_a_parameter_of_no_component_is_refused(tmp_path: Path) -> None:
+    """It has no name to be saved under."""
+    mixed = Mixed()
+    ckpt = relight.Checkpointer(tmp_path / "run", model=nn.Linear(2, 2), optimizer=mixed.optimizer)
+    with pytest.raises(IncompatibleState, match="belong to no component"):
+        ckpt.save(0)
+    ckpt.close(save=False)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """Shapes, gaps and sizes that contradict each other are errors where they are said."""
+    one, flat = nn.Parameter(torch.zeros(3, 2)), torch.zeros(8)
+    for make in (
+        lambda: relight.flattened(torch.zeros(2, 4), [one]),
+        lambda: relight.flattened(torch.zeros(16)[::2], [one]),
+        lambda: relight.flattened(torch.zeros(0), [one]),
+        lambda: relight.flattened(flat, []),
+        lambda: relight.flattened(flat, ["0.weight"]),  # type: ignore[list-item]
+        lambda: relight.flattened(flat, [one, one]),
+        lambda: relight.flattened(flat, [one], begins=[3]),
+        lambda: relight.flattened(flat, [one], begins=[0, 1]),
+        lambda: relight.flattened(flat, [one], begins=[-1]),
+        lambda: relight.flattened(torch.zeros(5), [one]),
+    ):
+        refuses(ConfigError, make)
+    relight.flattened(flat, [one], begins=[2])
