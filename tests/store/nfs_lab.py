@@ -90,13 +90,15 @@ class Network:
         self._links += 1
         name, net = f"tap{self._links}", f"10.77.{self._links}"
         self._call("ip", "-n", self.name, "tuntap", "add", name, "mode", "tap")
-        self._call("ip", "-n", self.name, "addr", "add", f"{net}.1/24", "dev", name)
+        self._call("ip", "-n", self.name, "link", "set", name, "up")
         self.switch(name, True)
         return name, f"{net}.1", f"{net}.2"
 
     def switch(self, link: str, on: bool) -> None:
-        """Plug a client machine in, or pull its plug."""
-        self._call("ip", "-n", self.name, "link", "set", link, "up" if on else "down")
+        """Plug a client machine in, or pull its plug: nobody answers to the server's address there. (A link that goes down may take the
+        client's driver with it, for good.)"""
+        address = f"10.77.{link.removeprefix('tap')}.1/24"
+        self._call("ip", "-n", self.name, "addr", "add" if on else "del", address, "dev", link)
 
     def socket(self) -> socket.socket:
         """A socket in it: a thread goes there, and it stays when the thread is gone."""
