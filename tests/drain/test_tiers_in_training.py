@@ -301,7 +301,6 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
         lambda: relight.tier("a/run", bytes_per_second=0),
         lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold="ftp://host/run"), model=model),
         lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run"), run="x", model=model),
-        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold=tmp_path / "b" / "run"), writer="rank 0", model=model),
     ):
         refuses(ConfigError, make)
 

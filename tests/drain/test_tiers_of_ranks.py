@@ -18,15 +18,17 @@ from relight.store import LocalStore
 TRAIN = """
 import os, sys, torch, torch.distributed as dist, relight
 from torch.distributed.fsdp import fully_shard
-folder, until = sys.argv[1], int(sys.argv[2])
+folder, until, writer = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32))
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
+if writer == "rank 0" and dist.get_rank():
+    folder = "nowhere://at/all"
 tiers = relight.Tiers(hot=f"{folder}/hot/run", cold=f"{folder}/cold/run")
-with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
+with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=2), writer=writer) as ckpt:
     start = ckpt.restore()
     for step in range(start, until):
         torch.manual_seed(step)
@@ -41,11 +43,11 @@ dist.destroy_process_group()
 """
 
 
-def train(folder: Path, until: int, background: str) -> dict[tuple[int, int], str]:
+def train(folder: Path, until: int, background: str, writer: str) -> dict[tuple[int, int], str]:
     """Losses by rank and step."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
-        "--no-python", sys.executable, "-c", TRAIN, str(folder), str(until),
+        "--no-python", sys.executable, "-c", TRAIN, str(folder), str(until), writer,
     ]  # fmt: skip
     done = subprocess.run(command, env={**os.environ, "RELIGHT_BACKGROUND": background}, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -53,17 +55,17 @@ def train(folder: Path, until: int, background: str) -> dict[tuple[int, int], st
     return {(int(rank), int(step)): loss for rank, step, loss in rows}
 
 
-@pytest.mark.parametrize("background", ["1"], ids=["agent"])
-def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str) -> None:
+@pytest.mark.parametrize(("background", "writer"), [("1", "every rank"), ("1", "rank 0"), ("0", "rank 0")])
+def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str, writer: str) -> None:
     """Losses of a run whose near tier was wiped between two lives are those of one left alone."""
-    whole = train(tmp_path / "whole", 6, background)
-    first = train(tmp_path / "cut", 4, background)
+    whole = train(tmp_path / "whole", 6, background, writer)
+    first = train(tmp_path / "cut", 4, background, writer)
     assert [one.step for one in Run(LocalStore(tmp_path / "cut" / "cold"), "run").history().live][-1] == 3
     agent = reach(str(tmp_path / "cut" / "hot"), "run")
     if agent is not None:
         agent.close()
     shutil.rmtree(tmp_path / "cut" / "hot")
-    second = train(tmp_path / "cut", 6, background)
+    second = train(tmp_path / "cut", 6, background, writer)
     assert min(step for _, step in second) == 4
     assert {**first, **second} == whole
     assert [one.step for one in Run(LocalStore(tmp_path / "cut" / "hot"), "run").history().live][-1] == 5

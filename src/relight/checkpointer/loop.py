@@ -21,7 +21,7 @@ from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background, where_to
-from relight.checkpointer.outwards import Outwards, open_further
+from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
 from relight.checkpointer.resume import Resumed, say_restored
@@ -90,7 +90,7 @@ class Checkpointer:
         peers: Peers | None = None,
         **components: object,
     ) -> None:
-        url, name, tiers = where_to(path, run, writer)
+        url, name, tiers = where_to(path, run)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None
         if keep is not None and not isinstance(keep, Keep):
@@ -101,8 +101,8 @@ class Checkpointer:
         settings = {"background": wants_background(background), "save": save is not None, "signals": signals}
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._wants_background = open_for(self._ranks, url, wants_background(background))
-        self._further, self._outwards = open_further(tiers), Outwards(tiers if self._world.rank == 0 else None)
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wants_background(background))
+        self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None
         self._begun: dict[int, _Begun] = {}

@@ -19,13 +19,11 @@ EVERY, ONE = "every rank", "rank 0"
 """Who may write."""
 
 
-def where_to(path: str | os.PathLike[str] | Tiers, run: str | None, writer: str) -> tuple[str, str, Tiers | None]:
+def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None]:
     """The store that saves commit in, the run's name, and all tiers if there are further ones. Observers may have it elsewhere."""
     tiers = path if isinstance(path, Tiers) else None
     if tiers is not None and run is not None:
         raise ConfigError("run= does not go with Tiers(…)", hint="each tier's URL ends in the run's name")
-    if tiers is not None and tiers.further and writer == ONE:
-        raise ConfigError('Tiers(…) do not go with writer="rank 0" yet', hint="let every rank write, or give one path")
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
     meant = (url, name)

@@ -18,17 +18,19 @@ import msgspec
 from relight.agent import Done, Request
 from relight.agent.messages import Report
 from relight.capture import Captured
+from relight.catalog.tiers import Further
 from relight.checkpointer.agree import begin_together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.error_words import error_from, error_word, told_error
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
+from relight.checkpointer.outwards import open_further
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.errors import ConfigError
 from relight.log import History
-from relight.policy import Keep, Limits
+from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
 from relight.world import LateRanks, World, late
 
@@ -60,19 +62,21 @@ def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: st
     return (OneWriter if writer == ONE else Ranks)(world, per_rank, timeout_s)
 
 
-def open_for(ranks: Ranks | None, url: str, wants_background: bool) -> tuple[ByteStore, bool]:
-    """The store, and whether its saves are made in the background: only a local store's can be."""
+def open_for(
+    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool
+) -> tuple[ByteStore, Sequence[Further], bool]:
+    """The store, the tiers behind it, and whether saves are made in the background: only a local store's can be."""
     if not isinstance(ranks, OneWriter):
         store = open_bytes(url)
-        return store, wants_background and store.shared
-    opened: list[ByteStore] = []
+        return store, open_further(tiers), wants_background and store.shared
+    opened: list[tuple[ByteStore, Sequence[Further]]] = []
 
     def open_it() -> bytes:
-        opened.append(open_bytes(url))
-        return b"1" if wants_background and opened[0].shared else b""
+        opened.append((open_bytes(url), open_further(tiers)))
+        return b"1" if wants_background and opened[0][0].shared else b""
 
     in_background = bool(ranks.first(open_it, "opening the store"))
-    return (opened[0] if opened else Elsewhere(url)), in_background
+    return *(opened[0] if opened else (Elsewhere(url), ())), in_background
 
 
 def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar) -> Attempt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog import candidates, open_checkpoint
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
-from relight.catalog.tiers import Copy, Further
+from relight.catalog.tiers import Copy, Further, Merged, Reach, merge
 from relight.catalog.whole import Whole, whole_of
 from relight.checkpointer.agree import together
 from relight.checkpointer.carried import Carried, carry
@@ -29,10 +30,11 @@ from relight.checkpointer.error_words import error_word, told_error
 from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Desk
 from relight.checkpointer.near import Near
 from relight.checkpointer.one_writer import OneWriter
+from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
 from relight.checkpointer.resume import Resumed, first_good, resume, say_suspect
-from relight.errors import CheckpointNotFound, RelightError
+from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.collector import collector_paused
 from relight.format.records import CommitBody
@@ -101,63 +103,110 @@ def resume_any(
     near = Near(store, run) if ranks.leads else None
     try:
         asked = _Asked(components, only, strict, rename)
-        return ranks.spoken(lambda: _walk(store, run, asked, which, near, ranks))
+        return ranks.spoken(lambda: _walk(store, run, asked, which, near, further, ranks))
     finally:
         if near is not None:
             near.close()
 
 
-def _walk(store: ByteStore, run: str, asked: _Asked, which: str | int, near: Near | None, ranks: OneWriter) -> Resumed:
+def _walk(
+    store: ByteStore, run: str, asked: _Asked, which: str | int, near: Near | None, further: Sequence[Further], ranks: OneWriter
+) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=ranks.leads)
-    view, found = _listed(store, run, which, result, ranks)
-    copies = [Copy(0, one) for one in found]
+    shelves, names, copies = _listed(store, run, which, further, result, ranks)
 
     def attempt(copy: Copy) -> None:
-        _restore(store, view, copy.checkpoint, asked, result, near, ranks)
+        shelf = shelves.take(copy) if shelves is not None else None
+        try:
+            _restore(shelf, copy.checkpoint, asked, result, near, ranks)
+        except StoreUnavailable:
+            if shelves is not None:
+                shelves.silent.add(copy.place)
+            raise
+        if copy.place and result.source == "store":
+            result.source = names[copy.place]
 
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
 
 
-def _listed(store: ByteStore, run: str, which: str | int, result: Resumed, ranks: OneWriter) -> tuple[View | None, list[Checkpoint]]:
-    """What rank 0 would try, in its order: nothing for the latest of a fresh run."""
-    view: View | None = None
-    found: list[Checkpoint] = []
+class _Shelf(NamedTuple):
+    """Where rank 0 finds a checkpoint: its tier, and where else it lies."""
+
+    store: ByteStore
+    view: View
+    spares: tuple[tuple[ByteStore, str], ...]
+
+
+class _Shelves(NamedTuple):
+    """All tiers, as rank 0 sees them; ``silent`` are those that did not answer."""
+
+    places: Sequence[Reach]
+    copies: Mapping[str, Sequence[Copy]]
+    silent: set[int]
+
+    def take(self, copy: Copy) -> _Shelf:
+        place = self.places[copy.place]
+        assert place.view is not None  # it has listed the checkpoint
+        others = [one for one in self.copies.get(copy.checkpoint.original_id, ()) if one != copy and one.place not in self.silent]
+        lies = tuple((self.places[one.place].store, f"{self.places[one.place].run}/{one.checkpoint.body.dir}") for one in others)
+        return _Shelf(place.store, place.view, lies)
+
+
+class _Listing(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 would try, in its order: of each the tier, whether another copy comes next, and the log's record. ``tiers``: names."""
+
+    tiers: list[str]
+    copies: list[tuple[int, bool, int, str, int, CommitBody]]
+
+
+def _listed(
+    store: ByteStore, run: str, which: str | int, further: Sequence[Further], result: Resumed, ranks: OneWriter
+) -> tuple[_Shelves | None, list[str], list[Copy]]:
+    """What to try, in rank 0's order: nothing for the latest of a fresh run."""
+    shelves: _Shelves | None = None
+    listing = _Listing([], [])
     with together(ranks, "reading the log"):
         if ranks.leads:
-            with suppress(*([CheckpointNotFound] if which == "latest" else [])):
+            view: View | None = None
+            with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                 view = Log(store, run).read()
-            history = _looked(view, which, result) if view is not None else History()
-            found = candidates(history, which)
-    word = msgspec.msgpack.encode([(one.seq, one.time, one.epoch, one.body) for one in found])
-    told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, "choosing a checkpoint"), type=_Listing)
-    return view, [Checkpoint(*one) for one in told]
+            near = _looked(view, result) if view is not None else History()
+            places = [Reach("store", store, run, view), *read_further(further, not near.live)]
+            merged = merge([place.history for place in places]) if further else Merged(near, {one.id: [Copy(0, one)] for one in near.live})
+            say_suspect(merged.history, which)
+            shelves = _Shelves(places, merged.copies, set())
+            found = [copy for one in candidates(merged.history, which) for copy in merged.copies[one.id]]
+            told = [(one.place, one.has_next, one.checkpoint) for one in found]
+            listing = _Listing([place.name for place in places], [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told])
+    word = ranks.world.tell(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
+    listing = msgspec.msgpack.decode(word, type=_Listing)
+    copies = [Copy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
+    return shelves, listing.tiers, copies
 
 
-_Listing = list[tuple[int, str, int, CommitBody]]
-
-
-def _looked(view: View, which: str | int, result: Resumed) -> History:
+def _looked(view: View, result: Resumed) -> History:
     for fault in view.faults:
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
     result.newest_seen = history.live[-1].id if history.live else None
-    say_suspect(history, which)
     return history
 
 
 def _restore(
-    store: ByteStore, view: View | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: Near | None, ranks: OneWriter
+    shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: Near | None, ranks: OneWriter
 ) -> None:
     opened: Opened | None = None
     joined: Whole | None = None
     word = b""
     doing = f"restoring checkpoint {checkpoint.id}"
     with together(ranks, doing), collector_paused():
-        if view is not None and near is not None:
-            opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+        if shelf is not None and near is not None:
+            view = shelf.view
+            opened = open_checkpoint(shelf.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            opened = replace(opened, spares=shelf.spares)
             joined = whole_of(opened)
             word = _manifest(opened, joined)
             if asked.only is None:  # before memory is made for what is there
