@@ -65,7 +65,7 @@ class Ready:
         self._lock, self._begun = threading.Lock(), queue.Queue[int]()
         self._ranks: dict[int, Rank] = {}
         with theirs:
-            subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "ready.py"), str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
