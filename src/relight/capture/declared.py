@@ -87,9 +87,19 @@ def _ranks_of(group: ProcessGroup | None) -> tuple[list[int], int]:
     return ranks, ranks.index(dist.get_rank())
 
 
-def is_declared(tensor: torch.Tensor) -> bool:
-    """Whether somebody has said what is in it."""
-    return tensor in _lines
+class Run(Original):
+    """A run of a parameter in a declared tensor; of one that lies in it whole, the parameter's shape."""
+
+    def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
+        """See ``Original``."""
+        if len(self.mesh.ranks) == 1:
+            return held.detach()[self.at : self.at + self.here].view(self.shape)
+        return super().of(held, owner)
+
+
+def declared_among(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of which somebody has said what is in them. Costs nothing where nobody has said anything."""
+    return [one for one in tensors if one in _lines] if len(_lines) else []
 
 
 def _line_of(tensor: torch.Tensor) -> Line | None:
@@ -108,7 +118,7 @@ def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> Declared | No
     line = _line_of(tensor)
     if line is None:
         return None
-    each, originals, lives = tensor.numel(), [], []
+    each, originals, lives = tensor.numel(), list[Original](), list[torch.Tensor]()
     first = line.place * each
     for one, begin in zip(line.parameters, line.begins):
         live = one()
@@ -116,7 +126,7 @@ def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> Declared | No
             low, high = max(begin, first), min(begin + live.numel(), first + each)
             at, here = (low - first, high - low) if low < high else (0, 0)
             name = names.get(id(live), "?")
-            originals.append(Original(name, name, tuple(live.shape), begin, at, here, each, line.mesh))
+            originals.append(Run(name, name, tuple(live.shape), begin, at, here, each, line.mesh))
             lives.append(live)
     return Declared(originals, lives)
 

@@ -47,7 +47,7 @@ class Original(NamedTuple):
     def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
         """Its run of ``held``, one element for each of what the rank holds: a parameter's memory, or an optimizer's for it."""
         run = held.detach()[self.at : self.at + self.here]
-        if not math.prod(self.shape) or len(self.mesh.ranks) == 1:
+        if not math.prod(self.shape):
             return run.view(self.shape)
         return Flat(self.shape, Spread(self.mesh, (), run, (self.begin, self.each)), owner)
 

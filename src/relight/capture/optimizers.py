@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from relight.capture.declared import Declared, declared_of, is_declared, lives_in, own_values
+from relight.capture.declared import Declared, declared_among, declared_of, lives_in, own_values
 from relight.capture.flattened import FLAT, Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.walk import Walker
@@ -24,7 +24,8 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
     """The parameters that it steps, those too of which it holds flattened runs."""
-    return [one for parameter in own_parameters(optimizer) for one in lives_in(parameter)]
+    own = own_parameters(optimizer)
+    return [one for parameter in own for one in lives_in(parameter)] if declared_among(own) else own
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
@@ -51,7 +52,7 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     for group in optimizer.param_groups:
         for parameter, name in zip(group["params"], group.get("param_names") or (), strict=False):
             names.setdefault(id(parameter), str(name))
-    names.update((id(parameter), FLAT) for parameter in own_parameters(optimizer) if is_declared(parameter))
+    names.update((id(flat), FLAT) for flat in declared_among(own_parameters(optimizer)))
     return names
 
 
@@ -103,7 +104,7 @@ def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict
 
 def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, Declared]:
     """Of its parameters, by ``id``, those of which somebody has said what is in them: that."""
-    flats = [parameter for parameter in own_parameters(optimizer) if is_declared(parameter)]
+    flats = declared_among(own_parameters(optimizer))
     names = parameter_names(optimizer, components) if flats else {}
     return {id(flat): one for flat in flats if (one := declared_of(flat, names)) is not None}
 
@@ -165,10 +166,9 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
                     state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
     masters: dict[str, Any] = {}
     declared = declared_in(optimizer, components)
-    for flat in own_parameters(optimizer):
-        if id(flat) in declared:
-            for name, run in own_values(flat, declared[id(flat)]).items():
-                masters[name] = walker.value(run, join_path(f"{path}/masters", name), "optim")
+    for flat in own_parameters(optimizer) if declared else ():
+        for name, run in own_values(flat, declared[id(flat)]).items() if id(flat) in declared else ():
+            masters[name] = walker.value(run, join_path(f"{path}/masters", name), "optim")
     return Moments(state, params, masters)
 
 

@@ -229,7 +229,7 @@ class OptimizerPlan:
         declared = declared_in(self._optimizer, planning.components)
         if saved and not declared and planning.only is None:
             planning.unused.append(f"{self._path}: values of {len(saved)} parameters in more precision, which this optimizer does not keep")
-        for flat in own_parameters(self._optimizer):
+        for flat in own_parameters(self._optimizer) if declared else ():
             for one, live in zip(*declared[id(flat)]) if id(flat) in declared else ():
                 path = join_path(f"{self._path}/masters", one.name)
                 leaf = saved.get(stored_as.get(one.name, one.name)) if isinstance(saved, dict) else None
