@@ -108,6 +108,41 @@ def test_without_masters_it_is_filled_from_the_parameters(tmp_path: Path) -> Non
         assert torch.equal(mixed.optimizer.state[mixed.flat]["exp_avg"][here], optimizer.state[twin]["exp_avg"].flatten())
 
 
+def test_weights_that_are_restored_alone_are_followed(tmp_path: Path) -> None:
+    """``only=["model"]``: the flat tensor has their values, so the next step goes on from them; without them it is left alone."""
+    first = Mixed()
+    first.train(tmp_path / "run", 3)
+    for only in (["model"], ["model/1.weight"], ["rng"]):
+        mixed = Mixed()
+        before = mixed.flat.detach().clone()
+        ckpt = relight.Checkpointer(tmp_path / "run", model=mixed.model, optimizer=mixed.optimizer)
+        ckpt.restore(only=only)
+        ckpt.close(save=False)
+        for (one, begin), name in zip(mixed.runs(), ("0.weight", "0.bias", "1.weight"), strict=True):
+            here = slice(begin, begin + one.numel())
+            taken = only == ["model"] or f"model/{name}" in only
+            expected = one.detach().flatten().float() if taken else before[here]
+            assert torch.equal(mixed.flat.detach()[here], expected), (only, name)
+
+
+def test_the_last_word_counts(tmp_path: Path) -> None:
+    """Parameters as a generator are all of them; said anew between two saves, the second save is of what was said last."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    flat = nn.Parameter(torch.arange(24.0, dtype=torch.float64))
+    relight.flattened(flat, model.parameters())
+    optimizer = torch.optim.SGD([flat], lr=1)
+    ckpt = relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer)
+    ckpt.restore()
+    ckpt.save(0)
+    one, two, three, four = model.parameters()
+    relight.flattened(flat, [three, four, one, two])
+    ckpt.save(1)
+    ckpt.close(save=False)
+    before, after = (relight.load(tmp_path / "run", step)["optimizer"]["masters"] for step in (0, 1))
+    assert before["0.weight"].flatten().tolist() == after["1.weight"].flatten().tolist() == list(range(9))
+    assert before["1.bias"].tolist() == after["0.bias"].tolist() == [21, 22, 23]
+
+
 def test_a_parameter_of_no_component_is_refused(tmp_path: Path) -> None:
     """It has no name to be saved under."""
     mixed = Mixed()

@@ -223,7 +223,7 @@ def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight
     """A run through the agent, of a megabyte a save, with room for three near."""
     state = {"t": torch.randn(1 << 18)}
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", capacity="3.5MB"), cold=cold)
-    ckpt = relight.Checkpointer(tiers, background=True, limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"), **state)
+    ckpt = relight.Checkpointer(tiers, background=True, limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"), save=relight.every(steps=1), **state)
     ckpt.restore()
     return ckpt, state
 
@@ -240,10 +240,11 @@ def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> N
     most, saves = 0, []
     for step in range(9):
         state["t"].add_(1)
-        saves.append(ckpt.save(step))
+        saves.append(ckpt.step(step))
         most = max(most, near_bytes(tmp_path))
+    assert all(save.wait(60).done for save in saves)
+    most = max(most, near_bytes(tmp_path))
     ckpt.close()
-    assert all(save.done for save in saves)
     assert steps(str(tmp_path / "cold")) == list(range(9))
     assert 2e6 < most <= 3.5e6
     assert counters["save.held"] > before[0] and counters["save.failed"] == before[1]
@@ -258,13 +259,65 @@ def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) 
     for step in range(4):
         state["t"].add_(1)
         began = time.monotonic()
-        assert ckpt.save(step).wait(60).done
+        assert ckpt.save(step, block=False).wait(60).done
     assert time.monotonic() - began >= 5 and counters["save.held"] == before + 1
-    state["t"].add_(1)
-    last = ckpt.save(4)
     ckpt.close()
-    assert last.done
-    assert steps(str(tmp_path / "hot")) == list(range(5))
+    assert steps(str(tmp_path / "hot")) == list(range(4))
+    wait_for_agent(tmp_path / "hot")
+
+
+@pytest.mark.parametrize("how", ["close", "blocks", "signal", "exception"])
+def test_what_somebody_waits_for_is_not_held_back(tmp_path: Path, how: str) -> None:
+    """The end of a run, a save that is to be durable now, a signal: what is held is written at once, and so is what comes behind it."""
+    (tmp_path / "no").write_text("a file where a directory should be")
+    before = counters["save.held"]
+    ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 200)
+    for step in range(4):
+        state["t"].add_(1)
+        held = ckpt.save(step, block=False)
+    ends = time.monotonic() + 30
+    while counters["save.held"] == before and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not held.done
+    began = time.monotonic()
+    if how == "close":
+        ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+        ckpt.close()
+    elif how == "blocks":
+        assert ckpt.save(4).done
+    elif how == "signal":
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ckpt.step(4).wait(60).done  # type: ignore[union-attr]
+    else:
+        with pytest.raises(ValueError), ckpt:
+            raise ValueError
+    assert held.done and time.monotonic() - began < 30
+    ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+    ckpt.close()
+    (tmp_path / "no").unlink()
+    wait_for_agent(tmp_path / "hot")
+
+
+def test_room_is_made_for_the_first_save_of_a_life_too(tmp_path: Path) -> None:
+    """A run that ended with a full near tier begins again when the further one answers: what is held has a drain to wait for."""
+    (tmp_path / "no").write_text("a file where a directory should be")
+    cold = relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1))
+    ckpt, state = full(tmp_path, cold, 4)
+    for step in range(4):
+        state["t"].add_(1)
+        ckpt.save(step)
+    ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+    ckpt.close()
+    wait_for_agent(tmp_path / "hot")
+    (tmp_path / "no").unlink()
+    before = counters["save.held"]
+    ckpt, state = full(tmp_path, cold, 200)
+    began = time.monotonic()
+    assert ckpt.save(4, block=False).wait(90).done
+    assert time.monotonic() - began < 60
+    assert counters["save.held"] == before + 1 and steps(str(tmp_path / "no"))[:2] == [0, 1]
+    assert near_bytes(tmp_path) <= 3.5e6
+    ckpt.close()
     wait_for_agent(tmp_path / "hot")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Met, Place, Report, Save, Slots, Told, ToTrainer, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Meet, Met, Place, Report, Save, Slots, Told, ToTrainer, Want
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
@@ -81,6 +82,11 @@ class Agent:
             self._wire.send(Begun(slot, number))
         except Gone as error:
             self._loose(str(error))
+
+    def hurry(self, number: int) -> None:
+        """Somebody waits for save ``number``, and those before it."""
+        with contextlib.suppress(Gone):
+            self._wire.send(Hurry(number))
 
     def save(self, slot: int, number: int, checkpoint_id: str) -> None:
         """Slot ``slot`` is sealed: have it written. What becomes of it is told to ``on_done``."""

@@ -169,9 +169,15 @@ class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
     parity: int
 
 
+class Hurry(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Somebody waits for save ``number``: it, and those before it, are held back no longer."""
+
+    number: int
+
+
 class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The run ends here as it should: finish what is sealed, keep nothing."""
 
 
-ToAgent = Place | Want | Layout | Begun | Save | Ask | Meet | Join | Bye
+ToAgent = Place | Want | Layout | Begun | Save | Hurry | Ask | Meet | Join | Bye
 ToTrainer = Slots | Report | Told | Have | Met

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
-from relight.agent.messages import Ask, Begun, Bye, Have, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.neighbours import Neighbours, Offered
 from relight.agent.wire import Gone, Wire
 from relight.agent.writing import Hold, Prepared, Writer
@@ -55,6 +55,8 @@ class Session:
     pending: int = 0
     polite: bool = False
     open: bool = True
+    hurried: int = 0
+    """The last save that somebody waits for."""
     jobs: queue.Queue[Job] = field(default_factory=queue.Queue)
     writing: threading.Thread | None = None
 
@@ -82,6 +84,7 @@ class Job:
     prepared: Prepared
     said: threading.Event = field(default_factory=threading.Event)
     """Set when the trainer has said that it is sealed: it then waits to hear what became of it."""
+    since: float = field(default_factory=time.monotonic)
     waits_since: float | None = None
     """When there was nothing left to do but to wait for other ranks' parts."""
 
@@ -174,6 +177,8 @@ class Server:
             self._enqueue(session, message.slot, message.number)
         elif isinstance(message, Save):
             self._enqueue(session, message.slot, message.number, said=True)
+        elif isinstance(message, Hurry):
+            session.hurried = max(session.hurried, message.number)
         elif isinstance(message, Ask):
             self._tell_kept(session)
         elif isinstance(message, Meet):
@@ -302,14 +307,25 @@ class Server:
             job.waits_since = now
         return job.session.open or job.session.polite or now - job.waits_since < ORPHAN_S
 
+    def _may_hold(self, job: Job) -> bool:
+        """Whether the save may wait for room: nobody waits for it, and it is still wanted."""
+        session = job.session
+        goes_on = session.open and not session.polite and not self._ending
+        return goes_on and job.number > session.hurried and job.slot.state()[1] == job.number
+
+    def _held(self, job: Job, told: Told) -> None:
+        """It does wait: tell so, and have room made."""
+        self._tell(job.session, told)
+        if job.session.writer is not None:
+            self._drain(job.session.writer)
+
     def _write(self, job: Job) -> None:
         writer = job.session.writer
         assert writer is not None
         follow = Follow(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            session = job.session
-            hold = Hold(lambda: session.open and not session.polite, lambda *said: self._tell(session, Told(*said)))
+            hold = Hold(job.since, lambda: self._may_hold(job), lambda *said: self._held(job, Told(*said)))
             report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job), hold)
         except Abandoned:
             raise

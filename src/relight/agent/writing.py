@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,8 +81,9 @@ class Prepared:
 
 
 class Hold(NamedTuple):
-    """What holding a save back needs: whether to go on with it, and whom to tell."""
+    """What holding a save back needs: since when it may have been, whether to go on with it, and whom to tell."""
 
+    since: float
     still: Callable[[], bool]
     emit: Callable[[str, str, dict[str, Any]], None]
 
@@ -109,7 +109,7 @@ class Writer:
         if request.number != number:
             raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
         if request.patient:
-            self._hold_back(prepared.plan.stored_bytes * (request.seat.world if request.seat is not None else 1), request, hold)
+            self._hold_back(prepared.plan.stored_bytes, request, hold)
         try:
             report = self._attempt.save(
                 SaveRequest(
@@ -161,9 +161,9 @@ class Writer:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
 
-    def _hold_back(self, need: int, request: Request, hold: Hold) -> None:
+    def _hold_back(self, own: int, request: Request, hold: Hold) -> None:
         """Until there is room, or no longer than the trainer said. What goes wrong at that is for the save itself to find out."""
-        if self._keep.capacity is None or not self.has_tiers():
+        if self._keep.capacity is None:
             return
 
         def tell(why: str, at_most_s: float) -> None:
@@ -171,7 +171,13 @@ class Writer:
             hold.emit("save.held", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
 
         with contextlib.suppress(RelightError):
-            self._room.wait(need, self.place.leads, time.monotonic() + self.place.held_s, hold.still, tell)
+            history = fold(self._log.read())
+            if not tiers_of(history):
+                return
+            need = own
+            if request.seat is not None:  # all ranks reckon with the same, though their shares differ: what the last one took
+                need = history.live[-1].body.stored_bytes if history.live else own * request.seat.world
+            self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, tell)
 
 
 def _reach(follow: Follow, start: int, end: int) -> int:

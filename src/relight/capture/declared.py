@@ -6,8 +6,7 @@ cuts the line into one run for each rank, and steps its run as one tensor: in th
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 class Line(NamedTuple):
     """What was said of a flat tensor: which parameters lie in the line, where each begins, and over which ranks the line is cut."""
 
-    parameters: tuple[weakref.ref[torch.Tensor], ...]
+    parameters: tuple[torch.Tensor, ...]
     begins: tuple[int, ...]
     mesh: Mesh
     place: int
@@ -40,11 +39,13 @@ class Declared(NamedTuple):
 
 
 _lines: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+declarations = 0
+"""How many were made: what was worked out before the last one may not hold any more."""
 
 
 def flattened(
     flat: torch.Tensor,
-    parameters: Sequence[torch.Tensor],
+    parameters: Iterable[torch.Tensor],
     *,
     begins: Sequence[int] | None = None,
     group: ProcessGroup | None = None,
@@ -57,11 +58,12 @@ def flattened(
     every rank, before a Checkpointer is given the optimizer: the ``torch.optim.Optimizer`` that has ``flat`` among its parameters.
 
     State is then saved by parameter, of the parameter's shape, whatever the number of ranks, and restored to any other layout; values of
-    ``flat`` itself too where its dtype is not the parameter's, else it is filled from the restored parameter. ``flat`` and parameters are
-    known as long as they live. ``ConfigError`` for what cannot be.
+    ``flat`` itself too where its dtype is not the parameter's, else it is filled from the restored parameter. Said once more of the
+    same ``flat``, the last word counts. The parameters live as long as ``flat``. ``ConfigError`` for what cannot be.
     """
     if not isinstance(flat, torch.Tensor) or flat.ndim != 1 or not flat.numel() or not flat.is_contiguous():
         raise ConfigError("relight.flattened: flat is a tensor of one dimension, contiguous, and not empty")
+    parameters = tuple(parameters)
     if any(not isinstance(one, torch.Tensor) or hasattr(one, "placements") for one in parameters) or not parameters:
         raise ConfigError("relight.flattened: parameters are tensors that each rank holds whole")
     sizes = [one.numel() for one in parameters]
@@ -73,7 +75,9 @@ def flattened(
             f"relight.flattened: {len(sizes)} parameters of {sum(sizes)} elements overlap, or exceed {len(ranks)} × {flat.numel()}",
             hint="begins= tells where each begins, in the order of the line; group= over which ranks it is cut",
         )
-    _lines[flat] = Line(tuple(map(weakref.ref, parameters)), tuple(starts), Mesh((len(ranks),), tuple(ranks)), place)
+    global declarations
+    declarations += 1
+    _lines[flat] = Line(parameters, tuple(starts), Mesh((len(ranks),), tuple(ranks)), place)
 
 
 def _ranks_of(group: ProcessGroup | None) -> tuple[list[int], int]:
@@ -110,7 +114,7 @@ def _line_of(tensor: torch.Tensor) -> Line | None:
 def lives_in(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The parameters that it holds elements of, or others of its line; itself if nothing was said of it."""
     line = _line_of(tensor)
-    return [tensor] if line is None else [live for one in line.parameters if (live := one()) is not None]
+    return [tensor] if line is None else list(line.parameters)
 
 
 def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> Declared | None:
@@ -120,14 +124,12 @@ def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> Declared | No
         return None
     each, originals, lives = tensor.numel(), list[Original](), list[torch.Tensor]()
     first = line.place * each
-    for one, begin in zip(line.parameters, line.begins):
-        live = one()
-        if live is not None:
-            low, high = max(begin, first), min(begin + live.numel(), first + each)
-            at, here = (low - first, high - low) if low < high else (0, 0)
-            name = names.get(id(live), "?")
-            originals.append(Run(name, name, tuple(live.shape), begin, at, here, each, line.mesh))
-            lives.append(live)
+    for live, begin in zip(line.parameters, line.begins):
+        low, high = max(begin, first), min(begin + live.numel(), first + each)
+        at, here = (low - first, high - low) if low < high else (0, 0)
+        name = names.get(id(live), "?")
+        originals.append(Run(name, name, tuple(live.shape), begin, at, here, each, line.mesh))
+        lives.append(live)
     return Declared(originals, lives)
 
 

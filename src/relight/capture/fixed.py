@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from relight.capture import declared
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
 from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
 from relight.capture.sharded import Spread, local_of
@@ -144,6 +145,7 @@ class Basis(NamedTuple):
     modules: tuple[_Module, ...]
     optimizers: tuple[_Optimizer, ...]
     tensors: _Tensors
+    declarations: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +170,7 @@ class Fixed:
         basis = self.basis
         return (
             len(components) == len(basis.components)
+            and declared.declarations == basis.declarations
             and all(
                 components.get(name) is value if value is not None else kind_of(components.get(name)) == kind
                 for name, kind, value in basis.components
@@ -228,7 +231,7 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
         return None
     kinds = [(name, kind_of(value), value) for name, value in components.items()]
     named = tuple((name, kind, value if kind in (MODULE, OPTIMIZER) else None) for name, kind, value in kinds)
-    return Basis(named, trees, noted, _Tensors.of(tensors))
+    return Basis(named, trees, noted, _Tensors.of(tensors), declared.declarations)
 
 
 def _is_its_memory(tensor: torch.Tensor) -> bool:

@@ -70,6 +70,8 @@ class Planning:
         self.wrong: list[str] = []
         self.unused: list[str] = []
         self.targets = Targets(tensors, self.wrong, strict=strict)
+        self.mastered: set[tuple[int, str]] = set()
+        """Which runs of declared flat tensors, by ``id``, have stored values of their own, by the parameter's name."""
         self.resized: set[int] = set()
         """Parameters, by ``id``, that are stored in another shape: nor does what an optimizer holds for them fit."""
 

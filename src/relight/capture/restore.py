@@ -32,7 +32,7 @@ from relight.capture.module_state import is_plain, plain_state
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.rebuild import Check, Memory, Thunk
 from relight.capture.refill import refill_array, refill_dict, refill_sequence, refill_set, refill_tensor
-from relight.capture.restore_optimizer import OptimizerPlan
+from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats
@@ -92,6 +92,9 @@ class _Planner(Planning):
             self._rng(root["rng"])
 
     def close(self) -> RestorePlan:
+        for value in self.components.values():
+            if isinstance(value, torch.optim.Optimizer):
+                follow_weights(self, value)
         self.result.sinks = self.targets.sinks(self.memory)
         self.do(FIRST, self.targets.filled)
         return self.result

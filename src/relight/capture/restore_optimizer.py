@@ -24,7 +24,7 @@ from relight.capture.optimizers import (
     place_like,
     why_not_apart,
 )
-from relight.capture.planning import STATE, Planning
+from relight.capture.planning import LAST, STATE, Planning
 from relight.capture.rebuild import torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.tensors import touched
@@ -77,6 +77,9 @@ class OptimizerPlan:
                         names_moved = ", ".join(moved[:4])
                         planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
         if is_custom(optimizer):
+            if declared_in(optimizer, planning.components):
+                planning.wrong.append(f"{path}: it has its own way of taking its state, and its parameters were flattened")
+                return
             if planning.takes(path):
                 make = thunks(node, path, planning.memory)
                 planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
@@ -224,7 +227,7 @@ class OptimizerPlan:
             self._made[parameter] = made
 
     def _masters(self, saved: Any, stored_as: Mapping[str, str]) -> None:
-        """Values of what holds flattened runs: as they were stored, or else what was restored to the parameters themselves."""
+        """Values of what holds flattened runs, as they were stored; else ``follow_weights`` sees to them."""
         planning = self._planning
         declared = declared_in(self._optimizer, planning.components)
         if saved and not declared and planning.only is None:
@@ -233,12 +236,11 @@ class OptimizerPlan:
             for one, live in zip(*declared[id(flat)]) if id(flat) in declared else ():
                 path = join_path(f"{self._path}/masters", one.name)
                 leaf = saved.get(stored_as.get(one.name, one.name)) if isinstance(saved, dict) else None
-                if not one.here or not planning.takes(path):
+                if not one.here or live.dtype == flat.dtype or not planning.takes(path):
                     continue
-                if type(leaf) is Leaf and live.dtype != flat.dtype and self._is_like(leaf, one, "exp_avg"):
+                if type(leaf) is Leaf and self._is_like(leaf, one, "exp_avg"):
                     planning.targets.into(leaf, one.of(flat, flat), path)
-                else:
-                    planning.do(STATE, partial(fill, flat, one, live))
+                    planning.mastered.add((id(flat), one.name))
 
     def _is_like(self, leaf: Any, original: Original, key: str) -> bool:
         if type(leaf) is not Leaf or leaf.kind != "tensor":
@@ -249,6 +251,25 @@ class OptimizerPlan:
     def _set_states(self) -> None:
         for parameter, state in self._made.items():
             self._holder.state[parameter] = {key: value.make() if type(value) is Later else value for key, value in state.items()}
+
+
+def follow_weights(planning: Planning, optimizer: torch.optim.Optimizer) -> None:
+    """Whatever of the optimizer is restored, what holds flattened runs of parameters that are written takes their values, unless its own
+    are stored: the next step would else undo the restore."""
+    declared = declared_in(optimizer, planning.components)
+    for flat in own_parameters(optimizer) if declared else ():
+        for one, live in zip(*declared[id(flat)]) if id(flat) in declared else ():
+            if one.here and (id(flat), one.name) not in planning.mastered:
+                planning.do(LAST, partial(_follow, flat, one, live, _written(live)))
+
+
+def _written(live: torch.Tensor) -> int:
+    return -1 if live.is_inference() else live._version
+
+
+def _follow(flat: torch.Tensor, original: Original, live: torch.Tensor, before: int) -> None:
+    if before < 0 or _written(live) != before:
+        fill(flat, original, live)
 
 
 def _renamed_parameters(node: Mapping[str, Any], planning: Planning) -> dict[str, str]:

@@ -96,7 +96,7 @@ class Background:
         world: int = 1,
     ) -> None:
         self._attempt, self._components, self._limits = attempt, components, limits
-        self._keep = msgspec.msgpack.encode(keep if rank == 0 else Keep(capacity=keep.capacity))
+        self._keep = msgspec.msgpack.encode(keep)
         self._rank, self._lanes = rank, lanes_of_rank(attempt.place.store, world)
         self._on_done, self._on_sealed = on_done, on_sealed
         self._agent: Agent | None = None
@@ -160,8 +160,8 @@ class Background:
             return not self._warming.is_alive()
         return True
 
-    def free_slot(self, wait_s: float = 0.0) -> bool:
-        """Whether a save could begin now, without waiting for another to be written."""
+    def free_slot(self, wait_s: float = 0.0, hurry: bool = False) -> bool:
+        """Whether a save could begin now, without waiting for another to be written. ``hurry``: it must, so none may be held back."""
         self.barrier()
         if not self._warm(wait_s):
             return False
@@ -169,7 +169,14 @@ class Background:
             shape = self._shape
             if shape is None or not self._alive():
                 return True
+            if hurry and len(shape.busy) == len(shape.slots):
+                self.hurry()
             return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), wait_s)
+
+    def hurry(self) -> None:
+        """Somebody waits for all saves that were begun."""
+        if self._agent is not None:
+            self._agent.hurry(self._number)
 
     @property
     def place(self) -> Place:
@@ -195,7 +202,10 @@ class Background:
         assert agent is not None
         number = self._number = self._number + 1
         checkpoint_id = checkpoint_id or new_id()
-        body = msgspec.msgpack.encode(request(number, checkpoint_id, tree))
+        asked = request(number, checkpoint_id, tree)
+        if not asked.patient:
+            agent.hurry(number)
+        body = msgspec.msgpack.encode(asked)
         if shape.layout.request + len(body) > shape.layout.size:
             self._shape = None  # it has outgrown its room: larger slots, the next time
             return None
@@ -308,8 +318,10 @@ class Background:
         assert agent is not None
         if shape is not None and shape.is_of(state):
             return shape if len(shape.busy) < len(shape.slots) else None
-        if shape is not None and shape.busy and not self._changed_wait(lambda: not shape.busy):
-            return None
+        if shape is not None and shape.busy:
+            self.hurry()
+            if not self._changed_wait(lambda: not shape.busy):
+                return None
         key = _key(state.items)
         layout = Layout([AgentItem(*one) for one in key], self._rank, self._lanes)
         plan = plan_layout(layout)

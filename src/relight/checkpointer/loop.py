@@ -352,7 +352,7 @@ class Checkpointer:
             wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
             if not wait_s and not background.warmed:
                 self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
-            if not background.free_slot(wait_s) and not may_wait:
+            if not background.free_slot(wait_s, may_wait) and not may_wait:
                 if self._due is None:
                     emit("save.coalesced", f"step {step}: no memory is free for it yet; made when there is, of the state then", step=step)
                 self._due = reason
@@ -478,6 +478,7 @@ class Checkpointer:
         """Wait until nothing is being written any more, no longer than the deadline."""
         if self._background is not None:
             self._background.barrier()
+            self._background.hurry()
         ends = monotonic() + self._limits.deadline_s
         for begun in list(self._begun.values()):
             try:

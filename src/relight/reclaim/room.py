@@ -46,7 +46,7 @@ class Room:
                 size = (self.rules.capacity or 0) / 1e9
                 tell(f"the tier has room for {size:g} GB, and what is there is not further out yet", until - now)
                 told = True
-            time.sleep(min(pause, max(0.0, until - now)))
+            _rest(min(pause, max(0.0, until - now)), still)
             pause = min(2 * pause, _PAUSES_S[1])
         return time.monotonic() - began if told else 0.0
 
@@ -70,3 +70,9 @@ class Room:
         rules = replace(self.rules, capacity=max(0, (self.rules.capacity or 0) - need))
         left = sum(one.bytes for one, verdict in zip(arrived, decide_keep(rules, arrived), strict=True) if verdict.keep)
         return waits and left + need <= (self.rules.capacity or 0)
+
+
+def _rest(seconds: float, still: Callable[[], bool]) -> None:
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0 and still():
+        time.sleep(min(left, _PAUSES_S[0]))
