@@ -60,7 +60,7 @@ blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 500 on XFS,
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000
 
-layouts: $(STAMP) ## 20 layouts on one to four ranks, each restored under every other
+layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every other
 	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py
 
 simulate: $(STAMP) ## 1,000,000 schedules of saves by several ranks, fencing and deletion on a store that fails: two to three hours
