@@ -22,7 +22,7 @@ from relight.format.records import TagBody
 from relight.layout import Item
 from relight.log import Log, fold
 from relight.policy import Keep
-from relight.reclaim import Room, prune_a_share
+from relight.reclaim import Room
 from relight.store import open_bytes
 
 PLACEHOLDER = "0" * 10
@@ -151,8 +151,7 @@ class Writer:
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            room = self._room
-            report = prune_a_share(self._store, room.run, self._keep, verified=room.verified, log=self._log, epoch=room.epoch)
+            report = self._room.prune()
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:

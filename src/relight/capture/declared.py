@@ -144,6 +144,6 @@ def own_values(flat: torch.Tensor, declared: Declared) -> dict[str, Any]:
 
 def fill(flat: torch.Tensor, original: Original, live: torch.Tensor) -> None:
     """Values of a parameter that were not stored as ``flat`` has them: those of the parameter."""
-    start = max(0, _lines[flat].place * original.each - original.begin) if flat in _lines else 0
+    start = max(0, _lines[flat].place * original.each - original.begin)
     run = live.detach().reshape(-1)[start : start + original.here]
     flat.detach()[original.at : original.at + original.here].copy_(run)

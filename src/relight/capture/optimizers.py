@@ -166,8 +166,8 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
                     state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
     masters: dict[str, Any] = {}
     declared = declared_in(optimizer, components)
-    for flat in own_parameters(optimizer) if declared else ():
-        for name, run in own_values(flat, declared[id(flat)]).items() if id(flat) in declared else ():
+    for flat in declared_among(own_parameters(optimizer)):
+        for name, run in own_values(flat, declared[id(flat)]).items():
             masters[name] = walker.value(run, join_path(f"{path}/masters", name), "optim")
     return Moments(state, params, masters)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from relight.capture.build import Later, thunks, whole
-from relight.capture.declared import fill
+from relight.capture.declared import declared_among, fill
 from relight.capture.flattened import Original
 from relight.capture.kinds import MODULE, kind_of
 from relight.capture.optimizers import (
@@ -232,8 +232,8 @@ class OptimizerPlan:
         declared = declared_in(self._optimizer, planning.components)
         if saved and not declared and planning.only is None:
             planning.unused.append(f"{self._path}: values of {len(saved)} parameters in more precision, which this optimizer does not keep")
-        for flat in own_parameters(self._optimizer) if declared else ():
-            for one, live in zip(*declared[id(flat)]) if id(flat) in declared else ():
+        for flat in declared_among(own_parameters(self._optimizer)):
+            for one, live in zip(*declared[id(flat)]):
                 path = join_path(f"{self._path}/masters", one.name)
                 leaf = saved.get(stored_as.get(one.name, one.name)) if isinstance(saved, dict) else None
                 if not one.here or live.dtype == flat.dtype or not planning.takes(path):
@@ -257,8 +257,8 @@ def follow_weights(planning: Planning, optimizer: torch.optim.Optimizer) -> None
     """Whatever of the optimizer is restored, what holds flattened runs of parameters that are written takes their values, unless its own
     are stored: the next step would else undo the restore."""
     declared = declared_in(optimizer, planning.components)
-    for flat in own_parameters(optimizer) if declared else ():
-        for one, live in zip(*declared[id(flat)]) if id(flat) in declared else ():
+    for flat in declared_among(own_parameters(optimizer)):
+        for one, live in zip(*declared[id(flat)]):
             if one.here and (id(flat), one.name) not in planning.mastered:
                 planning.do(LAST, partial(_follow, flat, one, live, _written(live)))
 

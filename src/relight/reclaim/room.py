@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from relight.catalog.holds import holds_of
 from relight.log import History, Log, fold
 from relight.policy import Keep, decide_keep
-from relight.reclaim.prune import candidates_of, prune_a_share
+from relight.reclaim.prune import PruneReport, candidates_of, prune_a_share
 from relight.store import ByteStore
 
 _PAUSES_S = 0.2, 5.0
@@ -50,14 +50,21 @@ class Room:
             pause = min(2 * pause, _PAUSES_S[1])
         return time.monotonic() - began if told else 0.0
 
+    def prune(self, need: int = 0) -> PruneReport:
+        """Remove what the rules no longer keep, or would not with ``need`` of the capacity gone. Raises as ``prune_a_share`` does."""
+        rules = self._less(need)
+        return prune_a_share(self.store, self.run, rules, verified=self.verified, log=self.log, epoch=self.epoch)
+
+    def _less(self, need: int) -> Keep:
+        return self.rules if self.rules.capacity is None else replace(self.rules, capacity=max(0, self.rules.capacity - need))
+
     def _over(self, history: History, need: int) -> int:
         """By how many bytes too much there would be."""
         return sum(one.body.stored_bytes for one in history.live) + need - self.rules.capacity if self.rules.capacity is not None else 0
 
     def _make(self, need: int) -> bool:
         """Remove what may go; whether anything went."""
-        rules = replace(self.rules, capacity=max(0, (self.rules.capacity or 0) - need))
-        return bool(prune_a_share(self.store, self.run, rules, verified=self.verified, log=self.log, epoch=self.epoch).retired)
+        return bool(self.prune(need).retired)
 
     def _comes_free(self, history: History, need: int) -> bool:
         """Whether there would be room if everything were where it is to go."""
@@ -67,7 +74,7 @@ class Room:
             for one in candidates_of(history, self.verified)
         ]
         waits = any(one.held and one.id not in on_hold for one in candidates_of(history))
-        rules = replace(self.rules, capacity=max(0, (self.rules.capacity or 0) - need))
+        rules = self._less(need)
         left = sum(one.bytes for one, verdict in zip(arrived, decide_keep(rules, arrived), strict=True) if verdict.keep)
         return waits and left + need <= (self.rules.capacity or 0)
 
