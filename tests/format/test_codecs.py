@@ -1,0 +1,221 @@
+"""Coded chunks: exact for every kind of element and for any bytes; anything else is refused in bounded memory."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import relight
+from relight.format import codecs
+from relight.format.codecs import BYTES, Kind, Way, choose, decode, encode, kind_of, needs_base
+from relight.format.dtypes import DTYPES, dtype_named
+from relight.format.planes import elements, join, split, widths_of
+
+KINDS = sorted({kind_of(dtype) for dtype in DTYPES.values()})
+METHODS = ("raw", "entropy", "repeats")
+
+
+def weights(count: int, seed: int = 0) -> np.ndarray:
+    """Such as a layer has, float32."""
+    return (np.random.default_rng(seed).standard_normal(count) * 0.02).astype("<f4")
+
+
+def bfloat16(values: np.ndarray) -> memoryview:
+    """Their upper halves."""
+    return memoryview((values.view("<u4") >> 16).astype("<u2")).cast("B")
+
+
+def there_and_back(data: bytes, way: Way, base: bytes | None = None) -> None:
+    """What is coded comes back, into memory of its own and over its base."""
+    stored = encode(memoryview(data), way, None if base is None else memoryview(base))
+    if stored is None:
+        return
+    assert len(stored) < len(data)
+    into = bytearray(len(data))
+    decode(memoryview(stored), memoryview(into), None if base is None else memoryview(base))
+    assert into == data
+    if base is not None:
+        over = bytearray(base)
+        decode(memoryview(stored), memoryview(over), memoryview(over))
+        assert over == data
+
+
+@settings(max_examples=300)
+@given(
+    kind=st.sampled_from(KINDS),
+    raw=st.binary(max_size=600),
+    base=st.none() | st.binary(max_size=600),
+    single=st.integers(0, 8),
+    method=st.sampled_from(METHODS),
+    repeat=st.sampled_from((1, 1, 200)),
+)
+def test_any_bytes_come_back(kind: Kind, raw: bytes, base: bytes | None, single: int, method: str, repeat: int) -> None:
+    """Whatever is chosen, and whatever might have been."""
+    raw = (raw * repeat)[: len(raw) * repeat // kind.width * kind.width]
+    base = None if base is None else (base * (len(raw) // max(len(base), 1) + 1))[: len(raw)].ljust(len(raw), b"\0")
+    widths = widths_of(kind.width, min(single, kind.width))
+    there_and_back(raw, Way(kind, base is not None, widths, (method,) * len(widths), 1.0), base)
+    way = choose(memoryview(raw), kind, None if base is None else memoryview(base))
+    if way is not None:
+        there_and_back(raw, way, base if way.difference else None)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_every_dtype(name: str) -> None:
+    """Values that are alike become smaller, whatever they are; and a chunk larger than a block comes back."""
+    kind, rng = kind_of(dtype_named(name)), np.random.default_rng(1)
+    if kind.floating and kind.width >= 4:
+        data = rng.standard_normal(100_001).astype(f"<f{kind.width}").tobytes()
+    elif kind.floating and kind.width == 2:
+        data = rng.standard_normal(100_001).astype("<f2").tobytes()
+    else:
+        data = rng.binomial(100, 0.1, 100_001).astype(f"<u{kind.width}").tobytes()
+    way = choose(memoryview(data), kind)
+    assert way is not None
+    stored = encode(memoryview(data), way)
+    assert stored is not None
+    assert len(stored) / len(data) == pytest.approx(way.share, abs=0.02)
+    there_and_back(data, way)
+
+
+def test_what_trained_values_come_to() -> None:
+    """Exponents gain, mantissas are left; the share is what theory says of a normal distribution."""
+    values = weights(1 << 20)
+    way = choose(bfloat16(values), Kind(2, True))
+    assert way is not None and way.widths == (1, 1) and way.methods == ("entropy", "raw")
+    stored = encode(bfloat16(values), way)
+    assert stored is not None and len(stored) <= 0.665 * (2 << 20)
+    way = choose(memoryview(values).cast("B"), Kind(4, True))
+    assert way is not None and way.widths == (1, 1, 2) and way.methods == ("entropy", "raw", "raw") and way.share < 0.84
+
+
+def test_noise_is_left_alone() -> None:
+    """And is told by a sample."""
+    noise = np.random.default_rng(0).bytes(1 << 20)
+    assert choose(memoryview(noise), BYTES) is None
+    assert choose(memoryview(noise), Kind(4, True)) is None
+    assert encode(memoryview(noise), Way(BYTES, False, (1,), ("entropy",), 0.5)) is None
+
+
+def test_differences() -> None:
+    """Values that moved a little, in either direction, come to less than by themselves; the same ones to nothing; a base that does not
+    help is not used."""
+    before = weights(1 << 18)
+    after = before * (1 + 1e-4 * weights(1 << 18, 1) / 0.02)
+    data, base = memoryview(after.astype("<f4")).cast("B"), memoryview(before).cast("B")
+    alone, with_base = choose(data, Kind(4, True)), choose(data, Kind(4, True), base)
+    assert alone is not None and with_base is not None and with_base.difference
+    assert with_base.share < 0.8 * alone.share
+    there_and_back(bytes(data), with_base, bytes(base))
+    same = choose(base, Kind(4, True), base)
+    assert same is not None and same.share < 0.002
+    stored = encode(base, same, base)
+    assert stored is not None and len(stored) < 1000 and needs_base(memoryview(stored))
+    other = choose(data, Kind(4, True), memoryview(np.random.default_rng(3).bytes(1 << 20)))
+    assert other is not None and not other.difference
+
+
+def test_few_rows_of_many() -> None:
+    """A hundredth of the rows of a table changed: their bytes, and hardly more."""
+    rng = np.random.default_rng(0)
+    before = weights(4096 * 256).reshape(4096, 256)
+    after = before.copy()
+    rows = rng.choice(4096, 41, replace=False)
+    after[rows] += 1e-3 * rng.standard_normal((41, 256)).astype("<f4")
+    data, base = memoryview(after.reshape(-1)).cast("B"), memoryview(before.reshape(-1)).cast("B")
+    way = choose(data, Kind(4, True), base)
+    assert way is not None
+    stored = encode(data, way, base)
+    assert stored is not None and len(stored) < 1.1 * 41 * 256 * 4
+    there_and_back(bytes(data), way, bytes(base))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_planes(width: int) -> None:
+    """Every cut, turned or not, with differences or not, longer than a block and not a multiple of it."""
+    rng = np.random.default_rng(width)
+    values = elements(rng.bytes(width * 70_001), width)
+    base = elements(rng.bytes(width * 70_001), width)
+    for single in range(width + 1):
+        widths = widths_of(width, single)
+        assert sum(widths) == width and (single == 0 or widths[: min(single, width)] == (1,) * min(single, width))
+        for turned in (False, True):
+            for earlier in (None, base):
+                found = np.empty_like(values)
+                join(split(values, widths, turned=turned, base=earlier), found, turned=turned, base=earlier)
+                assert np.array_equal(found, values)
+
+
+def coded() -> tuple[bytes, int]:
+    """A chunk of bfloat16, and its length."""
+    data = bfloat16(weights(5000))
+    way = choose(data, Kind(2, True))
+    assert way is not None
+    stored = encode(data, way)
+    assert stored is not None
+    return stored, len(data)
+
+
+def test_every_damaged_byte_is_refused_or_changes_what_comes_out() -> None:
+    """Each byte of a chunk, made another: an error of ours, never one of another's, and never memory beyond the chunk."""
+    stored, length = coded()
+    into = bytearray(length)
+    refused = 0
+    for at in (*range(64), *range(64, len(stored), 37)):
+        damaged = bytearray(stored)
+        damaged[at] ^= 0xFF
+        try:
+            decode(memoryview(damaged), memoryview(into))
+        except relight.CorruptCheckpoint:
+            refused += 1
+    assert refused >= 10
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_any_bytes_are_decoded_or_refused(stored: bytes, length: int) -> None:
+    """A reader meets anything."""
+    for data in (stored, bytes((1, 18, 2)) + stored, bytes((1, 50, 2)) + stored):
+        try:
+            decode(memoryview(data), memoryview(bytearray(length)))
+        except relight.CorruptCheckpoint:
+            pass
+
+
+def test_lengths_that_lie() -> None:
+    """Cut off, too long, of another length, of another version; a frame that unpacks to a gigabyte is stopped at what was asked for."""
+    stored, length = coded()
+    for wrong in (stored[:-1], stored + b"x", b"", stored[:2], b"\2" + stored[1:]):
+        with pytest.raises(relight.CorruptCheckpoint):
+            decode(memoryview(wrong), memoryview(bytearray(length)))
+    for other in (0, length - 2, length - 1, length + 2):
+        with pytest.raises(relight.CorruptCheckpoint):
+            decode(memoryview(stored), memoryview(bytearray(other)))
+    bomb = codecs.zstd.compress(bytes(1 << 30))
+    chunk = bytes((1, 1, 1)) + struct.pack("<BI", 17, len(bomb)) + bomb
+    with pytest.raises(relight.CorruptCheckpoint):
+        decode(memoryview(chunk), memoryview(bytearray(4096)))
+
+
+def test_differences_without_their_base() -> None:
+    """Say so."""
+    data = memoryview(weights(5000)).cast("B")
+    way = choose(data, Kind(4, True), data)
+    assert way is not None
+    stored = encode(data, way, data)
+    assert stored is not None
+    for base in (None, memoryview(bytes(len(data) - 4))):
+        with pytest.raises(relight.CorruptCheckpoint, match="differences"):
+            decode(memoryview(stored), memoryview(bytearray(len(data))), base)
+
+
+def test_where_zstd_has_no_switch_for_literals() -> None:
+    """Then it is done without."""
+    data = bfloat16(weights(5000))
+    without = codecs.entropy_options(1999)
+    assert 1999 not in without and 1002 in codecs.entropy_options()
+    assert len(codecs.zstd.compress(data, options=without)) < len(data)
