@@ -10,6 +10,7 @@ import cases_files
 import cases_log
 import cases_part
 import cases_root
+import cases_stored
 import cases_tree
 import pytest
 from case import Case
@@ -19,7 +20,7 @@ from forge import RUN, STEPS, Forge, values, write
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 
-CASES = [*cases_log.CASES, *cases_root.CASES, *cases_part.CASES, *cases_tree.CASES, *cases_files.CASES]
+CASES = [*cases_log.CASES, *cases_root.CASES, *cases_part.CASES, *cases_tree.CASES, *cases_files.CASES, *cases_stored.CASES]
 SECONDS_MAX = 1.0
 BYTES_MAX = 64 << 20
 

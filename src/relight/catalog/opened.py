@@ -39,6 +39,8 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
     root = decoded(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
     if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, run_id, body.id, body.step, checkpoint.epoch):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
+    if not set(root.requires) <= set(body.requires):
+        raise UnsafeContent("root.json needs other checkpoints than its record says", where=where)
     parts = [_part(store, f"{prefix}/{ref.file}", root, ref) for ref in root.parts]
     check_complete(parts)
     return Opened(store, prefix, checkpoint, root, tuple(parts))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.opened import Opened
+from relight.catalog.packs import files_of, open_pack
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
@@ -64,21 +65,27 @@ class Run(NamedTuple):
 
 
 class _File(NamedTuple):
-    key: str
+    pack: Pack
+    prefix: str
     reader: Reader
     """Closed, once all of the file is read."""
     store: ByteStore
     others: list[tuple[ByteStore, str]]
-    """Where else it lies, nearest first."""
+    """Where else it lies, nearest first: stores, and the checkpoint's directory in each."""
     told: list[str]
     """Where it was read from besides: told once each."""
 
-    def tell_elsewhere(self, key: str, store: ByteStore) -> None:
+    @property
+    def key(self) -> str:
+        """Its name in its own place."""
+        return f"{self.prefix}/{self.pack.file}"
+
+    def tell_elsewhere(self, prefix: str, store: ByteStore) -> None:
         """Say that some of it was read from another place than its own."""
         if store.url not in self.told:
             self.told.append(store.url)
             what = f"{self.key} is damaged or gone in one tier; what was is read from {store.url}: relight scrub mends it"
-            emit("restore.mended", what, file=self.key, source=f"{store.url}/{key}")
+            emit("restore.mended", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 
 _Job = tuple[_File, Run]
@@ -206,7 +213,7 @@ class _Work:
             target = _target(run) if data is None else None
             if data is None:  # from memory: whoever copied it has it in the processor's cache
                 data = room[: run.length] if target is None else target
-                file.reader.read_into(run.offset, data)
+                _read_or_blank(file, run, data)
         except BaseException:
             self._rooms.put(room)
             raise
@@ -336,25 +343,36 @@ def runs_of(wants: list[Want]) -> list[Run]:
 def _open_pack(opened: Opened, part: Part, index: int) -> _File:
     """That pack, open, in the nearest place that has it. ``CorruptCheckpoint`` if it is missing in all, or not as long as was committed."""
     pack = part.packs[index]
-    places = [(store, f"{prefix}/{pack.file}") for store, prefix in ((opened.store, opened.prefix), *opened.spares)]
+    places = [(opened.store, opened.prefix), *opened.spares]
     problem: RelightError | None = None
-    for number, (store, key) in enumerate(places):
+    for number, (store, prefix) in enumerate(places):
+        where = f"{prefix}/{pack.file}"
         try:
-            reader = store.open(key)
+            reader = open_pack(store, prefix, pack)
         except CheckpointNotFound:
-            problem = problem or CorruptCheckpoint("a file of this checkpoint is missing", where=key)
-        except StoreUnavailable as error:
+            problem = problem or CorruptCheckpoint("a file of this checkpoint is missing", where=where)
+        except (CorruptCheckpoint, StoreUnavailable) as error:
             problem = problem or error
         else:
             if reader.size == pack.size:
-                file = _File(key, reader, store, [*places[:number], *places[number + 1 :]], [])
+                file = _File(pack, prefix, reader, store, [*places[:number], *places[number + 1 :]], [])
                 if number:
-                    file._replace(key=places[0][1]).tell_elsewhere(key, store)
+                    file._replace(prefix=places[0][1]).tell_elsewhere(prefix, store)
                 return file
             reader.close()
-            problem = problem or CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=key)
+            problem = problem or CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=where)
     assert problem is not None
     raise problem
+
+
+def _read_or_blank(file: _File, run: Run, into: memoryview) -> None:
+    """Fill ``into``. Bytes that cannot be made out here may be elsewhere: where they are looked for, is known by their hashes."""
+    try:
+        file.reader.read_into(run.offset, into)
+    except CorruptCheckpoint:
+        if not file.others:
+            raise
+        into[:] = bytes(len(into))
 
 
 def _target(run: Run) -> memoryview | None:
@@ -389,19 +407,23 @@ def hand_on(held: memoryview, want: Want) -> None:
 def _once_more(file: _File, held: memoryview, want: Want) -> None:
     """Read a chunk that is not what was committed once more: it may have been damaged on its way; then from where else it lies.
     ``CorruptCheckpoint`` if it is nowhere what was committed."""
-    for store, key in ((file.store, file.key), *file.others):
+    for store, prefix in ((file.store, file.prefix), *file.others):
         with contextlib.suppress(RelightError):
-            forget_copies(store, key, want.offset, want.length)
-            reader = store.open(key)
+            if file.pack.stored is None:
+                forget_copies(store, f"{prefix}/{file.pack.file}", want.offset, want.length)
+            else:
+                for key in files_of(prefix, file.pack):
+                    forget_copies(store, key)
+            reader = open_pack(store, prefix, file.pack)
             try:
                 reader.read_into(want.offset, held)
             finally:
                 reader.close()
             if Digest(held).digest() == want.hash:
                 if store is file.store:
-                    tell_read_again(key)
+                    tell_read_again(file.key)
                 else:
-                    file.tell_elsewhere(key, store)
+                    file.tell_elsewhere(prefix, store)
                 return
     check_chunk(held, want, file.key)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
+from relight.catalog.packs import open_pack
 from relight.catalog.read import each_chunk, is_sound
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
 from relight.format import Part, decode_tree, dtype_named
@@ -81,7 +82,7 @@ def _verify_pack(
 ) -> list[Finding]:
     key = f"{opened.prefix}/{pack.file}"
     try:
-        reader = opened.store.open(key)
+        reader = open_pack(opened.store, opened.prefix, pack)
     except CheckpointNotFound:
         return [Finding("corrupt", key, "", "the file is missing")]
     except RelightError as error:

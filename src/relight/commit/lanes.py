@@ -78,8 +78,8 @@ class _Stopping:
         _go_on(self._failed, self._name)
         self._inner.write_at(offset, data)
 
-    def finish(self) -> None:
-        self._inner.finish()
+    def finish(self, size: int | None = None) -> None:
+        self._inner.finish(size)
 
     def abort(self) -> None:
         self._inner.abort()

@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from relight.commit.lanes import write_packs
 from relight.commit.pack_writer import Pace
 from relight.commit.plan import SavePlan, plan_save
+from relight.commit.smaller import Smaller, write_smaller_packs
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete
-from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file
+from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, check_complete, donors_of
+from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file, stored_file
 from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
@@ -40,6 +43,7 @@ class SaveRequest:
     is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
     this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
     called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
+    ``smaller``: only what is new is written, and coded; not for several ranks yet.
     """
 
     step: int
@@ -58,6 +62,7 @@ class SaveRequest:
     packs_written: Callable[[], None] | None = None
     seat: Seat | None = None
     waits: Callable[[], bool] | None = None
+    smaller: Smaller | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class SaveReport:
     stored_bytes: int
     timings_s: dict[str, float]
     trainable_digest: bytes
+
+
+class DonorRetired(SaveFailed):
+    """A checkpoint whose chunks this one was to use left the history before it was committed."""
 
 
 class Seat(NamedTuple):
@@ -120,7 +129,11 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
         committing = True
         record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if plan.proven else {})
         plan.proven.add("read")
+        if request.smaller is not None:
+            request.smaller.earlier.learn(directory, part)
     except BaseException as error:
+        if isinstance(error, DonorRetired) and request.smaller is not None:
+            request.smaller.earlier.forget()
         # An interrupt while committing may come just behind the commit, as Uncertain says it did: nothing of it may then be touched.
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
@@ -138,7 +151,10 @@ def _write(
     part, data = write_part(place, request, plan, directory, prefix, timings)
     mark = time.perf_counter()
     refs = [PartRef(rank=0, file=part_file(0), size=len(data), hash=hexdigest(data))]
-    root = root_of(place, request, directory, refs, plan.logical_bytes, plan.stored_bytes + len(data))
+    root = root_of(place, request, directory, refs, plan.logical_bytes, sum(pack.stored_bytes for pack in part.packs) + len(data))
+    if any(pack.stored is not None for pack in part.packs):
+        new_bytes = sum(pack.new_bytes for pack in part.packs) + len(data)
+        root = msgspec.structs.replace(root, features=[STORED_CHUNKS], requires=donors_of(part.packs), new_bytes=new_bytes)
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     place.store.settle(prefix)
     timings["parts"] += time.perf_counter() - mark
@@ -151,7 +167,10 @@ def write_part(
     """Packs and part of one rank, durable but for their names."""
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
-    packs, fsync_s = write_packs(place.store, prefix, plan, request.pace)
+    if request.smaller is not None and request.seat is None:
+        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, request.smaller, request.pace or Pace())
+    else:
+        packs, fsync_s = write_packs(place.store, prefix, plan, request.pace)
     if request.packs_written is not None:
         request.packs_written()
     timings["fsync"] = fsync_s
@@ -212,6 +231,7 @@ def _commit(
 
     def decide(view: View) -> tuple[CommitBody, int]:
         refuse_if_fenced(view, place.epoch)
+        refuse_without_donors(view, body)
         return body, place.epoch
 
     record = place.log.append(decide)
@@ -249,6 +269,16 @@ def refuse_if_fenced(view: View, epoch: int) -> None:
             where=view.run,
             hint=f"{newer!r} is in charge now: stop this process, or give it a run of its own",
         )
+
+
+def refuse_without_donors(view: View, body: CommitBody) -> None:
+    """``DonorRetired`` if a checkpoint whose bytes this one needs is not there any more: nothing keeps those."""
+    gone = sorted(set(body.requires) - {one.id for one in fold(view).live}) if body.requires else []
+    if gone:
+        raise DonorRetired(
+            f"it needs chunks of {', '.join(gone)}, which was retired while it was written",
+            where=f"{view.run}/{body.dir}", hint="the next save stores all of them itself",
+        )  # fmt: skip
 
 
 def check_written(
@@ -289,10 +319,13 @@ def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, 
         where,
     )
     for pack in part.packs:
-        reader = store.open(f"{prefix}/{pack.file}")
+        key = f"{prefix}/{pack.file if pack.stored is None else stored_file(pack.file)}"
+        if not pack.new_bytes:
+            continue
+        reader = store.open(key)
         try:
-            if reader.size != pack.size:
-                raise CorruptCheckpoint(f"{reader.size} bytes where {pack.size} were written", where=f"{prefix}/{pack.file}")
+            if reader.size != pack.new_bytes:
+                raise CorruptCheckpoint(f"{reader.size} bytes where {pack.new_bytes} were written", where=key)
         finally:
             reader.close()
     return part

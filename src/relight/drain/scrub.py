@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog import Finding, verify_checkpoint
+from relight.catalog.packs import open_pack
 from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_tier
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
@@ -237,7 +238,7 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
         for copy in at.others:
             reach = at.reaches[copy.place]
             with contextlib.suppress(RelightError):
-                reader = reach.store.open(f"{reach.run}/{copy.checkpoint.body.dir}/{file}")
+                reader = _open_other(reach, copy.checkpoint, file)
                 files.callback(reader.close)
                 readers.append((reach.name, reader))
         used: set[str] = set()
@@ -249,6 +250,20 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
         write_pack_of(pack, at.here.store, key, _chunks(pack, readers, used))
         at.here.store.settle(at.prefix)
         return ", ".join(sorted(used))
+
+
+def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
+    """That pack of another tier's copy, however it is stored there."""
+    prefix = f"{reach.run}/{one.body.dir}"
+    with contextlib.suppress(RelightError):
+        root = _root_of(reach, one)
+        for ref in root.parts:
+            where = f"{prefix}/{ref.file}"
+            part = decode_part(reach.store.get(where, PART_BYTES_MAX), root, ref, where)
+            for pack in part.packs:
+                if pack.file == file:
+                    return open_pack(reach.store, prefix, pack)
+    return reach.store.open(f"{prefix}/{file}")
 
 
 def _part_of(at: _At, root: Root, ref: PartRef) -> Part:

@@ -17,6 +17,7 @@ from relight.format import names
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import DTYPES, dtype_named
 from relight.format.records import VERSION, Metric, check_metrics, check_version
+from relight.format.stored import Stored, check_stored
 from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, shown, to_json
 from relight.layout import Box, check_tiling
 
@@ -28,7 +29,9 @@ DIMS_MAX = 64
 ROLES = ("param", "buffer", "optim", "grad", "rng", "value")
 SHORT_PARTS = "short-parts"
 """A root whose ``parts`` are texts: whoever commits for thousands of ranks writes one for each of them."""
-FEATURES: frozenset[str] = frozenset({SHORT_PARTS})
+STORED_CHUNKS = "stored-chunks"
+"""A root of which some pack is not a file as it is: chunks are coded, or lie with an earlier checkpoint."""
+FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS})
 """What this Relight understands beyond the first roots there were."""
 _SHORT = re.compile(r"([A-Za-z0-9_-]{43})(0|[1-9a-z][0-9a-z]{0,6})\Z")
 
@@ -70,7 +73,30 @@ class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One file of bytes: its name, its length, and the chunks ``(length, hash)`` that tile it from its first byte to its last."""
+    """A file of bytes: its name, its length, and the chunks ``(length, hash)`` that tile it from its first byte to its last.
+
+    With ``stored`` there need not be such a file: that says where each chunk is. All else here is as if there were.
+    """
+
+    file: str
+    size: int
+    chunks: list[tuple[int, bytes]]
+    stored: Stored | None = None
+
+
+    @property
+    def stored_bytes(self) -> int:
+        """What its chunks take, wherever they lie."""
+        return self.size if self.stored is None else self.stored.bytes
+
+    @property
+    def new_bytes(self) -> int:
+        """What of that lies with this checkpoint."""
+        return self.size if self.stored is None else self.stored.size
+
+
+class _Plain(msgspec.Struct, frozen=True, array_like=True):
+    """A pack without ``stored``, as it is written."""
 
     file: str
     size: int
@@ -148,7 +174,8 @@ _PART_HEAD = bytes([0x80 | len(Part.__struct_fields__)])
 
 def encode_part(part: Part) -> bytes:
     """The bytes of a part file."""
-    return _encoder.encode(part)
+    packs: Any = [_Plain(pack.file, pack.size, pack.chunks) if pack.stored is None else pack for pack in part.packs]
+    return _encoder.encode(msgspec.structs.replace(part, packs=packs))
 
 
 def encode_root(root: Root) -> bytes:
@@ -235,7 +262,14 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
     if identity != (root.store, root.run, root.id, root.step, root.epoch, ref.rank, root.world):
         raise UnsafeContent("the part belongs to another checkpoint, attempt or rank", where=where)
     check_part(part, where)
+    if any(pack.stored is not None for pack in part.packs):
+        _check_donors(part, root, where)
     return part
+
+
+def _check_donors(part: Part, root: Root, where: str) -> None:
+    if STORED_CHUNKS not in root.features or not set(donors_of(part.packs)) <= set(root.requires):
+        raise UnsafeContent("the root does not say that chunks are stored elsewhere, or not with whom", where=where)
 
 
 def adopt_part(data: bytes, root: Root, ref: PartRef, where: str) -> tuple[Part, bytes]:
@@ -250,6 +284,11 @@ def adopt_part(data: bytes, root: Root, ref: PartRef, where: str) -> tuple[Part,
     return decode_part(mine, root, ref, where), mine
 
 
+def donors_of(packs: Iterable[Pack]) -> list[str]:
+    """The ids of other checkpoints whose bytes these packs need."""
+    return sorted({donor for pack in packs if pack.stored is not None for donor in pack.stored.donors()})
+
+
 def check_part(part: Part, where: str) -> None:
     """Refuse a part whose packs or tensors do not add up. Linear in its length."""
     for index, pack in enumerate(part.packs):
@@ -261,6 +300,8 @@ def check_part(part: Part, where: str) -> None:
             total += length
         if total != pack.size or not pack.chunks or not 0 < pack.size < 2**63:
             raise UnsafeContent(f"{pack.file}: chunks hold {total} bytes of {pack.size}", where=where)
+        if pack.stored is not None:
+            check_stored(pack.stored, [length for length, _ in pack.chunks], part.id, where)
     spans: list[list[tuple[int, int, int]]] = [[] for _ in part.packs]
     for tensor in part.tensors:
         if not _plainly_right(tensor):

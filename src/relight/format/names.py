@@ -20,6 +20,7 @@ _DIR = re.compile(r"([0-9]{10,16})-([0-9a-z]{10})-e(0|[1-9][0-9]{0,11})\Z")
 _RECORD = re.compile(r"([0-9]{12})\.json\Z")
 _PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
 _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
+_STORED = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.chunks\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
 _NUMBER = "(0|[1-9a-z][0-9a-z]{0,11})"
 _READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])\Z")
@@ -111,9 +112,19 @@ def pack_file(rank: int, index: int) -> str:
 
 
 def parse_pack_file(name: str) -> tuple[int, int] | None:
-    """``(rank, index)`` of a pack's file, or None if it is none."""
-    match = _PACK.match(name)
+    """``(rank, index)`` of a file with a pack's chunks, or None if it is none."""
+    match = _PACK.match(name) or _STORED.match(name)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def stored_file(pack: str) -> str:
+    """The file beside a pack's name that holds its chunks, where they are not stored as that pack."""
+    return f"{pack.removesuffix('.safetensors')}.chunks"
+
+
+def is_pack_file(name: str) -> bool:
+    """Whether ``name`` is one under which chunks may be stored."""
+    return _PACK.match(name) is not None or _STORED.match(name) is not None
 
 
 class Ready(NamedTuple):
@@ -181,7 +192,7 @@ def is_said_file(name: str) -> bool:
 
 def is_written_file(name: str) -> bool:
     """Whether ``name`` is one that Relight writes into a checkpoint directory. Others are never deleted."""
-    return name in (ROOT_FILE, DRAFT_FILE) or any(pattern.match(name) for pattern in (_PART, _PACK))
+    return name in (ROOT_FILE, DRAFT_FILE) or any(pattern.match(name) for pattern in (_PART, _PACK, _STORED))
 
 
 def require_name(actual: str, expected: str, where: str) -> None:

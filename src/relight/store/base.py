@@ -52,8 +52,11 @@ class Writer(Protocol):
         """Write all of ``data``, which is the caller's again when this returns. Pieces of a file larger than 64 MiB come nearly in order:
         an object store keeps no more than that of what lies behind a gap."""
 
-    def finish(self) -> None:
-        """Make the bytes durable and close; the name needs ``settle``. After an error the file is poisoned: abort, never finish again."""
+    def finish(self, size: int | None = None) -> None:
+        """Make the bytes durable and close; the name needs ``settle``. After an error the file is poisoned: abort, never finish again.
+
+        ``size``: the file ends there, sooner than was announced.
+        """
 
     def abort(self) -> None:
         """Close and remove. Never raises."""

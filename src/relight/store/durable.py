@@ -116,10 +116,12 @@ class NewFile:
         except OSError as error:
             raise translate(error, "writing", self._path) from error
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """Cut to length, fsync, close. Any error poisons the file."""
+        cut = size is not None and size < self._size
+        self._size = self._size if size is None else size
         try:
-            if self.align > 1 and self._size % self.align:
+            if cut or (self.align > 1 and self._size % self.align):
                 self._disk.truncate(self._fd, self._size)
             self._disk.fsync(self._fd)
             self.inode = self._disk.fstat(self._fd).st_ino

@@ -109,8 +109,9 @@ class _MemoryWriter:
     def write_at(self, offset: int, data: memoryview) -> None:
         self._buffer[offset : offset + len(data)] = data
 
-    def finish(self) -> None:
-        pass
+    def finish(self, size: int | None = None) -> None:
+        if size is not None:
+            del self._buffer[size:]
 
     def abort(self) -> None:
         self._store.delete(self._key)

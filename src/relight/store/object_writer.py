@@ -71,9 +71,12 @@ class ObjectWriter:
             self._held += length
             self._changed.notify_all()
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """See ``Writer``."""
-        if self._size <= PART_BYTES:
+        in_one = self._size <= PART_BYTES
+        with self._changed:
+            self._size = self._size if size is None else size
+        if in_one:
             self._raise()
             self._finished = True
             self._put(self._path, self._small(), 0, 1)
@@ -139,6 +142,8 @@ class ObjectWriter:
         while self._next < self._size:
             with self._changed:
                 while self._next not in self._pieces:
+                    if self._finished and self._next >= self._size:  # it ended sooner than was announced
+                        return
                     if self._aborted:
                         raise _Aborted("called off")
                     if self._finished:

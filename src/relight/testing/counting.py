@@ -114,8 +114,8 @@ class _Writer:
     def write_at(self, offset: int, data: memoryview) -> None:
         self._inner.write_at(offset, data)
 
-    def finish(self) -> None:
-        self._inner.finish()
+    def finish(self, size: int | None = None) -> None:
+        self._inner.finish(size)
         self._store.tell(self._key)
 
     def abort(self) -> None:

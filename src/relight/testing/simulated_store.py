@@ -228,8 +228,10 @@ class _Writer:
         self._store._enter("write", self._key)
         self._file.data[offset : offset + len(data)] = data
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         self._store._enter("finish", self._key)
+        if size is not None:
+            del self._file.data[size:]
         self._file.finished = True
 
     def abort(self) -> None:

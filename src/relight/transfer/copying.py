@@ -1,7 +1,8 @@
 """Copying checkpoints: every byte verified on the way, committed at the other end under that run's own identity.
 
 A copy is no attempt and fences nobody: its COMMIT is a tool's, with the highest epoch read from the destination's log. Packs
-are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from.
+are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from. What was
+coded, or lay with another checkpoint, is a file again, so that a copy needs nobody.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from relight.catalog import Opened, Run
+from relight.catalog.packs import open_pack
 from relight.catalog.read import each_chunk, is_sound
 from relight.commit import delete_directory
 from relight.commit.save import check_written, new_id
@@ -22,13 +24,12 @@ from relight.errors import (
     ConfigError,
     CorruptCheckpoint,
     Fenced,
-    IncompatibleState,
     LeaseHeld,
     RelightError,
     UnsafeContent,
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
-from relight.format.manifest import Pack
+from relight.format.manifest import STORED_CHUNKS, Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, View, fold
@@ -53,8 +54,8 @@ class CopyPlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes to be copied."""
-        return sum(one.body.stored_bytes for one in self.checkpoints)
+        """Bytes to be copied, about: of what is coded or lies elsewhere, those of its tensors."""
+        return sum(max(one.body.stored_bytes, one.body.logical_bytes) for one in self.checkpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +135,6 @@ def _origin(view: View, checkpoint_id: str) -> dict[str, Any]:
 def copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None) -> str:
     """Copy a checkpoint and commit it there; its id there. ``charge``: the epoch in which an attempt copies, which must be the
     destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is."""
-    if opened.root.requires:
-        raise IncompatibleState(
-            f"needs bytes of {', '.join(opened.root.requires)}", where=opened.prefix, hint="copy with a newer relight"
-        )
     view = log.read()
     history = fold(view)
     _in_charge(log.run, charge, history)
@@ -190,8 +187,9 @@ def _write(
         for pack in part.packs:
             _copy_pack(opened, pack, store, f"{prefix}/{pack.file}", progress)
         moved: Part = msgspec.structs.replace(
-            part, store=view.store_id, run=view.run_id, id=directory.id, step=directory.step, epoch=directory.epoch
-        )
+            part, store=view.store_id, run=view.run_id, id=directory.id, step=directory.step, epoch=directory.epoch,
+            packs=[msgspec.structs.replace(pack, stored=None) for pack in part.packs],
+        )  # fmt: skip
         data = encode_part(moved)
         put(store, f"{prefix}/{ref.file}", data)
         refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
@@ -205,6 +203,8 @@ def _write(
         epoch=directory.epoch,
         parents=[one for one in opened.root.parents if one in history.committed_ids],
         parts=refs,
+        features=[one for one in opened.root.features if one != STORED_CHUNKS],
+        requires=[],
         stored_bytes=stored,
         new_bytes=stored,
         user={**opened.root.user, COPIED_FROM: origin},
@@ -242,7 +242,7 @@ def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -
     that is not what was committed. Memory: what ``each_chunk`` takes."""
     source = f"{opened.prefix}/{pack.file}"
     try:
-        reader = opened.store.open(source)
+        reader = open_pack(opened.store, opened.prefix, pack)
     except CheckpointNotFound as error:
         raise CorruptCheckpoint("a file of this checkpoint is missing", where=source) from error
     try:
@@ -298,6 +298,7 @@ def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, roo
         root=root_hash,
         root_bytes=root_bytes,
         parents=root.parents,
+        requires=root.requires,
         stored_bytes=root.stored_bytes,
         new_bytes=root.new_bytes,
     )

@@ -1,0 +1,145 @@
+"""A pack, open for reading, however its chunks are stored: as the file it is; or coded, or with earlier checkpoints, as if it were one.
+
+Whoever reads packs sees their bytes, and checks them against the hashes of their chunks, which are of those bytes. What is coded is
+checked once more, before it is decoded: so it can be said which file is damaged, and a decoder only ever sees what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint
+from relight.format import Digest
+from relight.format.manifest import Pack
+from relight.format.names import stored_file
+from relight.format.stored import Piece
+from relight.store import PAGE, ByteStore, Reader, page_buffer
+
+
+def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
+    """That pack of the checkpoint in ``prefix``. ``CheckpointNotFound`` if it is not there; ``CorruptCheckpoint`` if that is said of chunks
+    that are stored elsewhere.
+
+    A file by the pack's name is taken if there is one, wherever the part says that its chunks are: in memory, or in another tier,
+    or where it was repaired. Closed by the caller.
+    """
+    if pack.stored is None:
+        return store.open(f"{prefix}/{pack.file}")
+    with contextlib.suppress(CheckpointNotFound):
+        return store.open(f"{prefix}/{pack.file}")
+    return StoredReader(store, prefix, pack)
+
+
+def files_of(prefix: str, pack: Pack) -> list[str]:
+    """The keys of the files that hold the pack's chunks, this checkpoint's own first."""
+    if pack.stored is None:
+        return [f"{prefix}/{pack.file}"]
+    above = prefix.rpartition("/")[0]
+    own = [f"{prefix}/{stored_file(pack.file)}"] if pack.stored.size else []
+    return own + [f"{above}/{directory}/{file}" for directory, file in pack.stored.homes]
+
+
+class StoredReader:
+    """A pack whose chunks are stored elsewhere than in a file of that name: decoded as they are read. Any thread.
+
+    Memory: for each thread that reads, a buffer for what is stored of a chunk, and what decoding takes.
+    """
+
+    def __init__(self, store: ByteStore, prefix: str, pack: Pack) -> None:
+        assert pack.stored is not None
+        self.size = pack.size
+        self._where = f"{prefix}/{pack.file}"
+        self._pieces: Sequence[Piece] = pack.stored.pieces
+        self._ends = list(accumulate(length for length, _ in pack.chunks))
+        self._keys = files_of(prefix, pack)
+        if not pack.stored.size:
+            self._keys = ["", *self._keys]
+        self._readers: list[Reader | None] = []
+        self._rooms = threading.local()
+        try:
+            for key in self._keys:
+                self._readers.append(store.open(key) if key else None)
+            own = self._readers[0]
+            if own is not None and own.size != pack.stored.size:
+                raise CorruptCheckpoint(f"{self._keys[0]} is {own.size} bytes long, {pack.stored.size} were committed", where=self._where)
+        except CheckpointNotFound:
+            self.close()
+            missing = self._keys[len(self._readers)]
+            raise CorruptCheckpoint(f"{missing}, which holds chunks of it, is missing", where=self._where) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        """See ``Reader``: for chunks that lie in one file as they are, one behind the other."""
+        number = bisect_right(self._ends, offset)
+        first = self._pieces[number] if number < len(self._pieces) else None
+        if first is None or offset != (self._ends[number - 1] if number else 0):
+            return None
+        at = first.offset
+        while at - first.offset < length:
+            piece = self._pieces[number]
+            if piece.coded or (piece.home, piece.offset) != (first.home, at):
+                return None
+            at, number = at + piece.length, number + 1
+        return self._reader(first).fetch(first.offset, length, room) if at - first.offset == length else None
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """See ``Reader``. Best asked for whole chunks: of others all is read and decoded, too."""
+        if not 0 <= offset <= offset + len(into) <= self.size:
+            raise CorruptCheckpoint("the pack ends sooner", where=self._where)
+        number = bisect_right(self._ends, offset)
+        while len(into):
+            start = self._ends[number - 1] if number else 0
+            length = self._ends[number] - start
+            take = min(len(into), self._ends[number] - offset)
+            if take == length:
+                self._chunk(self._pieces[number], into[:take])
+            else:
+                held = memoryview(bytearray(length))
+                self._chunk(self._pieces[number], held)
+                into[:take] = held[offset - start :][:take]
+            offset, into, number = offset + take, into[take:], number + 1
+
+    def close(self) -> None:
+        """Let all files go."""
+        for reader in self._readers:
+            if reader is not None:
+                reader.close()
+
+    def _chunk(self, piece: Piece, into: memoryview) -> None:
+        """From the far end of the chain: each difference is added to what is there already. What is not coded, whoever asked checks."""
+        for one in reversed(list(piece.links())):
+            if one is piece and not one.coded:
+                self._reader(one).read_into(one.offset, into)
+                return
+            stored = self._stored(one)
+            if Digest(stored).digest() != one.hash:
+                what = f"bytes {one.offset}–{one.offset + one.length} of {self._keys[one.home]} are not what was committed"
+                raise CorruptCheckpoint(what, where=self._where)
+            if not one.coded:
+                into[:] = stored
+                continue
+            from relight.format.codecs import decode  # numpy takes a tenth of a second to import, and most packs are files
+
+            decode(stored, into, into if one.base is not None else None)
+
+    def _stored(self, one: Piece) -> memoryview:
+        room: memoryview | None = getattr(self._rooms, "room", None)
+        if room is None or len(room) < one.length + 2 * PAGE:
+            room = self._rooms.room = page_buffer(-(-one.length // PAGE) * PAGE + 2 * PAGE)
+        reader = self._reader(one)
+        data = reader.fetch(one.offset, one.length, room)
+        if data is None:
+            data = room[: one.length]
+            reader.read_into(one.offset, data)
+        return data
+
+    def _reader(self, one: Piece) -> Reader:
+        reader = self._readers[one.home]
+        assert reader is not None
+        return reader

@@ -1,0 +1,265 @@
+"""Packs of which only what is new is written, coded where that makes it smaller.
+
+What the attempt's last checkpoint has is known by the hashes of its chunks: a chunk that is there already is named, wherever it lies, and
+not written. Others are coded if a sample says that they become smaller. All own bytes of a pack go into one file, in the order of its
+chunks. Chunks are hashed and coded by a few threads, ahead of what is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from relight.commit.pack_writer import Pace
+from relight.commit.plan import PackPlan, SavePlan
+from relight.errors import NoSpace
+from relight.format import Digest, Part, Tensor, dtype_named
+from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
+from relight.format.manifest import Pack
+from relight.format.names import CheckpointDir, stored_file
+from relight.format.stored import OWN, Piece, Stored
+from relight.layout.sources import copy_from
+from relight.store import PAGE, ByteStore, Writer, page_buffer
+
+HELD_BYTES = 16 << 20
+"""What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
+AHEAD = 8
+"""Chunks that may be hashed and coded ahead of what is written."""
+_NO_BYTES = memoryview(b"")
+
+
+class Where(NamedTuple):
+    """A chunk's stored bytes, and the files that ``home`` of it and of what it differs from means, as ``(directory, file)``."""
+
+    piece: Piece
+    homes: tuple[tuple[str, str], ...]
+    """One for each link of the chain."""
+
+
+@dataclass(slots=True)
+class Earlier:
+    """What the attempt's last checkpoint holds, by hash and length of its chunks."""
+
+    id: str = ""
+    requires: frozenset[str] = frozenset()
+    chunks: dict[tuple[bytes, int], Where] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Have the next save store everything itself."""
+        self.id, self.requires, self.chunks = "", frozenset(), {}
+
+    def learn(self, directory: CheckpointDir, part: Part) -> None:
+        """The checkpoint that was committed last."""
+        self.id, self.chunks = directory.id, {}
+        needed = set[str]()
+        for pack in part.packs:
+            own, at = (str(directory), pack.file if pack.stored is None else stored_file(pack.file)), 0
+            homes = [own, *(pack.stored.homes if pack.stored is not None else ())]
+            for number, (length, value) in enumerate(pack.chunks):
+                if pack.stored is None:
+                    piece = Piece(OWN, at, length, False, value)
+                else:
+                    piece = pack.stored.pieces[number]
+                self.chunks[value, length] = Where(piece, tuple(homes[link.home] for link in piece.links()))
+                at += length
+            needed.update(pack.stored.donors() if pack.stored is not None else ())
+        self.requires = frozenset(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class Smaller:
+    """How a save's packs are to be stored: with what ``earlier`` has, and, if ``coded``, coded."""
+
+    earlier: Earlier = field(default_factory=Earlier)
+    coded: bool = True
+
+
+class _Chunk(NamedTuple):
+    """What a thread made of one."""
+
+    hash: bytes
+    where: Where | None
+    """Where it lies already."""
+    body: memoryview | bytes
+    """What is to be stored, if it does not."""
+    coded: bool
+
+
+def write_smaller_packs(store: ByteStore, prefix: str, plan: SavePlan, smaller: Smaller, pace: Pace) -> tuple[list[Pack], float]:
+    """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
+    took, in seconds."""
+    written = [
+        write_smaller(store, prefix, pack, kinds_of(pack, plan.tensors, index), smaller, pace) for index, pack in enumerate(plan.packs)
+    ]
+    return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
+
+
+def write_smaller(
+    store: ByteStore, prefix: str, plan: PackPlan, kinds: Mapping[int, Kind], smaller: Smaller, pace: Pace
+) -> tuple[Pack, float]:
+    """Write what is new of ``plan``; what the part says of the pack, and how long finishing took, in seconds.
+
+    ``kinds``: of the elements of a chunk, by its number. Memory: ``AHEAD`` chunks, twice where they are coded, and ``HELD_BYTES``.
+    """
+    homes: dict[tuple[str, str], int] = {}
+    pieces: list[Piece] = []
+    hashes: list[bytes] = []
+    out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size)
+    started, done = time.monotonic(), 0
+    try:
+        for length, chunk in zip(plan.chunks, _made(plan, kinds, smaller, pace.threads), strict=True):
+            hashes.append(chunk.hash)
+            if chunk.where is not None:
+                pieces.append(_placed(chunk.where, homes))
+                out.spare(length)
+            else:
+                value = Digest(chunk.body).digest() if chunk.coded else chunk.hash
+                pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value))
+                out.put(memoryview(chunk.body), length)
+            done += length
+            if pace.progress is not None:
+                pace.progress(length)
+            if pace.bytes_per_second:
+                time.sleep(max(0.0, out.size / pace.bytes_per_second - (time.monotonic() - started)))
+        before = time.perf_counter()
+        out.finish()
+        fsync_s = time.perf_counter() - before
+    except BaseException:
+        out.abort()
+        raise
+    stored = Stored(out.size, list(homes), pieces)
+    return Pack(plan.file, plan.size, list(zip(plan.chunks, hashes, strict=True)), stored), fsync_s
+
+
+def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kind]:
+    """Of which elements each chunk of pack ``index`` is; its header, the first chunk, is of bytes."""
+    held = iter(sorted((tensor.offset, tensor.length, tensor.dtype) for tensor in tensors if tensor.pack == index and tensor.length))
+    found, at, end, dtype = {0: BYTES}, 0, 0, ""
+    for number, length in enumerate(plan.chunks):
+        while end <= at and number:
+            offset, held_bytes, dtype = next(held)
+            end = offset + held_bytes
+        if number:
+            found[number] = kind_of(dtype_named(dtype))
+        at += length
+    return found
+
+
+def _placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
+    """The piece, as this pack says it."""
+    links = list(where.piece.links())
+    piece: Piece | None = None
+    for link, home in zip(reversed(links), reversed(where.homes), strict=True):
+        piece = msgspec.structs.replace(link, home=homes.setdefault(home, len(homes) + 1), base=piece)
+    assert piece is not None
+    return piece
+
+
+def _made(plan: PackPlan, kinds: Mapping[int, Kind], smaller: Smaller, threads: int) -> Iterator[_Chunk]:
+    """The chunks in order, each hashed, and coded if it is new."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="relight-code") as pool:
+        jobs: deque[Future[_Chunk]] = deque()
+        try:
+            for number, data in enumerate(_chunks(plan)):
+                jobs.append(pool.submit(_make, data, kinds[number], smaller))
+                if len(jobs) >= AHEAD:
+                    yield jobs.popleft().result()
+            while jobs:
+                yield jobs.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
+
+
+def _make(data: memoryview, kind: Kind, smaller: Smaller) -> _Chunk:
+    value = Digest(data).digest()
+    where = smaller.earlier.chunks.get((value, len(data)))
+    if where is not None:
+        return _Chunk(value, where, _NO_BYTES, False)
+    way = choose(data, kind) if smaller.coded else None
+    body = None if way is None else encode(data, way)
+    return _Chunk(value, None, data if body is None else body, body is not None)
+
+
+def _chunks(plan: PackPlan) -> Iterator[memoryview]:
+    """The bytes of each chunk, as they come."""
+    if plan.image is not None:
+        at = there = 0
+        for length in plan.chunks:
+            if plan.until is not None and at + length > there:
+                there = plan.until(at + length)
+            yield plan.image[at : at + length]
+            at += length
+        return
+    sources = iter(plan.sources)
+    source, used = next(sources), 0
+    for length in plan.chunks:
+        data, at = memoryview(bytearray(length)), 0
+        while at < length:
+            if used == source.length:
+                source, used = next(sources), 0
+            step = min(length - at, source.length - used)
+            copy_from(source, used, data[at : at + step])
+            at, used = at + step, used + step
+        yield data
+
+
+class _Out:
+    """The file of what is new: nothing, if there is nothing; of its very size, if that is little; else no longer than announced."""
+
+    def __init__(self, store: ByteStore, key: str, at_most: int) -> None:
+        self._store, self._key, self._at_most = store, key, at_most
+        self._writer: Writer | None = None
+        self._buffer = page_buffer(min(HELD_BYTES, -(-at_most // PAGE) * PAGE))
+        self._held = 0
+        self._written = 0
+
+    @property
+    def size(self) -> int:
+        """Of what was put here."""
+        return self._written + self._held
+
+    def spare(self, length: int) -> None:
+        """So much of what was expected will not come."""
+        self._at_most -= length
+
+    def put(self, data: memoryview, expected: int) -> None:
+        """Behind what is there."""
+        self._at_most -= expected - len(data)
+        while data:
+            if self._held == len(self._buffer):
+                self._flush()
+            step = min(len(data), len(self._buffer) - self._held)
+            self._buffer[self._held : self._held + step] = data[:step]
+            self._held, data = self._held + step, data[step:]
+
+    def finish(self) -> None:
+        """Durable but for its name; there is no such file if nothing was put here."""
+        if not self.size:
+            return
+        if self._writer is None:
+            self._at_most = self.size
+        self._flush()
+        assert self._writer is not None
+        self._writer.finish(self._written)
+
+    def abort(self) -> None:
+        """As if there had been none."""
+        if self._writer is not None:
+            self._writer.abort()
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            try:
+                self._writer = self._store.write(self._key, self._at_most)
+            except NoSpace:  # for all that may come, but perhaps for what will: it is asked for as it is written
+                if self._at_most == self.size:
+                    raise
+                self._writer = self._store.write(self._key, self.size)
+        self._writer.write_at(self._written, self._buffer[: -(-self._held // self._writer.align) * self._writer.align])
+        self._written, self._held = self._written + self._held, 0

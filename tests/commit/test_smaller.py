@@ -1,0 +1,310 @@
+"""Saves of which only what is new is written, coded: what they take, and that every reader gets the bytes that were saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relight
+from relight.catalog import Run
+from relight.catalog.packs import open_pack
+from relight.catalog.read import read_tensors
+from relight.catalog.verify import verify_checkpoint
+from relight.commit import Attempt, SaveRequest
+from relight.commit.smaller import Earlier, Smaller
+from relight.errors import NoSpace
+from relight.format import encode_tree
+from relight.format.records import RetireBody
+from relight.layout import Bytes, Item
+from relight.log import fold
+from relight.policy import Keep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.store import ByteStore, LocalStore, MemoryStore
+from relight.transfer import execute_copy, plan_copy
+
+State = dict[str, np.ndarray]
+WIDTHS = {"float32": "<f4", "int64": "<i8", "uint8": "<u1"}
+
+
+def weights(megabytes: float, seed: int = 0) -> np.ndarray:
+    """Such as training makes, float32."""
+    return (np.random.default_rng(seed).standard_normal(int(megabytes * (1 << 18))) * 0.02).astype("<f4")
+
+
+def state(seed: int = 0) -> State:
+    """A frozen base, an adapter, a counter, noise."""
+    return {
+        "base/a": weights(9, seed), "base/b": weights(5.5, seed + 1), "adapter": weights(0.25, seed + 2),
+        "noise": np.frombuffer(np.random.default_rng(seed + 3).bytes(3 << 20), np.uint8).copy(), "step": np.array([seed], "<i8"),
+    }  # fmt: skip
+
+
+def request(step: int, held: State, smaller: Smaller | None) -> SaveRequest:
+    """A save of it."""
+    names = {"<f4": "float32", "<i8": "int64", "|u1": "uint8"}
+    items = [
+        Item(name, names[values.dtype.str], values.shape, "param", Bytes(values.tobytes()), trainable=name == "adapter")
+        for name, values in held.items()
+    ]
+    return SaveRequest(step=step, tree=encode_tree({}), items=items, smaller=smaller)
+
+
+def stores(tmp_path: Path) -> list[ByteStore]:
+    """With direct input and output, without, and in memory."""
+    return [LocalStore(tmp_path / "direct"), LocalStore(tmp_path / "cached", direct=False), MemoryStore()]
+
+
+class Taken:
+    """Fills a buffer of its own."""
+
+    def __init__(self, length: int) -> None:
+        self.data = bytearray(length)
+        self.length = length
+
+    def view(self) -> memoryview:
+        """All of it."""
+        return memoryview(self.data)
+
+
+def read(store: ByteStore, run: str, which: str) -> State:
+    """What a checkpoint holds, by every reader's way."""
+    found = Run(store, run)
+    checkpoint = found.history().find(which)
+    assert checkpoint is not None
+    opened = found.open(checkpoint)
+    (part,) = opened.parts
+    sinks: dict[int, Any] = {index: Taken(tensor.length) for index, tensor in enumerate(part.tensors)}
+    read_tensors(opened, part, sinks)
+    return {one.name: np.frombuffer(sinks[index].data, WIDTHS[one.dtype]) for index, one in enumerate(part.tensors)}
+
+
+def check(store: ByteStore, run: str, which: str, held: State) -> None:
+    """It verifies, and holds that."""
+    found = Run(store, run)
+    checkpoint = found.history().find(which)
+    assert checkpoint is not None
+    assert verify_checkpoint(store, found.view(), checkpoint) == []
+    seen = read(store, run, which)
+    assert seen.keys() == held.keys()
+    for name, values in held.items():
+        assert np.array_equal(seen[name].view("u1"), values.reshape(-1).view("u1")), name
+
+
+def body_of(store: ByteStore, run: str, which: str) -> Any:
+    """What COMMIT says."""
+    found = Run(store, run).history().find(which)
+    assert found is not None
+    return found.body
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
+    """A frozen base is stored once, however many saves there are; every one of them restores to its bits."""
+    store, smaller = stores(tmp_path)[number], Smaller()
+    attempt = Attempt.begin(store, "r")
+    held, saved = state(), []
+    for step in range(4):
+        held = {**held, "adapter": weights(0.25, 50 + step), "step": np.array([step], "<i8")}
+        report = attempt.save(request(step, held, smaller))
+        saved.append((report.id, held))
+    for which, values in saved:
+        check(store, "r", which, values)
+    first, *later = [body_of(store, "r", which) for which, _ in saved]
+    assert first.requires == [] and first.new_bytes == first.stored_bytes < 0.9 * first.logical_bytes
+    for one in later:
+        assert one.new_bytes < 0.03 * one.logical_bytes and one.requires[0] and first.id in one.requires
+        assert first.new_bytes * 0.95 < one.stored_bytes < first.logical_bytes
+    # never a reference to a reference: of each checkpoint between, only what lies with it is asked for
+    assert [one.requires for one in later][-1] == [first.id]
+
+
+def test_what_is_not_new_at_all(tmp_path: Path) -> None:
+    """The same state again: the packs' headers, a part and a root."""
+    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    attempt.save(request(0, held, smaller))
+    again = attempt.save(request(1, held, smaller))
+    check(store, "r", again.id, held)
+    assert body_of(store, "r", again.id).new_bytes < 4096
+
+
+def test_without_codecs(tmp_path: Path) -> None:
+    """What is new is stored as it is."""
+    store, smaller = LocalStore(tmp_path / "s"), Smaller(coded=False)
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    first = attempt.save(request(0, held, smaller))
+    assert body_of(store, "r", first.id).new_bytes > body_of(store, "r", first.id).logical_bytes
+    held = {**held, "base/b": weights(5.5, 9)}
+    second = attempt.save(request(1, held, smaller))
+    check(store, "r", second.id, held)
+    assert body_of(store, "r", second.id).new_bytes < 6.6 * (1 << 20)
+
+
+def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
+    """Retention keeps it, sweeping leaves it; when nobody needs it any more, it goes."""
+    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    ids = []
+    for step in range(3):
+        held = {**held, "adapter": weights(0.25, 50 + step)}
+        ids.append(attempt.save(request(step, held, smaller)).id)
+        execute(plan_prune(store, "r", Keep(last=1)), store)
+        execute_sweep(plan_sweep(store, "r"), store)
+    assert [one.id for one in Run(store, "r").history().live] == [ids[0], ids[2]]
+    check(store, "r", ids[2], held)
+    held = state(seed=90)
+    last = attempt.save(request(4, held, smaller))
+    execute(plan_prune(store, "r", Keep(last=1)), store)
+    execute_sweep(plan_sweep(store, "r"), store)
+    assert [one.id for one in Run(store, "r").history().live] == [last.id]
+    check(store, "r", last.id, held)
+    assert not list((tmp_path / "s" / "r").glob(f"*{ids[0]}*"))
+
+
+def test_a_donor_that_was_retired_meanwhile() -> None:
+    """The save fails and leaves nothing; the next stores everything itself."""
+    store, smaller = MemoryStore(), Smaller()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    first = attempt.save(request(0, held, smaller))
+
+    def retire() -> None:
+        attempt.place.log.append(lambda view: (RetireBody(ids=[first.id], reason="by hand"), fold(view).epoch))
+
+    files = set(store._files)
+    with pytest.raises(relight.SaveFailed, match=f"chunks of {first.id}"):
+        attempt.save(msgspec_replace(request(1, held, smaller), packs_written=retire))
+    assert {key for key in store._files if "/log/" not in key} == {key for key in files if "/log/" not in key}
+    after = attempt.save(request(2, held, smaller))
+    assert body_of(store, "r", after.id).requires == []
+    check(store, "r", after.id, held)
+
+
+def msgspec_replace(one: SaveRequest, **fields: Any) -> SaveRequest:
+    """With other fields."""
+    import dataclasses
+
+    return dataclasses.replace(one, **fields)
+
+
+def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
+    """A flipped bit in a donor's chunk or in a coded one; another checkpoint that does not need it restores."""
+    store, smaller = LocalStore(tmp_path / "s", direct=False), Smaller()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    first = attempt.save(request(0, held, smaller))
+    second = attempt.save(request(1, {**held, "adapter": weights(0.25, 7)}, smaller))
+    third = attempt.save(request(2, state(40), smaller))
+    (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    view = Run(store, "r").view()
+    for which, wrong in ((first.id, True), (second.id, True), (third.id, False)):
+        found = Run(store, "r").history().find(which)
+        assert found is not None
+        findings = verify_checkpoint(store, view, found)
+        assert bool(findings) is wrong
+        assert all("base/" in one.tensor and which in one.file for one in findings)
+        if wrong:
+            with pytest.raises(relight.CorruptCheckpoint):
+                read(store, "r", which)
+
+
+def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
+    """Elsewhere it needs nobody: its packs are files again."""
+    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    attempt.save(request(0, held, smaller))
+    held = {**held, "adapter": weights(0.25, 7)}
+    second = attempt.save(request(1, held, smaller))
+    source, target = Run(store, "r"), LocalStore(tmp_path / "t")
+    one = source.history().find(second.id)
+    assert one is not None
+    report = execute_copy(plan_copy(source, [one], target, "r"))
+    assert report.damaged == []
+    ((_, there),) = report.copied
+    check(target, "r", there, held)
+    assert body_of(target, "r", there).requires == []
+    assert list((tmp_path / "t" / "r").glob("*/*.safetensors"))
+
+
+def test_parts_of_chunks(tmp_path: Path) -> None:
+    """Any range of a pack reads as if it were a file."""
+    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    attempt = Attempt.begin(store, "r")
+    held = {"base": weights(9), "noise": state()["noise"]}
+    attempt.save(request(0, held, smaller))
+    second = attempt.save(request(1, {**held, "noise": held["noise"][::-1].copy()}, smaller))
+    found = Run(store, "r").history().find(second.id)
+    assert found is not None
+    opened = Run(store, "r").open(found)
+    for pack in opened.parts[0].packs:
+        reader = open_pack(store, opened.prefix, pack)
+        whole = bytearray(reader.size)
+        reader.read_into(0, memoryview(whole))
+        rng = np.random.default_rng(0)
+        for _ in range(40):
+            start, end = sorted(rng.integers(0, reader.size + 1, 2).tolist())
+            into = bytearray(end - start)
+            reader.read_into(start, memoryview(into))
+            assert into == whole[start:end]
+        with pytest.raises(relight.CorruptCheckpoint):
+            reader.read_into(reader.size - 3, memoryview(bytearray(4)))
+        reader.close()
+
+
+class Tight(MemoryStore):
+    """A store with so much room and no more."""
+
+    room = 0
+
+    def write(self, key: str, size: int) -> Any:
+        """See ``ByteStore``."""
+        if size > self.room:
+            raise NoSpace("full", where=key)
+        return super().write(key, size)
+
+
+def test_room_for_what_is_new_is_enough() -> None:
+    """A store that has no room for all of it takes what is new."""
+    store, smaller = Tight(), Smaller()
+    store.room = 64 << 20
+    attempt = Attempt.begin(store, "r")
+    noise = np.frombuffer(np.random.default_rng(0).bytes(40 << 20), np.uint8)
+    attempt.save(request(0, {"noise": noise}, smaller))
+    store.room = 25 << 20
+    changed = noise.copy()
+    changed[: 20 << 20] = changed[: 20 << 20][::-1]
+    second = attempt.save(request(1, {"noise": changed}, smaller))
+    check(store, "r", second.id, {"noise": changed})
+    store.room = 10 << 20
+    with pytest.raises(NoSpace):
+        attempt.save(request(2, {"noise": noise[::-1].copy()}, smaller))
+    check(store, "r", second.id, {"noise": changed})
+
+
+def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
+    """A checkpoint that was stored as it is can be a donor."""
+    store = LocalStore(tmp_path / "s")
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    first = attempt.save(request(0, held, None))
+    found = Run(store, "r").history().find(first.id)
+    assert found is not None
+    earlier = Earlier()
+    from relight.format.names import parse_dir
+
+    directory = parse_dir(found.body.dir)
+    assert directory is not None
+    earlier.learn(directory, Run(store, "r").open(found).parts[0])
+    second = attempt.save(request(1, held, Smaller(earlier)))
+    assert body_of(store, "r", second.id).new_bytes < 8192
+    check(store, "r", second.id, held)
