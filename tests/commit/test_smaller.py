@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
-from relight.commit.smaller import Earlier, Smaller
+from relight.commit.earlier import Earlier, Smaller
 from relight.errors import NoSpace
 from relight.format import encode_tree
+from relight.format.names import parse_dir
 from relight.format.records import RetireBody
 from relight.layout import Bytes, Item
 from relight.log import fold
@@ -179,18 +181,11 @@ def test_a_donor_that_was_retired_meanwhile() -> None:
 
     files = set(store._files)
     with pytest.raises(relight.SaveFailed, match=f"chunks of {first.id}"):
-        attempt.save(msgspec_replace(request(1, held, smaller), packs_written=retire))
+        attempt.save(dataclasses.replace(request(1, held, smaller), packs_written=retire))
     assert {key for key in store._files if "/log/" not in key} == {key for key in files if "/log/" not in key}
     after = attempt.save(request(2, held, smaller))
     assert body_of(store, "r", after.id).requires == []
     check(store, "r", after.id, held)
-
-
-def msgspec_replace(one: SaveRequest, **fields: Any) -> SaveRequest:
-    """With other fields."""
-    import dataclasses
-
-    return dataclasses.replace(one, **fields)
 
 
 def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
@@ -300,8 +295,6 @@ def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
     found = Run(store, "r").history().find(first.id)
     assert found is not None
     earlier = Earlier()
-    from relight.format.names import parse_dir
-
     directory = parse_dir(found.body.dir)
     assert directory is not None
     earlier.learn(directory, Run(store, "r").open(found).parts[0])

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from relight.commit.earlier import Smaller
 from relight.commit.lanes import write_packs
 from relight.commit.pack_writer import Pace
 from relight.commit.plan import SavePlan, plan_save
-from relight.commit.smaller import Smaller, write_smaller_packs
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, check_complete, donors_of
@@ -168,6 +168,8 @@ def write_part(
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
     if request.smaller is not None and request.seat is None:
+        from relight.commit.smaller import write_smaller_packs  # with numpy, which takes a tenth of a second to import
+
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, request.smaller, request.pace or Pace())
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, request.pace)

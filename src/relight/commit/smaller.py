@@ -11,18 +11,18 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
+from relight.commit.earlier import Smaller, Where
 from relight.commit.pack_writer import Pace
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
-from relight.format import Digest, Part, Tensor, dtype_named
+from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
 from relight.format.manifest import Pack
-from relight.format.names import CheckpointDir, stored_file
+from relight.format.names import stored_file
 from relight.format.stored import OWN, Piece, Stored
 from relight.layout.sources import copy_from
 from relight.store import PAGE, ByteStore, Writer, page_buffer
@@ -32,52 +32,6 @@ HELD_BYTES = 16 << 20
 AHEAD = 8
 """Chunks that may be hashed and coded ahead of what is written."""
 _NO_BYTES = memoryview(b"")
-
-
-class Where(NamedTuple):
-    """A chunk's stored bytes, and the files that ``home`` of it and of what it differs from means, as ``(directory, file)``."""
-
-    piece: Piece
-    homes: tuple[tuple[str, str], ...]
-    """One for each link of the chain."""
-
-
-@dataclass(slots=True)
-class Earlier:
-    """What the attempt's last checkpoint holds, by hash and length of its chunks."""
-
-    id: str = ""
-    requires: frozenset[str] = frozenset()
-    chunks: dict[tuple[bytes, int], Where] = field(default_factory=dict)
-
-    def forget(self) -> None:
-        """Have the next save store everything itself."""
-        self.id, self.requires, self.chunks = "", frozenset(), {}
-
-    def learn(self, directory: CheckpointDir, part: Part) -> None:
-        """The checkpoint that was committed last."""
-        self.id, self.chunks = directory.id, {}
-        needed = set[str]()
-        for pack in part.packs:
-            own, at = (str(directory), pack.file if pack.stored is None else stored_file(pack.file)), 0
-            homes = [own, *(pack.stored.homes if pack.stored is not None else ())]
-            for number, (length, value) in enumerate(pack.chunks):
-                if pack.stored is None:
-                    piece = Piece(OWN, at, length, False, value)
-                else:
-                    piece = pack.stored.pieces[number]
-                self.chunks[value, length] = Where(piece, tuple(homes[link.home] for link in piece.links()))
-                at += length
-            needed.update(pack.stored.donors() if pack.stored is not None else ())
-        self.requires = frozenset(needed)
-
-
-@dataclass(frozen=True, slots=True)
-class Smaller:
-    """How a save's packs are to be stored: with what ``earlier`` has, and, if ``coded``, coded."""
-
-    earlier: Earlier = field(default_factory=Earlier)
-    coded: bool = True
 
 
 class _Chunk(NamedTuple):
