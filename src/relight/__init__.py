@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import Limits, Peers, Tiers, best, every, keep, tier
+    from relight.policy import Compact, Limits, Peers, Tiers, best, every, keep, tier
 
 __version__ = VERSION
 
@@ -52,13 +52,14 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("Limits", "Peers", "Tiers", "best", "every", "keep", "tier"),
+    "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "best", "every", "keep", "tier"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CheckpointNotFound",
     "Checkpointer",
+    "Compact",
     "ConfigError",
     "CorruptCheckpoint",
     "Fenced",

@@ -15,7 +15,7 @@ from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
-from relight.commit.earlier import Earlier, Smaller
+from relight.commit.earlier import Smaller, chunks_of
 from relight.errors import NoSpace
 from relight.format import encode_tree
 from relight.format.names import parse_dir
@@ -23,6 +23,7 @@ from relight.format.records import RetireBody
 from relight.layout import Bytes, Item
 from relight.log import fold
 from relight.policy import Keep
+from relight.policy.compact import Compact, Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore
 from relight.transfer import execute_copy, plan_copy
@@ -42,6 +43,11 @@ def state(seed: int = 0) -> State:
         "base/a": weights(9, seed), "base/b": weights(5.5, seed + 1), "adapter": weights(0.25, seed + 2),
         "noise": np.frombuffer(np.random.default_rng(seed + 3).bytes(3 << 20), np.uint8).copy(), "step": np.array([seed], "<i8"),
     }  # fmt: skip
+
+
+def eager(**rules: Any) -> Smaller:
+    """Reuse and codecs from the first save on."""
+    return Smaller(Compact(**{"codecs": "always", **rules}), Experience(equal=1.0))
 
 
 def request(step: int, held: State, smaller: Smaller | None) -> SaveRequest:
@@ -105,7 +111,7 @@ def body_of(store: ByteStore, run: str, which: str) -> Any:
 @pytest.mark.parametrize("number", range(3))
 def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
     """A frozen base is stored once, however many saves there are; every one of them restores to its bits."""
-    store, smaller = stores(tmp_path)[number], Smaller()
+    store, smaller = stores(tmp_path)[number], eager()
     attempt = Attempt.begin(store, "r")
     held, saved = state(), []
     for step in range(4):
@@ -125,7 +131,7 @@ def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
 
 def test_what_is_not_new_at_all(tmp_path: Path) -> None:
     """The same state again: the packs' headers, a part and a root."""
-    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     held = state()
     attempt.save(request(0, held, smaller))
@@ -136,7 +142,7 @@ def test_what_is_not_new_at_all(tmp_path: Path) -> None:
 
 def test_without_codecs(tmp_path: Path) -> None:
     """What is new is stored as it is."""
-    store, smaller = LocalStore(tmp_path / "s"), Smaller(coded=False)
+    store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
     held = state()
     first = attempt.save(request(0, held, smaller))
@@ -149,7 +155,7 @@ def test_without_codecs(tmp_path: Path) -> None:
 
 def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
     """Retention keeps it, sweeping leaves it; when nobody needs it any more, it goes."""
-    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     held = state()
     ids = []
@@ -171,7 +177,7 @@ def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
 
 def test_a_donor_that_was_retired_meanwhile() -> None:
     """The save fails and leaves nothing; the next stores everything itself."""
-    store, smaller = MemoryStore(), Smaller()
+    store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
     held = state()
     first = attempt.save(request(0, held, smaller))
@@ -190,7 +196,7 @@ def test_a_donor_that_was_retired_meanwhile() -> None:
 
 def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
     """A flipped bit in a donor's chunk or in a coded one; another checkpoint that does not need it restores."""
-    store, smaller = LocalStore(tmp_path / "s", direct=False), Smaller()
+    store, smaller = LocalStore(tmp_path / "s", direct=False), eager()
     attempt = Attempt.begin(store, "r")
     held = state()
     first = attempt.save(request(0, held, smaller))
@@ -214,7 +220,7 @@ def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
 
 def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
     """Elsewhere it needs nobody: its packs are files again."""
-    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     held = state()
     attempt.save(request(0, held, smaller))
@@ -233,7 +239,7 @@ def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
 
 def test_parts_of_chunks(tmp_path: Path) -> None:
     """Any range of a pack reads as if it were a file."""
-    store, smaller = LocalStore(tmp_path / "s"), Smaller()
+    store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     held = {"base": weights(9), "noise": state()["noise"]}
     attempt.save(request(0, held, smaller))
@@ -270,7 +276,7 @@ class Tight(MemoryStore):
 
 def test_room_for_what_is_new_is_enough() -> None:
     """A store that has no room for all of it takes what is new."""
-    store, smaller = Tight(), Smaller()
+    store, smaller = Tight(), eager()
     store.room = 64 << 20
     attempt = Attempt.begin(store, "r")
     noise = np.frombuffer(np.random.default_rng(0).bytes(40 << 20), np.uint8)
@@ -294,10 +300,10 @@ def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
     first = attempt.save(request(0, held, None))
     found = Run(store, "r").history().find(first.id)
     assert found is not None
-    earlier = Earlier()
     directory = parse_dir(found.body.dir)
     assert directory is not None
-    earlier.learn(directory, Run(store, "r").open(found).parts[0])
-    second = attempt.save(request(1, held, Smaller(earlier)))
+    smaller = eager()
+    smaller.chunks = chunks_of(directory, Run(store, "r").open(found).parts[0].packs)
+    second = attempt.save(request(1, held, smaller))
     assert body_of(store, "r", second.id).new_bytes < 8192
     check(store, "r", second.id, held)

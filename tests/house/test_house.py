@@ -42,7 +42,7 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
 def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
-        "CheckpointNotFound", "Checkpointer", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "Limits",
+        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "Limits",
         "NoSpace", "Peers", "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "best",
         "every", "failures", "flattened", "keep", "load", "open", "save", "tier",
     ]  # fmt: skip

@@ -30,6 +30,8 @@ class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Whether it is for this trainer's writer to see to them."""
     held_s: float = 0.0
     """How long a save may be held back for want of room."""
+    compact: bytes = b""
+    """The rules by which saves are made smaller, encoded; empty for none."""
 
 
 class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -100,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     seat: Seat | None = None
     """The rank's, where several save together."""
     patient: bool = True
-    """Whether it may be held back for want of room."""
+    """Whether it may be held back for want of room, or made smaller; False if it is urgent."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -21,7 +21,7 @@ from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format.records import TagBody
 from relight.layout import Item
 from relight.log import Log, fold
-from relight.policy import Keep
+from relight.policy import Compact, Keep
 from relight.reclaim import Room
 from relight.store import open_bytes
 
@@ -95,7 +95,8 @@ class Writer:
         self.place = place
         self._store = open_bytes(place.url)
         self._log = Log(self._store, place.run)
-        self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch))
+        rules = msgspec.msgpack.decode(place.compact, type=Compact) if place.compact else None
+        self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)
         self._last: str | None = None
         self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
         self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
@@ -129,6 +130,7 @@ class Writer:
                     packs_written=follow.sealed,
                     seat=request.seat,
                     waits=waits,
+                    urgent=not request.patient,
                 )
             )
             if request.tag and (request.seat is None or request.seat.rank == 0):
@@ -175,7 +177,7 @@ class Writer:
                 return
             need = own
             if request.seat is not None:  # all ranks reckon with the same, though their shares differ: what the last one took
-                need = history.live[-1].body.stored_bytes if history.live else own * request.seat.world
+                need = history.live[-1].body.new_bytes if history.live else own * request.seat.world
             self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, tell)
 
 

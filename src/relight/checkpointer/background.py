@@ -366,6 +366,7 @@ class Background:
                     place.store.url, place.log.run, place.store_id, place.run_id, place.epoch,
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
                     self._rank == 0, self._limits.deadline_s / 2,
+                    msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
                 )
             )  # fmt: skip
         except RelightError as error:

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from relight.agent import Done, Request
 from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
+from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
@@ -20,13 +21,12 @@ from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.options import as_number, check_components, check_limits, full_bytes, plain_json, wants_background, where_to
 from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
-from relight.checkpointer.save_handle import Save
+from relight.checkpointer.save_handle import Begun, Save
 from relight.checkpointer.signals import ENDS, URGENT, Signals
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
@@ -35,18 +35,9 @@ from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError,
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
 from relight.observe import be_modest, emit
-from relight.policy import Facts, Keep, Limits, Peers, Tiers, Trigger
+from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
 from relight.world import LateRanks, find_world
-
-
-class _Begun(NamedTuple):
-    """A save that the agent has: what is to be known when it is done."""
-
-    save: Save
-    metrics: Mapping[str, float]
-    before: int | None
-    """The step that was saved before it, if this one fails."""
 
 
 class Checkpointer:
@@ -63,7 +54,8 @@ class Checkpointer:
     (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
     waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
     rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
-    it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from).
+    it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from), ``compact``
+    (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -88,28 +80,29 @@ class Checkpointer:
         per_rank: Sequence[str] = (),
         writer: str = "every rank",
         peers: Peers | None = None,
+        compact: Compact | bool | None = None,
         **components: object,
     ) -> None:
-        url, name, tiers = where_to(path, run)
+        url, name, tiers = options.where_to(path, run)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None
         if keep is not None and not isinstance(keep, Keep):
             raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
         self._keep = keep or (tiers.nearest.keep if tiers is not None else Keep())
-        self._policy, self._limits = check_failures(on_failure), check_limits(limits)
-        self._metadata = plain_json(metadata or {})
-        settings = {"background": wants_background(background), "save": save is not None, "signals": signals}
+        self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
+        self._metadata, self._compact = options.plain_json(metadata or {}), options.check_compact(compact)
+        settings = {"background": options.wants_background(background), "save": save is not None, "signals": signals}
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wants_background(background))
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, options.wants_background(background))
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[int, Begun] = {}
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
         self._warmed, self._recall = False, Recall()
-        self._components = check_components(state, components)
+        self._components = options.check_components(state, components)
         if self._ranks is not None:
             self._ranks.split(self._components)
             if self._world.rank:
@@ -308,7 +301,7 @@ class Checkpointer:
         with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
             if self._world.rank == 0:
                 probe(self._store, self._run)
-                check_room(self._store, full_bytes(state), self._keep.last or 2)
+                check_room(self._store, options.full_bytes(state), self._keep.last or 2)
         self._environment = environment()
         if self._signals is not None:
             self._signals.install()
@@ -317,6 +310,7 @@ class Checkpointer:
         if self._attempt is None:
             reason = "restored" if self._parent else "fresh"
             self._attempt = begin(self._ranks, self._store, self._run, reason, self._best)
+            self._attempt.make_smaller(self._compact)
             history = self._attempt.history()
             self._neighbours.meet()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
@@ -339,7 +333,7 @@ class Checkpointer:
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         wanted = {name for name, _ in self._trigger.metrics} if self._trigger is not None else ()
-        values = {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
+        values = {name: options.as_number(name, metrics[name]) for name in wanted if name in metrics}
         return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
 
     def _save(
@@ -404,12 +398,12 @@ class Checkpointer:
         started: float,
     ) -> Save | None:
         """Have the agent make the save; None if it cannot."""
-        numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
         save = self._outwards.expect(Save(step, reason))
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
-            self._begun[number] = _Begun(save, numbers, self._last_saved_step)
+            self._begun[number] = Begun(save, numbers, self._last_saved_step)
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
                 state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, reason not in URGENT,
@@ -489,7 +483,7 @@ class Checkpointer:
         if not quiet:
             self._collect()
 
-    def _now_durable(self, begun: _Begun, done: Done) -> None:
+    def _now_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
         self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
@@ -501,7 +495,7 @@ class Checkpointer:
         save = self._outwards.expect(Save(step, reason))
         emit("save.requested", step=step, reason=reason)
         started = perf_counter()
-        numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
         for turn in range(1 + (self._policy.retries if self._ranks is None else 0)):  # several ranks try again at another step
             try:
                 report = self._commit(state, step, reason, numbers, micro_step)
@@ -552,6 +546,7 @@ class Checkpointer:
                 parents=[self._parent] if self._parent else [],
                 id=self._ranks.id_of(attempt.place) if self._ranks is not None else "",
                 seat=self._ranks.seat if self._ranks is not None else None,
+                urgent=reason in URGENT or reason.startswith("exception"),
             )
         )
 

@@ -12,7 +12,7 @@ from relight.capture import Captured
 from relight.checkpointer.observer import observers
 from relight.errors import ConfigError
 from relight.format import dtype_named
-from relight.policy import Limits, Peers, Tiers
+from relight.policy import Compact, Limits, Peers, Tiers
 from relight.store.urls import split_run
 
 EVERY, ONE = "every rank", "rank 0"
@@ -54,6 +54,13 @@ def check_limits(limits: Limits | None) -> Limits:
     if limits is not None and not isinstance(limits, Limits):
         raise ConfigError(f"limits= takes relight.Limits(…), not {limits!r}")
     return limits or Limits()
+
+
+def check_compact(compact: Compact | bool | None) -> Compact | None:
+    """How saves are made smaller; ``True`` is the usual way."""
+    if compact is not None and not isinstance(compact, (Compact, bool)):
+        raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {compact!r}")
+    return Compact() if compact is True else compact or None
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:

@@ -46,7 +46,7 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
     elif rows:
         _table(rows)
         total = (
-            f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.stored_bytes for one in found.history.live))}"
+            f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.new_bytes for one in found.history.live))}"
         )
         click.echo(total if len(rows) == len(found.history.live) else f"{len(rows)} of {total}")
     else:
@@ -143,7 +143,7 @@ def _runs(place: Place, as_json: bool) -> None:
                 "checkpoints": len(history.live),
                 "latest_step": newest.step if newest else None,
                 "latest_created": newest.time if newest else None,
-                "stored_bytes": sum(one.body.stored_bytes for one in history.live),
+                "stored_bytes": sum(one.body.new_bytes for one in history.live),
                 "attempts": history.epoch,
             }
         )

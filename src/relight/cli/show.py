@@ -13,10 +13,11 @@ import click
 from relight.catalog import read_tensors
 from relight.catalog.opened import Opened
 from relight.catalog.stats import StatsSink, stats
+from relight.catalog.stored_as import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import Styled, age, emit_json, facts_list, metrics_text, paint, plural, progress, size, table
-from relight.commit.save import SUSPECT
+from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
@@ -61,6 +62,7 @@ class Row:
     "--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times."
 )
 @click.option("--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite.")
+@click.option("--codecs", is_flag=True, help="How chunks are stored: coded, as differences, with earlier checkpoints; and why.")
 @click.option("--values", is_flag=True, help="The plain values too: step counts, random states, settings.")
 @click.option("--metric", default="loss", show_default=True, help="What 'best' goes by.")
 @click.option(
@@ -68,7 +70,7 @@ class Row:
 )
 @json_option
 def command(
-    path: str, which: str | None, only: tuple[str, ...], with_stats: bool, values: bool, metric: str, mode: str, as_json: bool
+    path: str, which: str | None, only: tuple[str, ...], with_stats: bool, codecs: bool, values: bool, metric: str, mode: str, as_json: bool
 ) -> None:
     """Show one checkpoint, by default the newest. WHICH is an id, a step, a tag, 'latest' or 'best'.
 
@@ -100,6 +102,7 @@ def command(
             "exact": root.exact,
             "tensors": [row.to_dict() for row in rows],
         }
+        facts |= {"codecs": [row.to_dict() for row in stored_as(opened)]} if codecs else {}
         emit_json({**facts, "values": dict(plain)} if values else facts)
         return
     click.echo(paint(f"checkpoint {root.id}: step {root.step} of {found.run.name}", "bold"))
@@ -115,11 +118,15 @@ def command(
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
         ("suspect", str(root.user.get(SUSPECT, "")) if one.body.suspect else ""),
-        *((f"user.{name}", str(value)) for name, value in root.user.items() if name != SUSPECT),
+        ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) else ""),
+        *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT)),
     ]
     facts_list([(name, value) for name, value in facts_shown if value])
     click.echo()
     _table(rows, root.components, with_stats)
+    if codecs:
+        click.echo()
+        _codecs(stored_as(opened))
     if values:
         click.echo()
         table(["value", "is"], [[name, repr(value)[:400]] for name, value in plain], wrap=("value", "is"))
@@ -186,6 +193,17 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
     sane = ", none NaN or infinite" if with_stats and not set(ODD) & set(shown) else ""
     elements = plural(sum(_elements(row.tensor) for row in rows), "element")
     click.echo(f"{plural(len(rows), 'tensor')}, {elements}, {size(held_bytes)}{sane}")
+
+
+def _codecs(rows: Sequence[StoredAs]) -> None:
+    """A line for each kind of chunk."""
+    cells = [
+        [row.dtype, row.role, row.chunks, size(row.bytes), size(row.stored_bytes), f"{row.stored_bytes / max(row.bytes, 1):.0%}",
+         row.coded, row.differences, row.elsewhere]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "coded", "differences", "elsewhere"]
+    table(columns, cells, right=tuple(columns[2:]))
 
 
 def _elements(tensor: Tensor) -> int:

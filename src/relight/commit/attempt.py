@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
+from relight.commit.earlier import Smaller
 from relight.commit.save import Place, SaveReport, SaveRequest, save
 from relight.commit.together import save_together
 from relight.errors import Fenced
 from relight.format.records import Body, FenceBody, NoteBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import now_text
+from relight.policy.compact import Compact, Experience
 from relight.store import ByteStore
 
 
@@ -52,8 +55,9 @@ def _next_epoch(view: View) -> int:
 class Attempt:
     """In charge of ``run`` from ``begin`` on: every earlier attempt's later commits are void, and it is told so at its next save."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, compact: Compact | None = None) -> None:
         self._place = place
+        self._smaller = Smaller(compact) if compact is not None else None
 
     @classmethod
     def begin(cls, store: ByteStore, run: str, *, reason: str = "start", now: Callable[[], str] = now_text) -> Attempt:
@@ -67,6 +71,15 @@ class Attempt:
         record = log.append(decide)
         assert record is not None
         return cls(Place(store, log, record.store, record.run, record.epoch))
+
+    def make_smaller(self, rules: Compact | None, seen: Experience | None = None) -> None:
+        """Store later saves by these rules; as if it had been ``seen`` already what they go by."""
+        self._smaller = Smaller(rules, seen or Experience()) if rules is not None else None
+
+    @property
+    def compact(self) -> Compact | None:
+        """The rules by which saves are made smaller."""
+        return self._smaller.rules if self._smaller is not None else None
 
     @property
     def epoch(self) -> int:
@@ -98,6 +111,8 @@ class Attempt:
 
     def save(self, request: SaveRequest) -> SaveReport:
         """Save and commit, or raise and leave nothing behind. ``Fenced`` if superseded."""
+        if self._smaller is not None and request.smaller is None:
+            request = replace(request, smaller=self._smaller)
         return save(self._place, request) if request.seat is None else save_together(self._place, request)
 
     def note(self, topic: str, data: dict[str, str | int | float | bool | None]) -> None:

@@ -1,13 +1,16 @@
-"""What an attempt's last checkpoint holds: chunks that a save need not write again."""
+"""What an attempt's earlier saves have shown: chunks that need not be written again, and whether coding others pays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from relight.format import Part
+from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, stored_file
 from relight.format.stored import OWN, Piece
+from relight.policy.compact import Choice, Compact, Experience, choose
 
 
 class Where(NamedTuple):
@@ -18,39 +21,59 @@ class Where(NamedTuple):
     """One for each link of the chain."""
 
 
-@dataclass(slots=True)
-class Earlier:
-    """What the attempt's last checkpoint holds, by hash and length of its chunks."""
+MEASURED_BYTES_MIN = 1 << 20
+Chunks = dict[tuple[bytes, int], Where]
+"""By hash and length."""
 
-    id: str = ""
-    requires: frozenset[str] = frozenset()
-    chunks: dict[tuple[bytes, int], Where] = field(default_factory=dict)
+
+@dataclass(slots=True)
+class Smaller:
+    """How an attempt's saves are stored; learns from each."""
+
+    rules: Compact = field(default_factory=Compact)
+    seen: Experience = field(default_factory=Experience)
+    chunks: Chunks = field(default_factory=dict)
+    """Those of the last checkpoint."""
+    chosen: Choice | None = None
+    """What the save that is being made is; None if it was not asked for."""
+
+    def choice(self, threads: int) -> Choice:
+        """What the next save is to be."""
+        self.chosen = choose(self.rules, self.seen, threads)
+        return self.chosen
+
+    def met(self, length: int, seconds: float) -> None:
+        """The store took so long for so much. Of a few bytes that says nothing."""
+        if length >= MEASURED_BYTES_MIN:
+            self.seen.store_s_per_byte = seconds / length
+
+    def sampled(self, found: tuple[float, float] | None) -> None:
+        """What coding came to, as a share, and seconds a byte."""
+        self.seen.coded, self.seen.code_s_per_byte = found if found is not None else (None, None)
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
-        self.id, self.requires, self.chunks = "", frozenset(), {}
+        self.chunks, self.seen.equal = {}, None
 
     def learn(self, directory: CheckpointDir, part: Part) -> None:
         """The checkpoint that was committed last."""
-        self.id, self.chunks = directory.id, {}
-        needed = set[str]()
-        for pack in part.packs:
-            own, at = (str(directory), pack.file if pack.stored is None else stored_file(pack.file)), 0
-            homes = [own, *(pack.stored.homes if pack.stored is not None else ())]
-            for number, (length, value) in enumerate(pack.chunks):
-                if pack.stored is None:
-                    piece = Piece(OWN, at, length, False, value)
-                else:
-                    piece = pack.stored.pieces[number]
-                self.chunks[value, length] = Where(piece, tuple(homes[link.home] for link in piece.links()))
-                at += length
-            needed.update(pack.stored.donors() if pack.stored is not None else ())
-        self.requires = frozenset(needed)
+        before, self.chunks = self.chunks, chunks_of(directory, part.packs)
+        if before:
+            total = sum(length for pack in part.packs for length, _ in pack.chunks)
+            equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)
+            self.seen.equal = equal / max(total, 1)
+        needs_others = any(pack.stored is not None and pack.stored.homes for pack in part.packs)
+        self.seen.since_full = self.seen.since_full + 1 if needs_others else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Smaller:
-    """How a save's packs are to be stored: with what ``earlier`` has, and, if ``coded``, coded."""
-
-    earlier: Earlier = field(default_factory=Earlier)
-    coded: bool = True
+def chunks_of(directory: CheckpointDir, packs: Iterable[Pack]) -> Chunks:
+    """Where the chunks of a checkpoint of this run are stored."""
+    found: Chunks = {}
+    for pack in packs:
+        own, at = (str(directory), pack.file if pack.stored is None else stored_file(pack.file)), 0
+        homes = [own, *(pack.stored.homes if pack.stored is not None else ())]
+        for number, (length, value) in enumerate(pack.chunks):
+            piece = Piece(OWN, at, length, False, value) if pack.stored is None else pack.stored.pieces[number]
+            found[value, length] = Where(piece, tuple(homes[link.home] for link in piece.links()))
+            at += length
+    return found

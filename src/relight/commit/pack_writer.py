@@ -6,6 +6,7 @@ what is written, byte for byte, also if the source changes meanwhile.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +27,41 @@ _AHEAD = 16
 """Chunks that may be hashed ahead of what is written: enough to keep the threads busy, few enough to stop soon."""
 
 
+class Spent:
+    """How long a store took for how much. Any thread."""
+
+    def __init__(self) -> None:
+        self.bytes, self.seconds = 0, 0.0
+        self._lock = threading.Lock()
+
+    def add(self, length: int, seconds: float) -> None:
+        """So much more."""
+        with self._lock:
+            self.bytes, self.seconds = self.bytes + length, self.seconds + seconds
+
+    def timed(self, writer: Writer) -> Writer:
+        """``writer``, with what it takes added here."""
+        return _Timed(writer, self)
+
+
+class _Timed:
+    def __init__(self, inner: Writer, spent: Spent) -> None:
+        self._inner, self._spent, self.align = inner, spent, inner.align
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        started = time.perf_counter()
+        self._inner.write_at(offset, data)
+        self._spent.add(len(data), time.perf_counter() - started)
+
+    def finish(self, size: int | None = None) -> None:
+        started = time.perf_counter()
+        self._inner.finish(size)
+        self._spent.add(0, time.perf_counter() - started)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How hard a pack may be written: hashing threads, and bytes a second (None: as fast as it goes)."""
@@ -34,6 +70,8 @@ class Pace:
     bytes_per_second: float | None = None
     progress: Callable[[int], None] | None = None
     """Told the bytes of a pack that have been written, now and then."""
+    spent: Spent | None = None
+    """Told what the store took for it."""
 
 
 class _Piece(NamedTuple):

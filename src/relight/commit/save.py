@@ -7,14 +7,14 @@ import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from relight.commit.earlier import Smaller
 from relight.commit.lanes import write_packs
-from relight.commit.pack_writer import Pace
+from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
@@ -32,6 +32,8 @@ from relight.store.durable import temporary_of
 
 SUSPECT = "relight.suspect"
 """In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
+COMPACT = "relight.compact"
+"""In a root's ``user``: how its chunks are stored, and why so."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -43,7 +45,7 @@ class SaveRequest:
     is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
     this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
     called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
-    ``smaller``: only what is new is written, and coded; not for several ranks yet.
+    ``smaller``: only what is new is written, and coded; not for several ranks yet, nor of what is ``urgent``.
     """
 
     step: int
@@ -63,6 +65,7 @@ class SaveRequest:
     seat: Seat | None = None
     waits: Callable[[], bool] | None = None
     smaller: Smaller | None = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +132,17 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
         committing = True
         record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if plan.proven else {})
         plan.proven.add("read")
-        if request.smaller is not None:
-            request.smaller.earlier.learn(directory, part)
     except BaseException as error:
         if isinstance(error, DonorRetired) and request.smaller is not None:
-            request.smaller.earlier.forget()
+            request.smaller.forget()
         # An interrupt while committing may come just behind the commit, as Uncertain says it did: nothing of it may then be touched.
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
                 delete_directory(place.store, prefix)
         raise
     timings["total"] = time.perf_counter() - started
+    if request.smaller is not None:
+        _look_back(request.smaller, plan, directory, part)
     return SaveReport(
         checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest
     )
@@ -155,6 +158,10 @@ def _write(
     if any(pack.stored is not None for pack in part.packs):
         new_bytes = sum(pack.new_bytes for pack in part.packs) + len(data)
         root = msgspec.structs.replace(root, features=[STORED_CHUNKS], requires=donors_of(part.packs), new_bytes=new_bytes)
+    if request.smaller is not None:
+        chosen = request.smaller.chosen
+        said = {"reuse": False, "coded": False, "reason": "urgent"} if request.urgent or chosen is None else chosen._asdict()
+        root = msgspec.structs.replace(root, user={**root.user, COMPACT: said})
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     place.store.settle(prefix)
     timings["parts"] += time.perf_counter() - mark
@@ -167,12 +174,7 @@ def write_part(
     """Packs and part of one rank, durable but for their names."""
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
-    if request.smaller is not None and request.seat is None:
-        from relight.commit.smaller import write_smaller_packs  # with numpy, which takes a tenth of a second to import
-
-        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, request.smaller, request.pace or Pace())
-    else:
-        packs, fsync_s = write_packs(place.store, prefix, plan, request.pace)
+    packs, fsync_s = _write_packs(place, request, plan, prefix)
     if request.packs_written is not None:
         request.packs_written()
     timings["fsync"] = fsync_s
@@ -196,6 +198,34 @@ def write_part(
     put(place.store, f"{prefix}/{part_file(rank)}", data)
     timings["parts"] = time.perf_counter() - mark
     return part, data
+
+
+def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
+    """As they are, or smaller; and what that showed is remembered."""
+    smaller = request.smaller
+    if smaller is None or request.seat is not None or request.urgent:
+        return write_packs(place.store, prefix, plan, request.pace)
+    from relight.commit.smaller import write_smaller_packs  # with numpy, which takes a tenth of a second to import
+
+    spent = Spent()
+    pace = replace(request.pace or Pace(), spent=spent)
+    choice = smaller.choice(pace.threads)
+    if choice.reuse or choice.coded:
+        known = smaller.chunks if choice.reuse else {}
+        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace)
+    else:
+        packs, fsync_s = write_packs(place.store, prefix, plan, pace)
+    smaller.met(spent.bytes, spent.seconds)
+    return packs, fsync_s
+
+
+def _look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part) -> None:
+    """What a save has shown, for the next one."""
+    smaller.learn(directory, part)
+    if smaller.rules.codecs != "never":
+        from relight.commit.smaller import sampled
+
+        smaller.sampled(sampled(plan))
 
 
 def root_of(

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import Smaller, Where
-from relight.commit.pack_writer import Pace
+from relight.commit.earlier import Chunks, Where
+from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
-from relight.format.manifest import Pack
+from relight.format.manifest import Pack, contents
 from relight.format.names import stored_file
 from relight.format.stored import OWN, Piece, Stored
 from relight.layout.sources import copy_from
@@ -31,6 +31,8 @@ HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
 AHEAD = 8
 """Chunks that may be hashed and coded ahead of what is written."""
+SAMPLED = 6
+"""Kinds of chunks of which one is coded to see what it comes to."""
 _NO_BYTES = memoryview(b"")
 
 
@@ -45,17 +47,19 @@ class _Chunk(NamedTuple):
     coded: bool
 
 
-def write_smaller_packs(store: ByteStore, prefix: str, plan: SavePlan, smaller: Smaller, pace: Pace) -> tuple[list[Pack], float]:
+def write_smaller_packs(
+    store: ByteStore, prefix: str, plan: SavePlan, known: Chunks, coded: bool, pace: Pace
+) -> tuple[list[Pack], float]:
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
-    took, in seconds."""
+    took, in seconds. ``known``: what need not be written; ``coded``: whether what is written is coded, where it becomes smaller."""
     written = [
-        write_smaller(store, prefix, pack, kinds_of(pack, plan.tensors, index), smaller, pace) for index, pack in enumerate(plan.packs)
+        write_smaller(store, prefix, pack, kinds_of(pack, plan.tensors, index), known, coded, pace) for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
 
 
 def write_smaller(
-    store: ByteStore, prefix: str, plan: PackPlan, kinds: Mapping[int, Kind], smaller: Smaller, pace: Pace
+    store: ByteStore, prefix: str, plan: PackPlan, kinds: Mapping[int, Kind], known: Chunks, coded: bool, pace: Pace
 ) -> tuple[Pack, float]:
     """Write what is new of ``plan``; what the part says of the pack, and how long finishing took, in seconds.
 
@@ -64,10 +68,10 @@ def write_smaller(
     homes: dict[tuple[str, str], int] = {}
     pieces: list[Piece] = []
     hashes: list[bytes] = []
-    out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size)
+    out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
     started, done = time.monotonic(), 0
     try:
-        for length, chunk in zip(plan.chunks, _made(plan, kinds, smaller, pace.threads), strict=True):
+        for length, chunk in zip(plan.chunks, _made(plan, kinds, known, coded, pace.threads), strict=True):
             hashes.append(chunk.hash)
             if chunk.where is not None:
                 pieces.append(_placed(chunk.where, homes))
@@ -93,16 +97,8 @@ def write_smaller(
 
 def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kind]:
     """Of which elements each chunk of pack ``index`` is; its header, the first chunk, is of bytes."""
-    held = iter(sorted((tensor.offset, tensor.length, tensor.dtype) for tensor in tensors if tensor.pack == index and tensor.length))
-    found, at, end, dtype = {0: BYTES}, 0, 0, ""
-    for number, length in enumerate(plan.chunks):
-        while end <= at and number:
-            offset, held_bytes, dtype = next(held)
-            end = offset + held_bytes
-        if number:
-            found[number] = kind_of(dtype_named(dtype))
-        at += length
-    return found
+    held = contents(plan.chunks, tensors, index)
+    return {0: BYTES} | {number: kind_of(dtype_named(dtype)) for number, ((dtype, _), _, _) in enumerate(held, 1)}
 
 
 def _placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
@@ -115,13 +111,37 @@ def _placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
     return piece
 
 
-def _made(plan: PackPlan, kinds: Mapping[int, Kind], smaller: Smaller, threads: int) -> Iterator[_Chunk]:
+def sampled(plan: SavePlan) -> tuple[float, float] | None:
+    """What a few chunks of the largest kinds come to, coded, as a share of them; and seconds a byte, of one thread. None if there is
+    nothing to sample, or it does not lie in memory. Cost: coding ``SAMPLED`` chunks."""
+    by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int, Kind]]] = {}
+    for index, pack in enumerate(plan.packs):
+        for (dtype, role), at, length in contents(pack.chunks, plan.tensors, index):
+            by_class.setdefault((dtype, role), []).append((length, pack, at, kind_of(dtype_named(dtype))))
+    classes = sorted(by_class.values(), key=lambda held: -sum(length for length, *_ in held))[:SAMPLED]
+    raw = coded = spent = 0.0
+    for held in classes:
+        weight = sum(length for length, *_ in held)
+        length, pack, at, kind = held[len(held) // 2]
+        if pack.image is None:
+            return None
+        data = pack.image[at : at + length]
+        before = time.thread_time()
+        way = choose(data, kind)
+        body = None if way is None else encode(data, way)
+        spent += (time.thread_time() - before) * weight / length
+        coded += (length if body is None else len(body)) * weight / length
+        raw += weight
+    return (coded / raw, spent / raw) if raw else None
+
+
+def _made(plan: PackPlan, kinds: Mapping[int, Kind], known: Chunks, coded: bool, threads: int) -> Iterator[_Chunk]:
     """The chunks in order, each hashed, and coded if it is new."""
     with ThreadPoolExecutor(threads, thread_name_prefix="relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
             for number, data in enumerate(_chunks(plan)):
-                jobs.append(pool.submit(_make, data, kinds[number], smaller))
+                jobs.append(pool.submit(_make, data, kinds[number], known, coded))
                 if len(jobs) >= AHEAD:
                     yield jobs.popleft().result()
             while jobs:
@@ -130,12 +150,12 @@ def _made(plan: PackPlan, kinds: Mapping[int, Kind], smaller: Smaller, threads: 
             pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
 
 
-def _make(data: memoryview, kind: Kind, smaller: Smaller) -> _Chunk:
+def _make(data: memoryview, kind: Kind, known: Chunks, coded: bool) -> _Chunk:
     value = Digest(data).digest()
-    where = smaller.earlier.chunks.get((value, len(data)))
+    where = known.get((value, len(data)))
     if where is not None:
         return _Chunk(value, where, _NO_BYTES, False)
-    way = choose(data, kind) if smaller.coded else None
+    way = choose(data, kind) if coded else None
     body = None if way is None else encode(data, way)
     return _Chunk(value, None, data if body is None else body, body is not None)
 
@@ -166,8 +186,8 @@ def _chunks(plan: PackPlan) -> Iterator[memoryview]:
 class _Out:
     """The file of what is new: nothing, if there is nothing; of its very size, if that is little; else no longer than announced."""
 
-    def __init__(self, store: ByteStore, key: str, at_most: int) -> None:
-        self._store, self._key, self._at_most = store, key, at_most
+    def __init__(self, store: ByteStore, key: str, at_most: int, spent: Spent | None) -> None:
+        self._store, self._key, self._at_most, self._spent = store, key, at_most, spent
         self._writer: Writer | None = None
         self._buffer = page_buffer(min(HELD_BYTES, -(-at_most // PAGE) * PAGE))
         self._held = 0
@@ -215,5 +235,7 @@ class _Out:
                 if self._at_most == self.size:
                     raise
                 self._writer = self._store.write(self._key, self.size)
+            if self._spent is not None:
+                self._writer = self._spent.timed(self._writer)
         self._writer.write_at(self._written, self._buffer[: -(-self._held // self._writer.align) * self._writer.align])
         self._written, self._held = self._written + self._held, 0

@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -282,6 +282,20 @@ def adopt_part(data: bytes, root: Root, ref: PartRef, where: str) -> tuple[Part,
     except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError, ValueError, OverflowError) as error:
         raise CorruptCheckpoint(f"not a part: {shown(error)}", where=where) from None
     return decode_part(mine, root, ref, where), mine
+
+
+def contents(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Of each chunk of pack ``index`` but the header, which is the first: dtype and role of the tensor that begins it, offset, length."""
+    held = iter(sorted((one.offset, one.length, one.dtype, one.role) for one in tensors if one.pack == index and one.length))
+    at = end = 0
+    dtype = role = ""
+    for number, length in enumerate(lengths):
+        while number and end <= at:
+            offset, size, dtype, role = next(held)
+            end = offset + size
+        if number:
+            yield (dtype, role), at, length
+        at += length
 
 
 def donors_of(packs: Iterable[Pack]) -> list[str]:

@@ -84,7 +84,7 @@ def plan_prune(
             break
         known[doubtful.id] = _is_sound(store, view, doubtful, progress)
     going = {verdict.id for verdict in verdicts if not verdict.keep}
-    freed = sum(one.body.stored_bytes for one in history.live if one.id in going)
+    freed = sum(one.body.new_bytes for one in history.live if one.id in going)
     sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)
     return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)))
 
@@ -172,7 +172,7 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
     needed_by = _needed_by(history, one.id, ())
     time_s = seconds_since_epoch(one.time)
-    return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.stored_bytes, time_s)
+    return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s)
 
 
 def _needed_by(history: History, checkpoint_id: str, except_: list[str] | tuple[str, ...]) -> list[str]:

@@ -60,7 +60,7 @@ class Room:
 
     def _over(self, history: History, need: int) -> int:
         """By how many bytes too much there would be."""
-        return sum(one.body.stored_bytes for one in history.live) + need - self.rules.capacity if self.rules.capacity is not None else 0
+        return sum(one.body.new_bytes for one in history.live) + need - self.rules.capacity if self.rules.capacity is not None else 0
 
     def _make(self, need: int) -> bool:
         """Remove what may go; whether anything went."""

@@ -25,7 +25,8 @@ from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.policy import keep
+from relight.policy import Compact, keep
+from relight.policy.compact import Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore
 from relight.testing.disks import SimulatedDisk
@@ -61,15 +62,15 @@ def state_of(key: str) -> State:
     rng = random.Random(key)
     tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]] = {}
 
-    def add(name: str, dtype: str, itemsize: int, shape: tuple[int, ...], role: str, trainable: bool) -> None:
+    def add(name: str, dtype: str, itemsize: int, shape: tuple[int, ...], role: str, trainable: bool, of: random.Random = rng) -> None:
         count = 1
         for extent in shape:
             count *= extent
-        tensors[name] = (dtype, shape, role, trainable, rng.randbytes(count * itemsize))
+        tensors[name] = (dtype, shape, role, trainable, of.randbytes(count * itemsize))
 
     add("model/w", "float32", 4, (rng.randrange(1, 1500),), "param", True)
     add("model/b", "bfloat16", 2, (3, rng.randrange(1, 40)), "param", True)
-    add("model/frozen", "float32", 4, (7,), "param", False)
+    add("model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0]))  # the same in all of a life
     add("optim/m", "float32", 4, (rng.randrange(1, 1500),), "optim", False)
     add("optim/step", "int64", 8, (), "optim", False)
     add("rng/state", "uint8", 1, (rng.randrange(1, 5000),), "rng", False)
@@ -140,7 +141,7 @@ def life(store: ByteStore, seed: int) -> Iterator[Fact]:
     """Two attempts: saves, a tag, retention, a fence under the first one's feet, a sweep, more saves. Varies with ``seed``."""
     rng = random.Random(f"life {seed}")
     step = 0
-    first = Attempt.begin(store, RUN, reason="first")
+    first = _begin(store, seed, "first")
     yield ("begun", str(first.epoch))
     for _ in range(rng.randrange(1, 4)):
         step += rng.randrange(1, 5)
@@ -152,7 +153,7 @@ def life(store: ByteStore, seed: int) -> Iterator[Fact]:
         yield ("tagged", "gold", checkpoint)
     if rng.random() < 0.5:
         yield from prune(store, {"last": rng.randrange(1, 3)}, first.epoch)
-    second = Attempt.begin(store, RUN, reason="second")
+    second = _begin(store, seed, "second")
     yield ("begun", str(second.epoch))
     try:
         yield from save(first, f"{seed}/fenced/{step}", step)
@@ -166,6 +167,14 @@ def life(store: ByteStore, seed: int) -> Iterator[Fact]:
         yield from prune(store, {"last": rng.randrange(1, 3), "best": 1}, rng.choice((second.epoch, None)))
 
 
+def _begin(store: ByteStore, seed: int, reason: str) -> Attempt:
+    """An attempt; in every other life one whose saves share chunks, from the second on, and code what they can."""
+    attempt = Attempt.begin(store, RUN, reason=reason)
+    if seed % 2:
+        attempt.make_smaller(Compact(codecs="always"), Experience(equal=1.0))
+    return attempt
+
+
 def save_large(store: ByteStore, seed: int) -> Iterator[Fact]:
     """An attempt that saves once, a state large enough for the store's other way of writing."""
     attempt = Attempt.begin(store, RUN, reason="large")
@@ -175,7 +184,7 @@ def save_large(store: ByteStore, seed: int) -> Iterator[Fact]:
 
 def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
     """What a restarted job does: take charge, sweep, save, and thin out."""
-    attempt = Attempt.begin(store, RUN, reason="resume")
+    attempt = _begin(store, seed, "resume")
     yield ("begun", str(attempt.epoch))
     yield from sweep(store)
     live = attempt.history().live

@@ -1,0 +1,48 @@
+"""How a checkpoint's chunks are stored, by what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from relight.catalog.opened import Opened
+from relight.format.manifest import contents
+from relight.format.stored import OWN
+
+
+@dataclass(slots=True)
+class StoredAs:
+    """Chunks of one dtype and role, headers apart. ``stored_bytes`` is what they take, wherever they lie; then how many of them are coded,
+    are differences, and lie with other checkpoints."""
+
+    dtype: str
+    role: str
+    chunks: int = 0
+    bytes: int = 0
+    stored_bytes: int = 0
+    coded: int = 0
+    differences: int = 0
+    elsewhere: int = 0
+
+    def to_dict(self) -> dict[str, str | int]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def stored_as(opened: Opened) -> list[StoredAs]:
+    """The kinds of chunks, those with most bytes first."""
+    found: dict[tuple[str, str], StoredAs] = {}
+    for part in opened.parts:
+        for index, pack in enumerate(part.packs):
+            held = contents((length for length, _ in pack.chunks), part.tensors, index)
+            for number, (kind, _, length) in enumerate(held, 1):
+                row = found.setdefault(kind, StoredAs(*kind))
+                row.chunks, row.bytes = row.chunks + 1, row.bytes + length
+                if pack.stored is None:
+                    row.stored_bytes += length
+                    continue
+                piece = pack.stored.pieces[number]
+                row.stored_bytes += sum(link.length for link in piece.links())
+                row.coded += piece.coded
+                row.differences += piece.base is not None
+                row.elsewhere += piece.home != OWN
+    return sorted(found.values(), key=lambda row: (-row.bytes, row.dtype, row.role))

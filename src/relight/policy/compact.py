@@ -1,0 +1,100 @@
+"""Storing less: what may be left out of a save, and whether coding the rest pays. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relight.errors import ConfigError
+
+CODECS = ("auto", "never", "always")
+EQUAL_MIN = 0.01
+"""If less than this share of the last two saves was equal, looking for it is not worth a file of another kind."""
+SLACK = 0.9
+"""Coding must make a save at least so much shorter: what is measured is not exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """How a run's saves are to be made smaller. Every one of them restores to the same bits as without.
+
+    ``reuse``: a chunk that the save before has is not stored again, and that save is kept as long as it is needed. ``codecs``: what is
+    stored is coded: ``"auto"`` where that takes no longer than storing it as it is would, ``"always"``, or ``"never"``. ``full_every``:
+    each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake; None: it is
+    left to retention.
+
+    Signals', exceptions' and other urgent saves are stored as they are.
+    """
+
+    reuse: bool = True
+    codecs: str = "auto"
+    full_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reuse, bool):
+            raise ConfigError(f"Compact(reuse=…) is True or False, not {self.reuse!r}")
+        if self.codecs not in CODECS:
+            raise ConfigError(f"Compact(codecs=…) is one of {', '.join(map(repr, CODECS))}, not {self.codecs!r}")
+        if self.full_every is not None and (type(self.full_every) is not int or self.full_every < 1):
+            raise ConfigError(f"Compact(full_every=…) is a whole number from 1 on, not {self.full_every!r}")
+
+
+@dataclass(slots=True)
+class Experience:
+    """What earlier saves of this attempt have shown; None: nothing yet."""
+
+    equal: float | None = None
+    """The share of bytes that two saves, one behind the other, had in common."""
+    coded: float | None = None
+    """What a sample of the last save's chunks comes to, as a share of it."""
+    code_s_per_byte: float | None = None
+    """Of one thread."""
+    store_s_per_byte: float | None = None
+    since_full: int = 0
+    """Saves since one that stored everything itself, that one included."""
+
+
+class Choice(NamedTuple):
+    """What is to be done with a save, and why."""
+
+    reuse: bool
+    coded: bool
+    reason: str
+
+
+def choose(rules: Compact, seen: Experience, threads: int) -> Choice:
+    """What the next save is to be, given what was seen. Says how it came to that."""
+    reuse, why_reuse = _reuse(rules, seen)
+    coded, why_coded = _coded(rules, seen, threads)
+    return Choice(reuse, coded, f"{why_reuse}; {why_coded}")
+
+
+def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
+    if not rules.reuse:
+        return False, "reuse is off"
+    if seen.equal is None:
+        return False, "nothing to compare with yet"
+    if seen.equal < EQUAL_MIN:
+        return False, f"{seen.equal:.1%} of the last two saves was equal"
+    if rules.full_every is not None and seen.since_full >= rules.full_every:
+        return False, f"every {rules.full_every} saves one stores everything itself"
+    return True, f"{seen.equal:.0%} of the last two saves was equal"
+
+
+def _coded(rules: Compact, seen: Experience, threads: int) -> tuple[bool, str]:
+    if rules.codecs == "never":
+        return False, "codecs are off"
+    if seen.coded is not None and seen.coded > 0.97:
+        return False, f"coded, a sample came to {seen.coded:.0%}"
+    if rules.codecs == "always":
+        return True, "codecs are on"
+    if seen.coded is None or seen.code_s_per_byte is None or seen.store_s_per_byte is None:
+        return False, "nothing is known of codecs and store yet"
+    as_it_is = seen.store_s_per_byte
+    with_codec = max(seen.coded * seen.store_s_per_byte, seen.code_s_per_byte / threads)
+    said = f"a sample came to {seen.coded:.0%} at {_speed(seen.code_s_per_byte / threads)}, the store takes {_speed(as_it_is)}"
+    return with_codec <= SLACK * as_it_is, said
+
+
+def _speed(seconds_per_byte: float) -> str:
+    return f"{1e-6 / seconds_per_byte:,.0f} MB/s" if seconds_per_byte > 0 else "more than can be measured"

@@ -1,0 +1,100 @@
+"""``compact=``: a run whose base is frozen saves what is trained, and resumes to the bit; urgent saves are stored as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+
+QUEUE = relight.Limits(when_busy="queue")
+
+
+class Adapted(nn.Module):
+    """A frozen layer of 4 MB, and a small one beside it that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(1024, 1024)
+        self.base.requires_grad_(False)
+        self.down, self.up = nn.Linear(1024, 4, bias=False), nn.Linear(4, 1024, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Base and adapter."""
+        return self.base(x) + self.up(self.down(x))
+
+
+def make(seed: int = 0) -> tuple[Adapted, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = Adapted()
+    return model, torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    loss = model(torch.randn(4, 1024)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def train(run: str, seed: int, until: int, background: bool) -> list[float]:
+    """One attempt's losses."""
+    model, optimizer = make(seed)
+    every, compact = relight.every(steps=1), relight.Compact(codecs="never")
+    with relight.Checkpointer(
+        run, model=model, optimizer=optimizer, save=every, compact=compact, background=background, limits=QUEUE
+    ) as ckpt:
+        losses = []
+        for step in range(ckpt.restore(), until):
+            losses.append(one_step(model, optimizer))
+            ckpt.step(step)
+        return losses
+
+
+def rows(run: str) -> list[Any]:
+    """What COMMIT says of each."""
+    return [one.body for one in relight.open(run).checkpoints()]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_is_frozen_is_stored_once(background: bool, tmp_path: Path) -> None:
+    """From the third save on, all that is written is what is trained; a resume goes on to the bit."""
+    run = str(tmp_path / "store" / "run")
+    model, optimizer = make()
+    straight = [one_step(model, optimizer) for _ in range(10)]
+    losses = train(run, 0, 6, background) + train(run, 7, 10, background)
+    assert losses == straight
+    bodies = rows(run)
+    assert [one.step for one in bodies] == list(range(10))
+    assert all(findings == [] for _, findings in relight.open(run).verify())
+    for number, body in enumerate(bodies):
+        own = number % 6 < 2  # of each attempt the first two are compared
+        assert (body.requires == []) is own, number
+        assert body.new_bytes > body.logical_bytes if own else body.new_bytes < 0.06 * body.logical_bytes, number
+    assert {one for body in bodies[2:6] for one in body.requires} == {bodies[1].id}
+
+
+def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
+    """A signal's save looks for nothing and codes nothing; the next one goes on as before."""
+    run = str(tmp_path / "store" / "run")
+    model, optimizer = make()
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always")) as ckpt:
+        ckpt.restore()
+        for step in range(5):
+            one_step(model, optimizer)
+            ckpt.save(step, reason="SIGUSR1" if step == 3 else "asked")
+    first, _, third, urgent, after = rows(run)
+    assert first.new_bytes < 0.9 * first.logical_bytes
+    assert third.requires and after.requires
+    assert urgent.requires == [] and urgent.new_bytes > urgent.logical_bytes
+
+
+def test_anything_else_is_refused(tmp_path: Path) -> None:
+    """Compact(…), True, False, None."""
+    with pytest.raises(relight.ConfigError, match="compact="):
+        relight.Checkpointer(tmp_path / "run", model=nn.Linear(2, 2), compact="zstd")  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""What commands say of checkpoints that share chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from relight import Checkpointer, Compact
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three saves of a model whose first layer is frozen."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 2))
+    optimizer = torch.optim.AdamW(model[1].parameters())
+    path = tmp_path / "store" / "run"
+    with Checkpointer(path, model=model, optimizer=optimizer, compact=Compact(codecs="always")) as ckpt:
+        ckpt.restore()
+        for step in range(3):
+            model(torch.randn(2, 512)).sum().backward()
+            optimizer.step()
+            ckpt.save(step)
+    return path
+
+
+def test_what_was_chosen_is_told(run: Path, relight: Any) -> None:
+    """``show --codecs`` says how chunks are stored and why; ``ls`` what is new, and what is needed."""
+    said = relight("show", run, "--codecs").out
+    assert "stored so" in said and "of the last two saves was equal; codecs are on" in said
+    assert "elsewhere" in said and "relight.compact" not in said
+    rows = relight("show", run, "--codecs", "--json").json["codecs"]
+    assert {row["role"] for row in rows} >= {"param", "optim"}
+    (held,) = [row for row in rows if row["role"] == "param" and row["bytes"] > 1 << 20] or [None]
+    assert held is not None and held["elsewhere"] >= 1 and held["stored_bytes"] < 0.9 * held["bytes"]
+    listed = relight("ls", run).out
+    assert "new" in listed and "needs 1" in listed
+
+
+def test_a_checkpoint_that_stands_by_itself_has_nothing_to_tell(run: Path, relight: Any) -> None:
+    """The first one's chunks are coded, and its own."""
+    first = relight("ls", run, "--json").json[0]
+    rows = relight("show", f"{run}@{first['id']}", "--codecs", "--json").json["codecs"]
+    assert all(row["elsewhere"] == 0 for row in rows) and any(row["coded"] for row in rows)
