@@ -19,7 +19,7 @@ def test_simulated_deaths_and_power_cuts() -> None:
 
 def test_real_processes_that_kill_themselves() -> None:
     """At every call of a run, a real SIGKILL breaks no promise."""
-    report = crash.run(600, 2000, ["fork"])
+    report = crash.run(600, 2000, ["fork"], share=0.5)
     assert not report.violations, crash.show(report)
     assert report.total >= 600
 

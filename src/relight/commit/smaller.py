@@ -31,6 +31,7 @@ HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
 AHEAD = 8
 """Chunks that may be hashed and coded ahead of what is written."""
+INLINE_BYTES = 1 << 20
 SAMPLED = 6
 """Kinds of chunks of which one is coded to see what it comes to."""
 _NO_BYTES = memoryview(b"")
@@ -136,7 +137,10 @@ def sampled(plan: SavePlan) -> tuple[float, float] | None:
 
 
 def _made(plan: PackPlan, kinds: Mapping[int, Kind], known: Chunks, coded: bool, threads: int) -> Iterator[_Chunk]:
-    """The chunks in order, each hashed, and coded if it is new."""
+    """The chunks in order, each hashed, and coded if it is new. Small packs use no threads."""
+    if plan.size <= INLINE_BYTES:
+        yield from (_make(data, kinds[number], known, coded) for number, data in enumerate(_chunks(plan)))
+        return
     with ThreadPoolExecutor(threads, thread_name_prefix="relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:

@@ -16,6 +16,7 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.tiers import owed, safe_on
+from relight.reclaim.needs import not_needed, users_of
 from relight.reclaim.recall import due_of, sweep_recallable
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
@@ -124,11 +125,9 @@ def execute(
             raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=plan.run)
         if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
             return None
-        still = [
-            one.id
-            for one in history.live[:-1]
-            if one.id in going and one.id not in holds and not history.tags_of(one.id) and not _needed_by(history, one.id, going)
-        ]
+        free = [one.id for one in history.live[:-1] if one.id in going and one.id not in holds and not history.tags_of(one.id)]
+        together = not_needed(history, free)
+        still = [one for one in free if one in together]
         retired[:] = still
         return (RetireBody(ids=still, reason="retention", undo_s=undo_s), history.epoch) if still else None
 
@@ -170,15 +169,9 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> 
 
 def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
-    needed_by = _needed_by(history, one.id, ())
+    needed_by = users_of(history, one.id)
     time_s = seconds_since_epoch(one.time)
     return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s)
-
-
-def _needed_by(history: History, checkpoint_id: str, except_: list[str] | tuple[str, ...]) -> list[str]:
-    """Who needs its bytes; what may be recalled needs them still."""
-    users = [*history.live, *(history.retired[one] for one in history.recallable)]
-    return [one.id for one in users if checkpoint_id in one.body.requires and one.id not in except_]
 
 
 def _unknown(history: History, known: Mapping[str, bool]) -> list[str]:

@@ -12,6 +12,7 @@ from relight.errors import CheckpointNotFound, Fenced
 from relight.format.records import Body, RecallBody, RetireBody, SweepBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
+from relight.reclaim.needs import not_needed, with_donors
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
 
@@ -38,7 +39,8 @@ def due_of(view: View, history: History) -> list[str]:
 def sweep_recallable(
     store: ByteStore, run: str, ids: Collection[str], *, epoch: int | None = None, log: Log | None = None
 ) -> tuple[list[str], list[str]]:
-    """Give up ``ids``, but for those recalled or swept meanwhile, and delete their bytes: ``(deleted, left)``, as directories.
+    """Give up ``ids``, but for those recalled or swept meanwhile, and for those whose bytes another needs that stays or may be recalled;
+    and delete their bytes: ``(deleted, left)``, as directories.
 
     ``epoch``: the attempt's that does it, None for a tool; a superseded attempt gets ``Fenced``.
     """
@@ -53,7 +55,8 @@ def sweep_recallable(
         history = fold(view)
         if epoch is not None and history.epoch > epoch:
             raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=run)
-        swept[:] = [one for one in history.recallable if one in ids]
+        together = not_needed(history, [one for one in history.recallable if one in ids])
+        swept[:] = [one for one in history.recallable if one in together]
         return (SweepBody(ids=list(swept)), history.epoch) if swept else None
 
     if log.append(decide) is None:
@@ -62,7 +65,8 @@ def sweep_recallable(
 
 
 def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> None:
-    """Bring retired checkpoints back into the history, at the place they had; their tags do not come back. Cost: one record.
+    """Bring retired checkpoints back into the history, at the place they had, and with them those whose bytes they need; their tags do
+    not come back. Cost: one record.
 
     ``CheckpointNotFound`` if one of them is not there to be recalled: then none is.
     """
@@ -75,7 +79,7 @@ def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> Non
             if one in history.retired:
                 raise CheckpointNotFound(f"checkpoint {one} was retired, and its bytes were given up", where=run)
             raise CheckpointNotFound(f"no retired checkpoint {one}", where=run, hint="relight recall RUN lists what may be recalled")
-        return RecallBody(ids=list(ids), reason=why), history.epoch
+        return RecallBody(ids=with_donors(history, ids), reason=why), history.epoch
 
     log = Log(store, run)
     log.read()

@@ -146,6 +146,14 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if one in history.retired}"),
         Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
     ),
+    "retention retires what another needs": Bug(
+        Edit(f"{PRUNE}:execute", "        together = not_needed(history, free)\n", "        together = set(free)\n"),
+        Edit("relight.policy.keep:decide_keep", "        users = [user for user in one.needed_by if reasons.get(user)]\n", "        users = []\n"),
+    ),
+    "what another needs is given up": Bug(
+        Edit(f"{RECALL}:sweep_recallable", "not_needed(history, [one for one in history.recallable if one in ids])", "set(ids)"),
+    ),
+    "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
     "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(one.id)", "")),
 }
 """By what is wrong."""

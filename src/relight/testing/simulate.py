@@ -34,10 +34,11 @@ from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
 from relight.log import Log, fold
-from relight.policy import Keep, keep
+from relight.policy import Compact, Keep, keep
+from relight.policy.compact import Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
 from relight.testing.baton import Actor, Crew, Stage, Weather
-from relight.testing.promises import ROW, Promises, Saved
+from relight.testing.promises import FROZEN, ROW, Promises, Saved
 from relight.testing.scenario import Names
 from relight.testing.shelf import Shelf, create
 from relight.testing.simulated_store import SimulatedStore
@@ -161,6 +162,7 @@ class _Play:
         rules = rng.choice((None, *RULES))
         notes = rng.random() < 0.2
         sweeps = rng.random() < 0.7
+        smaller = alone and rng.random() < 0.6
 
         def first(actor: Actor) -> None:
             store = self._store(actor)
@@ -186,10 +188,13 @@ class _Play:
             self.truth.epochs_of[actor.name] = place.epoch
             store = self._store(actor)
             own = place if rank == 0 else Place(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            attempt = Attempt(own)
+            if smaller:  # as if it had seen already that some of two saves is equal
+                attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
             for turn in range(count):
                 step = number * 10 + turn
                 saved = self.promises.saved(place.epoch, step, turn, world, not plan_differs)
-                error = self._save(actor, own, saved, rank, alone, timeout_s, turn > 0)
+                error = self._save(actor, attempt, saved, rank, alone, timeout_s, turn > 0)
                 if error is not None and error.kind == "fenced":
                     return
                 if rank == 0 and rules is not None:
@@ -198,15 +203,17 @@ class _Play:
         self.stage.add(f"job{number}.0", first, at)
 
     def _save(
-        self, actor: Actor, place: Place, saved: Saved, rank: int, alone: bool, timeout_s: float, again: bool
+        self, actor: Actor, attempt: Attempt, saved: Saved, rank: int, alone: bool, timeout_s: float, again: bool
     ) -> RelightError | None:
         seen = Box((rank, 0), (1, ROW))
         other = not saved.agreed and rank == saved.world - 1
         box = None if alone else Box((0, 0), (1, ROW)) if other else seen
         shape = (1 if alone else saved.world, ROW)
         item = Item("t", "uint8", shape, "param", Bytes(saved.row(rank)), box, True)
-        tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
-        plan = plan_save([item], id=saved.id, rank=rank)
+        leaves_of = {"t": Leaf("tensor", (0,)), **({"u": Leaf("tensor", (1,))} if alone else {})}
+        tree = encode_tree(leaves_of if rank == 0 else {"rank": {}})
+        items = [item, Item("u", "uint8", (ROW,), "param", Bytes(FROZEN), None, False)] if alone else [item]
+        plan = plan_save(items, id=saved.id, rank=rank)
         if again:  # as a layout that was saved before
             plan.proven.add("read")
         seat = None if alone else Seat(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
@@ -220,7 +227,7 @@ class _Play:
         request = SaveRequest(
             step=saved.step,
             tree=tree,
-            items=[item],
+            items=items,
             id=saved.id,
             plan=plan,
             seat=seat,
@@ -232,9 +239,9 @@ class _Play:
         doubts = actor.doubts
         try:
             if alone:
-                report: SaveReport = Attempt(place).save(request)
+                report: SaveReport = attempt.save(request)
             else:
-                report = save_together(place, request, actor.clock, actor.sleep)
+                report = save_together(attempt.place, request, actor.clock, actor.sleep)
         except RelightError as error:
             saved.told[rank] = (error.kind, -1)
             saved.doubted |= actor.doubts > doubts

@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from relight.format import hexdigest
 from relight.format.names import LOG_DIR, STORE_FILE, parse_dir, parse_record_file
 from relight.testing.shelf import Shelf
@@ -51,7 +53,7 @@ class Truth:
         self.tags: dict[str, str] = {}
         self.epoch = 0
         self.void = 0
-        self._needs: dict[str, str] = {}
+        self._needs: dict[str, list[str]] = {}
 
     def created(self, key: str, data: bytes, who: str, over: bool) -> None:
         """See ``Watch``."""
@@ -64,7 +66,7 @@ class Truth:
     def deleted(self, key: str, who: str) -> None:
         """See ``Watch``."""
         if key in self._needs:
-            self._say(f"(7) {who} deletes {key}, which checkpoint {self._needs[key]} needs")
+            self._say(f"(7) {who} deletes {key}, which checkpoint {self._needs[key][0]} needs")
         folder, _, name = key.rpartition("/")
         if (folder == LOG and parse_record_file(name) is not None) or key == STORE_FILE:
             self._say(f"(7) {who} deletes {key}")
@@ -85,7 +87,7 @@ class Truth:
 
     def loose(self, found: Counted) -> list[str]:
         """Names that a checkpoint needs and a power cut would take."""
-        wanted = [*sorted(found.needs), f"{RUN}/{found.dir}", RUN]
+        wanted = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
         return [key for key in wanted if key in self._shelf.loose]
 
     def changed(self, found: Counted) -> list[str]:
@@ -161,9 +163,12 @@ class Truth:
                     names += [f"part-{rank:05d}.msgpack", *packs]
             except ValueError:
                 pass
-        found = Counted(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in (f"{prefix}/{name}" for name in names)})
+        keys = [f"{prefix}/{name}" for name in names]
+        keys += [key for name in names if name.startswith("part-") for key in _elsewhere(self._bytes(f"{prefix}/{name}"))]
+        found = Counted(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in keys})
         self.live[found.id] = self.counted[found.id] = found
-        self._needs.update(dict.fromkeys(found.needs, found.id))
+        for key in found.needs:
+            self._needs.setdefault(key, []).append(found.id)
         self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(found.id)]
 
     def _retire(self, ids: list[str], who: str, may_come_back: bool) -> None:
@@ -196,7 +201,11 @@ class Truth:
     def _forget(self, found: Counted | None) -> None:
         """Its bytes may go."""
         for key in found.needs if found is not None else ():
-            self._needs.pop(key, None)
+            users = self._needs.get(key, [])
+            if found is not None and found.id in users:
+                users.remove(found.id)
+            if not users:
+                self._needs.pop(key, None)
 
     def _bytes(self, key: str) -> bytes:
         file = self._shelf.files.get(key)
@@ -204,3 +213,12 @@ class Truth:
 
     def _say(self, text: str) -> None:
         self.wrong.append(text)
+
+
+def _elsewhere(part: bytes) -> list[str]:
+    """The files of other checkpoints in which chunks of this part are stored; none of a part that is torn."""
+    try:
+        packs = msgspec.msgpack.decode(part)["packs"]
+        return [f"{RUN}/{directory}/{file}" for pack in packs if len(pack) > 3 for directory, file in pack[3][1]]
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError):
+        return []
