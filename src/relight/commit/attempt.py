@@ -77,6 +77,11 @@ class Attempt:
         self._smaller = Smaller(rules, seen or Experience()) if rules is not None else None
 
     @property
+    def smaller(self) -> Smaller | None:
+        """What earlier saves have shown, if later ones are to be smaller."""
+        return self._smaller
+
+    @property
     def compact(self) -> Compact | None:
         """The rules by which saves are made smaller."""
         return self._smaller.rules if self._smaller is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,10 @@ class Smaller:
     seen: Experience = field(default_factory=Experience)
     chunks: Chunks = field(default_factory=dict)
     """Those of the last checkpoint."""
+    base: int = 0
+    """The number of its COMMIT."""
+    donors: tuple[str, ...] = ()
+    """Its id, and those that it requires: whose bytes a save that shares with it may need."""
     chosen: Choice | None = None
     """What the save that is being made is; None if it was not asked for."""
 
@@ -53,10 +57,11 @@ class Smaller:
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
-        self.chunks, self.seen.equal = {}, None
+        self.chunks, self.base, self.donors, self.seen.equal = {}, 0, (), None
 
-    def learn(self, directory: CheckpointDir, part: Part) -> None:
-        """The checkpoint that was committed last."""
+    def learn(self, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
+        """The checkpoint that was committed last, as record ``seq``, and whose bytes it requires."""
+        self.base, self.donors = seq, (directory.id, *requires)
         before, self.chunks = self.chunks, chunks_of(directory, part.packs)
         if before:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)

@@ -32,6 +32,8 @@ from relight.store.durable import temporary_of
 
 SUSPECT = "relight.suspect"
 """In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
+DONORS_MAX = 60
+"""A rank of several says by a bit of a number whose bytes it needs."""
 COMPACT = "relight.compact"
 """In a root's ``user``: how its chunks are stored, and why so."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -45,7 +47,7 @@ class SaveRequest:
     is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
     this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
     called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
-    ``smaller``: only what is new is written, and coded; not for several ranks yet, nor of what is ``urgent``.
+    ``smaller``: only what is new is written, and coded; not of what is ``urgent``.
     """
 
     step: int
@@ -142,7 +144,7 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
         raise
     timings["total"] = time.perf_counter() - started
     if request.smaller is not None:
-        _look_back(request.smaller, plan, directory, part)
+        look_back(request.smaller, plan, directory, part, record, root.requires)
     return SaveReport(
         checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest
     )
@@ -158,10 +160,6 @@ def _write(
     if any(pack.stored is not None for pack in part.packs):
         new_bytes = sum(pack.new_bytes for pack in part.packs) + len(data)
         root = msgspec.structs.replace(root, features=[STORED_CHUNKS], requires=donors_of(part.packs), new_bytes=new_bytes)
-    if request.smaller is not None:
-        chosen = request.smaller.chosen
-        said = {"reuse": False, "coded": False, "reason": "urgent"} if request.urgent or chosen is None else chosen._asdict()
-        root = msgspec.structs.replace(root, user={**root.user, COMPACT: said})
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     place.store.settle(prefix)
     timings["parts"] += time.perf_counter() - mark
@@ -200,10 +198,18 @@ def write_part(
     return part, data
 
 
+def _said(request: SaveRequest) -> dict[str, Any]:
+    """How the packs are stored, and why so."""
+    if request.smaller is None:
+        return {}
+    chosen = None if request.urgent else request.smaller.chosen
+    return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"} if chosen is None else chosen._asdict()}
+
+
 def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
     """As they are, or smaller; and what that showed is remembered."""
     smaller = request.smaller
-    if smaller is None or request.seat is not None or request.urgent:
+    if smaller is None or request.urgent:
         return write_packs(place.store, prefix, plan, request.pace)
     from relight.commit.smaller import write_smaller_packs  # with numpy, which takes a tenth of a second to import
 
@@ -211,7 +217,8 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     pace = replace(request.pace or Pace(), spent=spent)
     choice = smaller.choice(pace.threads)
     if choice.reuse or choice.coded:
-        known = smaller.chunks if choice.reuse else {}
+        many = request.seat is not None and len(smaller.donors) > DONORS_MAX
+        known = smaller.chunks if choice.reuse and not many else {}
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace)
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
@@ -219,9 +226,9 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     return packs, fsync_s
 
 
-def _look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part) -> None:
+def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
     """What a save has shown, for the next one."""
-    smaller.learn(directory, part)
+    smaller.learn(directory, part, seq, requires)
     if smaller.rules.codecs != "never":
         from relight.commit.smaller import sampled
 
@@ -242,7 +249,7 @@ def root_of(
         reason=request.reason,
         parents=list(request.parents),
         metrics={name: _metric(value) for name, value in request.metrics.items()},
-        user=dict(request.user),
+        user={**request.user, **_said(request)},
         environment=dict(request.environment),
         components=dict(request.components),
         exact=list(request.exact),

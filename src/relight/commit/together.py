@@ -21,20 +21,23 @@ import msgspec
 from relight.commit.lanes import lanes_of_rank
 from relight.commit.plan import SavePlan, plan_save
 from relight.commit.save import (
+    DonorRetired,
     Place,
     SaveReport,
     SaveRequest,
     Seat,
     check_part_written,
     commit_body,
+    look_back,
     refuse_if_fenced,
+    refuse_without_donors,
     root_of,
     trainable_digest,
     write_part,
 )
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
-from relight.format.manifest import SHORT_PARTS
+from relight.format.manifest import SHORT_PARTS, STORED_CHUNKS, donors_of
 from relight.format.names import (
     DRAFT_FILE,
     LOG_DIR,
@@ -104,9 +107,13 @@ def save_together(
         mark = time.perf_counter()
         committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
+        if isinstance(error, (DonorRetired, OthersFailed)) and request.smaller is not None:
+            request.smaller.forget()  # only who completes it is told that a donor is gone
         _give_up(place.store, prefix, seat, error, bool(said))
         raise
     plan.proven.add("read")
+    if request.smaller is not None:
+        look_back(request.smaller, plan, directory, part, seq, committed.requires)
     with contextlib.suppress(RelightError):
         place.store.delete(f"{prefix}/{READY_DIR}/{said[0].file}")
         if seat.rank == 0:
@@ -129,9 +136,16 @@ def _proven(
         put(place.store, f"{prefix}/{DRAFT_FILE}", _words(draft))
     place.store.settle(prefix)
     ref = PartRef(rank=seat.rank, file=part_file(seat.rank), size=len(data), hash=hexdigest(data))
-    looked_at = _with_parts(draft, [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)], 0, 0)
+    donors, shares = donors_of(part.packs), any(pack.stored is not None for pack in part.packs)
+    none = [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)]
+    looked_at = _with_parts(draft, none, 0, 0, 0, donors if shares else None)
     check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven else (None, b""))
-    return Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, plan.stored_bytes + len(data), plan.logical_bytes)
+    stored = sum(pack.stored_bytes for pack in part.packs) + len(data)
+    ready = Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, stored, plan.logical_bytes)
+    if not shares or request.smaller is None:
+        return ready
+    new = sum(pack.new_bytes for pack in part.packs) + len(data)
+    return ready._replace(new=new, base=request.smaller.base, donors=sum(1 << request.smaller.donors.index(one) for one in donors))
 
 
 def _await(
@@ -215,13 +229,30 @@ def _joined(place: Place, directory: CheckpointDir, words: Mapping[str, Any], re
     known = {"store": place.store_id, "run": place.run_id, "id": directory.id, "step": directory.step, "epoch": directory.epoch}
     draft = msgspec.convert({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
     refs = [PartRef(rank=one.rank, file=part_file(one.rank), size=one.size, hash=one.hash) for one in ready]
-    return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready))
+    new = sum(one.stored if one.new is None else one.new for one in ready)
+    requires = _donors(place, ready) if any(one.new is not None for one in ready) else None
+    return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready), new, requires)
 
 
-def _with_parts(draft: Root, parts: list[PartRef], logical: int, stored: int) -> Root:
+def _donors(place: Place, ready: list[Ready]) -> list[str]:
+    """Whose bytes the ranks need. ``DonorRetired`` if the log does not show the checkpoint that a rank goes by."""
+    found: set[str] = set()
+    live = {one.seq: one for one in fold(place.log.read()).live} if any(one.donors for one in ready) else {}
+    for one in ready:
+        base = live.get(one.base)
+        names = [base.id, *base.body.requires] if base is not None else []
+        if one.donors >> len(names):
+            raise DonorRetired(f"rank {one.rank} needs bytes of a checkpoint that is not there any more", where=place.log.run)
+        found.update(name for bit, name in enumerate(names) if one.donors >> bit & 1)
+    return sorted(found)
+
+
+def _with_parts(draft: Root, parts: list[PartRef], logical: int, stored: int, new: int, requires: list[str] | None) -> Root:
+    """``requires`` is None if all packs are files as they are."""
     return msgspec.structs.replace(
-        draft, features=[SHORT_PARTS], parts=parts, world=len(parts), logical_bytes=logical, stored_bytes=stored, new_bytes=stored
-    )
+        draft, features=[SHORT_PARTS] if requires is None else [SHORT_PARTS, STORED_CHUNKS], parts=parts, world=len(parts),
+        logical_bytes=logical, stored_bytes=stored, new_bytes=new, requires=requires or [],
+    )  # fmt: skip
 
 
 def _is_made(store: ByteStore, prefix: str) -> bool:
@@ -271,6 +302,7 @@ def _append(place: Place, directory: CheckpointDir, root: Root) -> int:
             there.append(found.seq)
             return None
         refuse_if_fenced(view, place.epoch)
+        refuse_without_donors(view, body)
         return body, place.epoch
 
     record = place.log.append(decide)

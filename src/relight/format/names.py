@@ -23,7 +23,8 @@ _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _STORED = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.chunks\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
 _NUMBER = "(0|[1-9a-z][0-9a-z]{0,11})"
-_READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])\Z")
+_READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])"
+                    rf"(?:\.{_NUMBER}\.{_NUMBER}\.{_NUMBER})?\Z")  # fmt: skip
 _FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PLAN_DIGITS = 6
@@ -142,12 +143,19 @@ class Ready(NamedTuple):
     """The part's."""
     stored: int
     logical: int
+    new: int | None = None
+    """What of ``stored`` lies with this checkpoint, if its packs are not files as they are."""
+    base: int = 0
+    """The number of the COMMIT that ``donors`` goes by."""
+    donors: int = 0
+    """Whose bytes it needs: bit 0 is that checkpoint, bit n the n-th of those that it requires itself."""
 
     @property
     def file(self) -> str:
         """The file's name: rank, sizes to the base of 36, and hash and plan to that of 64."""
         proof = base64.urlsafe_b64encode(bytes.fromhex(self.hash + self.plan)).decode()[:47]
-        return f"{self.rank}.{base36(self.size)}.{base36(self.stored)}.{base36(self.logical)}.{proof}"
+        more = "" if self.new is None else f".{base36(self.new)}.{base36(self.base)}.{base36(self.donors)}"
+        return f"{self.rank}.{base36(self.size)}.{base36(self.stored)}.{base36(self.logical)}.{proof}{more}"
 
 
 def parse_ready(name: str) -> Ready | None:
@@ -156,7 +164,8 @@ def parse_ready(name: str) -> Ready | None:
     if match is None:
         return None
     proof = base64.urlsafe_b64decode(f"{match[5]}=").hex()
-    return Ready(int(match[1]), proof[64:], proof[:64], int(match[2], 36), int(match[3], 36), int(match[4], 36))
+    more = [int(match[number], 36) for number in (6, 7, 8)] if match[6] is not None else []
+    return Ready(int(match[1]), proof[64:], proof[:64], int(match[2], 36), int(match[3], 36), int(match[4], 36), *more)
 
 
 def ready_rank(name: str) -> int:

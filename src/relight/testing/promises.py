@@ -21,7 +21,7 @@ from relight.testing.truth import LOG, RUN, Truth
 
 ROW = 8
 FROZEN = b"\x17" * ROW
-"""What does not change from save to save; one process alone has it besides its row."""
+"""What a rank has besides its row, and does not change from save to save."""
 
 
 @dataclass

@@ -162,7 +162,7 @@ class _Play:
         rules = rng.choice((None, *RULES))
         notes = rng.random() < 0.2
         sweeps = rng.random() < 0.7
-        smaller = alone and rng.random() < 0.6
+        smaller = rng.random() < 0.5
 
         def first(actor: Actor) -> None:
             store = self._store(actor)
@@ -210,9 +210,8 @@ class _Play:
         box = None if alone else Box((0, 0), (1, ROW)) if other else seen
         shape = (1 if alone else saved.world, ROW)
         item = Item("t", "uint8", shape, "param", Bytes(saved.row(rank)), box, True)
-        leaves_of = {"t": Leaf("tensor", (0,)), **({"u": Leaf("tensor", (1,))} if alone else {})}
-        tree = encode_tree(leaves_of if rank == 0 else {"rank": {}})
-        items = [item, Item("u", "uint8", (ROW,), "param", Bytes(FROZEN), None, False)] if alone else [item]
+        tree = encode_tree({"t": Leaf("tensor", (0,)), "u": Leaf("tensor", (1,))} if rank == 0 else {"rank": {}})
+        items = [item, Item("u", "uint8", shape, "param", Bytes(FROZEN), box, False)]
         plan = plan_save(items, id=saved.id, rank=rank)
         if again:  # as a layout that was saved before
             plan.proven.add("read")
@@ -233,6 +232,7 @@ class _Play:
             seat=seat,
             metrics={"loss": 1.0 / (saved.step + 1)},
             packs_written=packs_written,
+            smaller=attempt.smaller,
             waits=None if leaves is None else lambda: self.stage.now < leaves,
         )
         saved.told[rank] = ("died", -1)

@@ -1,0 +1,111 @@
+"""Several ranks whose saves share chunks: each finds its own, and the checkpoint says whose bytes all of them need."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from thread_ranks import Ranks
+
+from relight.catalog import open_checkpoint
+from relight.commit import SaveReport, SaveRequest
+from relight.commit.earlier import Smaller
+from relight.commit.save import DONORS_MAX
+from relight.errors import SaveFailed
+from relight.format.records import RetireBody
+from relight.layout import Bytes, Item
+from relight.log import fold
+from relight.policy import Keep
+from relight.policy.compact import Compact, Experience
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+
+STILL = bytes(range(256)) * 40
+
+
+class Sharing(Ranks):
+    """Each rank has, beside its row, one tensor that never changes."""
+
+    def __init__(self, folder: Path, world: int, sharing: int) -> None:
+        super().__init__(folder, world)
+        self.smaller = [
+            Smaller(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None for rank in range(world)
+        ]
+
+    def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
+        """See ``Ranks``."""
+        usual = super().request(rank, step, timeout_s, (value + 7 * step) % 256)
+        still = Item(f"still.{rank}@rank{rank}", "uint8", (len(STILL),), "buffer", Bytes(STILL), None, False)
+        return replace(usual, items=[*usual.items, still], smaller=self.smaller[rank])
+
+
+def bodies(ranks: Ranks) -> list[Any]:
+    """What COMMIT says of each."""
+    return [one.body for one in fold(ranks.attempt.view()).live]
+
+
+@pytest.mark.parametrize("sharing", [3, 1])
+def test_what_all_need_is_said(sharing: int, tmp_path: Path) -> None:
+    """One record with all donors, whichever ranks have some; every checkpoint is whole, what is new is little."""
+    ranks = Sharing(tmp_path, 3, sharing)
+    for step in range(4):
+        found = ranks.save(step)
+        assert all(isinstance(one, SaveReport) for one in found), found
+    ranks.check()
+    first, *later = bodies(ranks)
+    assert first.requires == []
+    for one in later:
+        assert one.requires == [first.id]
+        assert one.new_bytes <= first.new_bytes - sharing * (len(STILL) - 200)
+        assert one.stored_bytes == pytest.approx(first.stored_bytes, rel=0.1)
+    view = ranks.attempt.view()
+    opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
+    assert set(opened.root.features) == {"short-parts", "stored-chunks"}
+
+
+def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:
+    """Retention between saves, with another rank's chunks in each of the last two: nothing that is needed goes."""
+    ranks = Sharing(tmp_path, 2, 2)
+    for step in range(5):
+        if step == 2:  # rank 1 stores everything itself once: the donors of the two part
+            assert ranks.smaller[1] is not None
+            ranks.smaller[1].forget()
+            ranks.smaller[1].seen.equal = 1.0
+        assert all(isinstance(one, SaveReport) for one in ranks.save(step))
+        execute(plan_prune(ranks.attempt.store, "run", Keep(last=1)), ranks.attempt.store)
+        execute_sweep(plan_sweep(ranks.attempt.store, "run"), ranks.attempt.store)
+        ranks.check()
+    *donors, newest = bodies(ranks)
+    assert newest.requires == [one.id for one in donors] == ["0000000000", "0000000002"]
+
+
+def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
+    """And the next save stores everything itself."""
+    ranks = Sharing(tmp_path, 2, 2)
+    assert all(isinstance(one, SaveReport) for one in ranks.save(0))
+    gate = threading.Barrier(2)
+
+    def retire(rank: int) -> None:
+        if rank == 0:
+            ranks.attempt.place.log.append(lambda view: (RetireBody(ids=["0000000000"], reason="by hand"), fold(view).epoch))
+        gate.wait(20)
+
+    found = ranks.save(1, before=retire)
+    assert all(isinstance(one, SaveFailed) for one in found), found
+    assert any("not there any more" in one.what for one in found)
+    assert all(isinstance(one, SaveReport) for one in ranks.save(2))
+    ranks.check()
+    assert [one.requires for one in bodies(ranks)] == [[]]
+
+
+def test_more_donors_than_a_name_can_say(tmp_path: Path) -> None:
+    """Then everything is stored."""
+    ranks = Sharing(tmp_path, 2, 2)
+    assert all(isinstance(one, SaveReport) for one in ranks.save(0))
+    for smaller in ranks.smaller:
+        assert smaller is not None
+        smaller.donors = tuple(f"{number:010d}" for number in range(DONORS_MAX + 1))
+    assert all(isinstance(one, SaveReport) for one in ranks.save(1))
+    assert [one.requires for one in bodies(ranks)] == [[], []]
