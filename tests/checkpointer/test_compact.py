@@ -34,8 +34,8 @@ def make(seed: int = 0) -> tuple[Adapted, torch.optim.Optimizer]:
     return model, torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
 
 
-def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    loss = model(torch.randn(4, 1024)).square().mean()
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, width: int = 1024) -> float:
+    loss = model(torch.randn(4, width)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -92,6 +92,63 @@ def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
     assert first.new_bytes < 0.9 * first.logical_bytes
     assert third.requires and after.requires
     assert urgent.requires == [] and urgent.new_bytes > urgent.logical_bytes
+
+
+def test_differences_within_a_window(tmp_path: Path) -> None:
+    """With ``full_every`` a save is coded as differences from the one before, which still lies in the agent's memory; chains end where
+    everything is stored; each restores to its bits, and so does a run that goes on from the middle of a chain."""
+    run = str(tmp_path / "store" / "run")
+    compact = relight.Compact(codecs="always", full_every=4)
+
+    def attempt(seed: int, until: int) -> list[float]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        losses = []
+        with relight.Checkpointer(run, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
+            for step in range(ckpt.restore(), until):
+                losses.append(one_step(model, optimizer, 256))
+                ckpt.save(step)  # durable, so that the next one finds it in the other slot
+                held[step] = {name: value.clone() for name, value in model.state_dict().items()}
+        return losses
+
+    held: dict[int, dict[str, torch.Tensor]] = {}
+    straight = attempt(0, 7)
+    store = relight.open(run)
+    assert [findings for _, findings in store.verify()] == [[]] * 7
+    bodies = rows(run)
+    assert [len(one.requires) for one in bodies] == [0, 1, 2, 3, 0, 1, 2]
+    for one in bodies:
+        assert one.new_bytes < (0.9 if not one.requires else 0.75) * one.logical_bytes
+        found = relight.load(run, one.id)["model"]
+        assert all(torch.equal(found[name], value) for name, value in held[one.step].items()), one.step
+    run = str(tmp_path / "store" / "again")
+    assert attempt(0, 3) + attempt(9, 7) == straight
+
+
+def test_a_damaged_link_is_found(tmp_path: Path) -> None:
+    """Whatever stands on it is passed over, by name; the nearest that does not is what a restore takes."""
+    run = tmp_path / "store" / "run"
+    torch.manual_seed(0)
+    model = nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    compact, weights = relight.Compact(codecs="always", full_every=5), []
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
+        ckpt.restore()
+        for step in range(5):
+            one_step(model, optimizer, 512)
+            ckpt.save(step)
+            weights.append(model.weight.detach().clone())
+    assert [len(one.requires) for one in rows(str(run))] == [0, 1, 2, 3, 4]
+    for step in (4, 2, 1):
+        (file,) = run.glob(f"{step:010d}-*/*.chunks")
+        data = bytearray(file.read_bytes())
+        for at in range(0, len(data), 1000):  # each chunk of it
+            data[at] ^= 16
+        file.write_bytes(data)
+        wrong = [bool(findings) for _, findings in relight.open(run).verify()]
+        assert wrong == [False] * step + [True] * (5 - step)
+        assert torch.equal(relight.load(run)["model"]["weight"], weights[step - 1])
 
 
 def test_anything_else_is_refused(tmp_path: Path) -> None:

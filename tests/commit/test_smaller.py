@@ -15,7 +15,7 @@ from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
-from relight.commit.earlier import Smaller, chunks_of
+from relight.commit.earlier import Smaller, chunks_of, rows_of
 from relight.errors import NoSpace
 from relight.format import encode_tree
 from relight.format.names import parse_dir
@@ -303,7 +303,8 @@ def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
     directory = parse_dir(found.body.dir)
     assert directory is not None
     smaller = eager()
-    smaller.chunks = chunks_of(directory, Run(store, "r").open(found).parts[0].packs)
+    packs = Run(store, "r").open(found).parts[0].packs
+    smaller.chunks = chunks_of(packs, rows_of(directory, packs))
     second = attempt.save(request(1, held, smaller))
     assert body_of(store, "r", second.id).new_bytes < 8192
     check(store, "r", second.id, held)

@@ -326,7 +326,7 @@ class Server:
         try:
             follow.until(0)
             hold = Hold(job.since, lambda: self._may_hold(job), lambda *said: self._held(job, Told(*said)))
-            report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job), hold)
+            report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job), hold, job.session.slots)
         except Abandoned:
             raise
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ import msgspec
 
 from relight.agent.follow import Abandoned, Follow
 from relight.agent.messages import Layout, Place, Report, Request
-from relight.arena import Slot, lay_out
+from relight.arena import SEALED, Slot, lay_out
 from relight.catalog.tiers import tiers_of
 from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
 from relight.commit import Place as CommitPlace
+from relight.commit.earlier import Before
 from relight.commit.pack_writer import Pace
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format.records import TagBody
@@ -98,13 +99,17 @@ class Writer:
         rules = msgspec.msgpack.decode(place.compact, type=Compact) if place.compact else None
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)
         self._last: str | None = None
+        self._last_in: tuple[Slot, int, Prepared] | None = None
         self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
         self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
 
-    def save(self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Callable[[], bool], hold: Hold) -> Report:
+    def save(
+        self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Callable[[], bool], hold: Hold, slots: Sequence[Slot] = ()
+    ) -> Report:
         """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
 
-        Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``.
+        Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``. ``slots``: all that the
+        trainer fills; the save before this one may still lie in another.
         """
         request = msgspec.msgpack.decode(slot.request(), type=Request)
         if request.number != number:
@@ -131,6 +136,7 @@ class Writer:
                     seat=request.seat,
                     waits=waits,
                     urgent=not request.patient,
+                    before=self._before(slot, slots, prepared),
                 )
             )
             if request.tag and (request.seat is None or request.seat.rank == 0):
@@ -141,8 +147,18 @@ class Writer:
         except Exception as error:
             follow.sealed()  # one that was given up meanwhile has failed for another reason, which the trainer knows
             return _failed(number, request.id, error)
-        self._last = request.id
+        self._last, self._last_in = request.id, (slot, number, prepared)
         return _done(number, report)
+
+    def _before(self, slot: Slot, slots: Sequence[Slot], prepared: Prepared) -> Before | None:
+        """The save before, if it was laid out alike and lies in another slot. That one may be filled anew at any moment."""
+        if self._last is None or self._last_in is None or self._attempt.compact is None:
+            return None
+        other, number, laid_out = self._last_in
+        if other is slot or laid_out is not prepared or not any(other is one for one in slots):
+            return None
+        packs = [other.view[start : start + pack.size] for start, pack in zip(prepared.starts, prepared.plan.packs, strict=True)]
+        return Before(self._last, packs, lambda: other.state() == (SEALED, number))
 
     def has_tiers(self) -> bool:
         """Whether what is saved is to go further."""

@@ -197,7 +197,8 @@ class Background:
         shape = self._prepare(state, len(tree))
         if shape is None:
             return None
-        index = next(i for i in range(len(shape.slots)) if i not in shape.busy)
+        free = [i for i in range(len(shape.slots)) if i not in shape.busy]
+        index = min(free, key=lambda i: shape.slots[i].state()[1])  # the last save stays: to restore from, and to compare with
         slot, agent = shape.slots[index], self._agent
         assert agent is not None
         number = self._number = self._number + 1

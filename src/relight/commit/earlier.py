@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from relight.format import Part
 from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, stored_file
-from relight.format.stored import OWN, Piece
+from relight.format.stored import CHAIN_MAX, OWN, Piece
 from relight.policy.compact import Choice, Compact, Experience, choose
 
 
@@ -24,6 +24,34 @@ class Where(NamedTuple):
 MEASURED_BYTES_MIN = 1 << 20
 Chunks = dict[tuple[bytes, int], Where]
 """By hash and length."""
+Rows = list[list[Where]]
+"""By pack, and number in it."""
+
+
+class Before(NamedTuple):
+    """The bytes of a save that was committed, still in memory: its id, its packs, and whether they are still what they were."""
+
+    id: str
+    packs: Sequence[memoryview]
+    still: Callable[[], bool]
+
+
+class Known(NamedTuple):
+    """What a save may make use of: chunks that are there, and those of the save before to code differences from."""
+
+    chunks: Chunks
+    rows: Rows
+    before: Before | None
+
+    def base(self, pack: int, number: int, at: int, length: int) -> tuple[memoryview, Where] | None:
+        """The chunk in that place of the save before, and where it is stored."""
+        if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
+            return None
+        data, where = self.before.packs[pack][at : at + length], self.rows[pack][number]
+        return (data, where) if len(data) == length and len(where.homes) < CHAIN_MAX else None
+
+
+NOTHING = Known({}, [], None)
 
 
 @dataclass(slots=True)
@@ -34,6 +62,8 @@ class Smaller:
     seen: Experience = field(default_factory=Experience)
     chunks: Chunks = field(default_factory=dict)
     """Those of the last checkpoint."""
+    rows: Rows = field(default_factory=list)
+    """The same, by their places."""
     base: int = 0
     """The number of its COMMIT."""
     donors: tuple[str, ...] = ()
@@ -46,6 +76,13 @@ class Smaller:
         self.chosen = choose(self.rules, self.seen, threads)
         return self.chosen
 
+    def known(self, before: Before | None, donors_max: int | None) -> Known:
+        """What the save that was chosen for may make use of. ``donors_max``: how many donors it can name."""
+        if self.chosen is None or (donors_max is not None and len(self.donors) > donors_max):
+            return NOTHING
+        fits = before is not None and self.chosen.differences and self.donors[:1] == (before.id,)
+        return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None)
+
     def met(self, length: int, seconds: float) -> None:
         """The store took so long for so much. Of a few bytes that says nothing."""
         if length >= MEASURED_BYTES_MIN:
@@ -57,12 +94,13 @@ class Smaller:
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
-        self.chunks, self.base, self.donors, self.seen.equal = {}, 0, (), None
+        self.chunks, self.rows, self.base, self.donors, self.seen.equal = {}, [], 0, (), None
 
     def learn(self, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
         """The checkpoint that was committed last, as record ``seq``, and whose bytes it requires."""
         self.base, self.donors = seq, (directory.id, *requires)
-        before, self.chunks = self.chunks, chunks_of(directory, part.packs)
+        before, self.rows = self.chunks, rows_of(directory, part.packs)
+        self.chunks = chunks_of(part.packs, self.rows)
         if before:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)
             equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)
@@ -71,14 +109,25 @@ class Smaller:
         self.seen.since_full = self.seen.since_full + 1 if needs_others else 1
 
 
-def chunks_of(directory: CheckpointDir, packs: Iterable[Pack]) -> Chunks:
+def rows_of(directory: CheckpointDir, packs: Iterable[Pack]) -> Rows:
     """Where the chunks of a checkpoint of this run are stored."""
-    found: Chunks = {}
+    found: Rows = []
     for pack in packs:
         own, at = (str(directory), pack.file if pack.stored is None else stored_file(pack.file)), 0
         homes = [own, *(pack.stored.homes if pack.stored is not None else ())]
+        row = []
         for number, (length, value) in enumerate(pack.chunks):
             piece = Piece(OWN, at, length, False, value) if pack.stored is None else pack.stored.pieces[number]
-            found[value, length] = Where(piece, tuple(homes[link.home] for link in piece.links()))
+            row.append(Where(piece, tuple(homes[link.home] for link in piece.links())))
             at += length
+        found.append(row)
     return found
+
+
+def chunks_of(packs: Iterable[Pack], rows: Rows) -> Chunks:
+    """The same, by what is in them."""
+    return {
+        (value, length): where
+        for pack, row in zip(packs, rows, strict=True)
+        for (length, value), where in zip(pack.chunks, row, strict=True)
+    }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import Smaller
+from relight.commit.earlier import Before, Smaller
 from relight.commit.lanes import write_packs
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import SavePlan, plan_save
@@ -48,6 +48,7 @@ class SaveRequest:
     this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
     called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
     ``smaller``: only what is new is written, and coded; not of what is ``urgent``.
+    ``before``: the bytes of the save before, if they are in memory.
     """
 
     step: int
@@ -68,6 +69,7 @@ class SaveRequest:
     waits: Callable[[], bool] | None = None
     smaller: Smaller | None = None
     urgent: bool = False
+    before: Before | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +219,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     pace = replace(request.pace or Pace(), spent=spent)
     choice = smaller.choice(pace.threads)
     if choice.reuse or choice.coded:
-        many = request.seat is not None and len(smaller.donors) > DONORS_MAX
-        known = smaller.chunks if choice.reuse and not many else {}
+        known = smaller.known(request.before, DONORS_MAX if request.seat is not None else None)
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace)
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)

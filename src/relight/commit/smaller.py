@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import Chunks, Where
+from relight.commit.earlier import Known, Where
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
@@ -46,25 +46,54 @@ class _Chunk(NamedTuple):
     body: memoryview | bytes
     """What is to be stored, if it does not."""
     coded: bool
+    base: Where | None = None
+    """Where the chunk lies that it was coded as differences from."""
+
+
+class _Coder(NamedTuple):
+    """Makes what is to be stored of chunks of the ``place``-th pack. ``kinds``: of a chunk's elements, by its number. Any thread."""
+
+    kinds: Mapping[int, Kind]
+    known: Known
+    place: int
+    coded: bool
+
+    def make(self, number: int, at: int, data: memoryview) -> _Chunk:
+        """Of chunk ``number``, which begins at byte ``at`` of the pack."""
+        value, kind = Digest(data).digest(), self.kinds[number]
+        where = self.known.chunks.get((value, len(data)))
+        if where is not None:
+            return _Chunk(value, where, _NO_BYTES, False)
+        found = self.known.base(self.place, number, at, len(data)) if self.coded else None
+        if found is not None and self.known.before is not None:
+            base, where = found
+            way = choose(data, kind, base)
+            if way is not None and way.difference:
+                body = encode(data, way, base)
+                if body is not None and self.known.before.still():  # what it differs from did not change meanwhile
+                    return _Chunk(value, None, body, True, where)
+        way = choose(data, kind) if self.coded else None
+        body = None if way is None else encode(data, way)
+        return _Chunk(value, None, data if body is None else body, body is not None)
 
 
 def write_smaller_packs(
-    store: ByteStore, prefix: str, plan: SavePlan, known: Chunks, coded: bool, pace: Pace
+    store: ByteStore, prefix: str, plan: SavePlan, known: Known, coded: bool, pace: Pace
 ) -> tuple[list[Pack], float]:
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
-    took, in seconds. ``known``: what need not be written; ``coded``: whether what is written is coded, where it becomes smaller."""
+    took, in seconds. ``known``: what need not be written, or not all of it; ``coded``: whether what is written is coded, where it becomes
+    smaller."""
     written = [
-        write_smaller(store, prefix, pack, kinds_of(pack, plan.tensors, index), known, coded, pace) for index, pack in enumerate(plan.packs)
+        write_smaller(store, prefix, pack, _Coder(kinds_of(pack, plan.tensors, index), known, index, coded), pace)
+        for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
 
 
-def write_smaller(
-    store: ByteStore, prefix: str, plan: PackPlan, kinds: Mapping[int, Kind], known: Chunks, coded: bool, pace: Pace
-) -> tuple[Pack, float]:
+def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, pace: Pace) -> tuple[Pack, float]:
     """Write what is new of ``plan``; what the part says of the pack, and how long finishing took, in seconds.
 
-    ``kinds``: of the elements of a chunk, by its number. Memory: ``AHEAD`` chunks, twice where they are coded, and ``HELD_BYTES``.
+    Memory: ``AHEAD`` chunks, twice where they are coded, and ``HELD_BYTES``.
     """
     homes: dict[tuple[str, str], int] = {}
     pieces: list[Piece] = []
@@ -72,14 +101,15 @@ def write_smaller(
     out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
     started, done = time.monotonic(), 0
     try:
-        for length, chunk in zip(plan.chunks, _made(plan, kinds, known, coded, pace.threads), strict=True):
+        for length, chunk in zip(plan.chunks, _made(plan, coder, pace.threads), strict=True):
             hashes.append(chunk.hash)
             if chunk.where is not None:
                 pieces.append(_placed(chunk.where, homes))
                 out.spare(length)
             else:
                 value = Digest(chunk.body).digest() if chunk.coded else chunk.hash
-                pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value))
+                base = None if chunk.base is None else _placed(chunk.base, homes)
+                pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
             done += length
             if pace.progress is not None:
@@ -136,16 +166,16 @@ def sampled(plan: SavePlan) -> tuple[float, float] | None:
     return (coded / raw, spent / raw) if raw else None
 
 
-def _made(plan: PackPlan, kinds: Mapping[int, Kind], known: Chunks, coded: bool, threads: int) -> Iterator[_Chunk]:
+def _made(plan: PackPlan, coder: _Coder, threads: int) -> Iterator[_Chunk]:
     """The chunks in order, each hashed, and coded if it is new. Small packs use no threads."""
     if plan.size <= INLINE_BYTES:
-        yield from (_make(data, kinds[number], known, coded) for number, data in enumerate(_chunks(plan)))
+        yield from (coder.make(number, at, data) for number, (at, data) in enumerate(_chunks(plan)))
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
-            for number, data in enumerate(_chunks(plan)):
-                jobs.append(pool.submit(_make, data, kinds[number], known, coded))
+            for number, (at, data) in enumerate(_chunks(plan)):
+                jobs.append(pool.submit(coder.make, number, at, data))
                 if len(jobs) >= AHEAD:
                     yield jobs.popleft().result()
             while jobs:
@@ -154,37 +184,28 @@ def _made(plan: PackPlan, kinds: Mapping[int, Kind], known: Chunks, coded: bool,
             pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
 
 
-def _make(data: memoryview, kind: Kind, known: Chunks, coded: bool) -> _Chunk:
-    value = Digest(data).digest()
-    where = known.get((value, len(data)))
-    if where is not None:
-        return _Chunk(value, where, _NO_BYTES, False)
-    way = choose(data, kind) if coded else None
-    body = None if way is None else encode(data, way)
-    return _Chunk(value, None, data if body is None else body, body is not None)
-
-
-def _chunks(plan: PackPlan) -> Iterator[memoryview]:
-    """The bytes of each chunk, as they come."""
+def _chunks(plan: PackPlan) -> Iterator[tuple[int, memoryview]]:
+    """Where each chunk begins, and its bytes, as they come."""
     if plan.image is not None:
         at = there = 0
         for length in plan.chunks:
             if plan.until is not None and at + length > there:
                 there = plan.until(at + length)
-            yield plan.image[at : at + length]
+            yield at, plan.image[at : at + length]
             at += length
         return
     sources = iter(plan.sources)
-    source, used = next(sources), 0
+    source, used, at = next(sources), 0, 0
     for length in plan.chunks:
-        data, at = memoryview(bytearray(length)), 0
-        while at < length:
+        data, filled = memoryview(bytearray(length)), 0
+        while filled < length:
             if used == source.length:
                 source, used = next(sources), 0
-            step = min(length - at, source.length - used)
-            copy_from(source, used, data[at : at + step])
-            at, used = at + step, used + step
-        yield data
+            step = min(length - filled, source.length - used)
+            copy_from(source, used, data[filled : filled + step])
+            filled, used = filled + step, used + step
+        yield at, data
+        at += length
 
 
 class _Out:

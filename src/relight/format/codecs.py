@@ -42,6 +42,8 @@ else:
 VERSION = 1
 GAIN = 0.97
 """A plane or chunk that comes to more than this of itself is stored as it is."""
+DIFFERENCE_GAIN = 0.9
+"""What differences must come to of what the chunk comes to by itself: they cost a reader another chunk."""
 SAMPLES, SAMPLE_BYTES = 4, 16 << 10
 REPEATS = 0.9
 """Repetitions are looked for if a sample comes to less than this of what it comes to without."""
@@ -89,13 +91,13 @@ class Way:
 
 def choose(data: memoryview, kind: Kind, base: memoryview | None = None) -> Way | None:
     """How best to code ``data``; None if it would not become smaller. ``base``: an earlier chunk of the same length and kind; it is
-    used if that is better. Cost: that of coding 64 KiB, or twice that."""
+    used if that is better by a tenth. Cost: that of coding 64 KiB, or twice that."""
     if len(data) % kind.width:
         kind = BYTES
-    ways = [_way(_sample(data, kind), None, kind)]
+    best = _way(_sample(data, kind), None, kind)
     if base is not None:
-        ways.append(_way(_sample(data, kind), _sample(base, kind), kind))
-    best = min(ways, key=lambda way: way.share)
+        other = _way(_sample(data, kind), _sample(base, kind), kind)
+        best = other if other.share <= DIFFERENCE_GAIN * best.share else best
     return best if best.share <= GAIN else None
 
 

@@ -20,8 +20,8 @@ class Compact:
 
     ``reuse``: a chunk that the save before has is not stored again, and that save is kept as long as it is needed. ``codecs``: what is
     stored is coded: ``"auto"`` where that takes no longer than storing it as it is would, ``"always"``, or ``"never"``. ``full_every``:
-    each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake; None: it is
-    left to retention.
+    each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake, and codecs
+    may store differences from the save before; None: how long is left to retention, and there are no differences.
 
     Signals', exceptions' and other urgent saves are stored as they are.
     """
@@ -60,13 +60,16 @@ class Choice(NamedTuple):
     reuse: bool
     coded: bool
     reason: str
+    differences: bool = False
+    """Whether a chunk may be coded as differences from the save before."""
 
 
 def choose(rules: Compact, seen: Experience, threads: int) -> Choice:
     """What the next save is to be, given what was seen. Says how it came to that."""
     reuse, why_reuse = _reuse(rules, seen)
     coded, why_coded = _coded(rules, seen, threads)
-    return Choice(reuse, coded, f"{why_reuse}; {why_coded}")
+    differences = coded and rules.full_every is not None and 0 < seen.since_full < rules.full_every
+    return Choice(reuse, coded, f"{why_reuse}; {why_coded}", differences)
 
 
 def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
