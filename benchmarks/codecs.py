@@ -1,0 +1,207 @@
+"""``python -m benchmarks.codecs``: what chunks of real training come to, coded, and how fast on one core, beside other codecs.
+
+A GPT trains on real text with AdamW, once in float32 and once with bfloat16 weights and float32 masters; its state is kept 1, 10 and 100
+steps apart. Each kind of tensor is coded in chunks of 4 MiB, by each codec in turn, in an order drawn anew in each round; *of it* is what
+is stored over what was there; megabytes a second are of the raw bytes, processor time of one thread, medians. All of it is decoded and
+compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.machine import describe
+from benchmarks.workloads import SHAPES
+from relight.demo.gpt import GPT
+from relight.demo.text import read_text
+from relight.format import codecs
+from relight.format.codecs import Kind
+
+CHUNK = 4 << 20
+APART = (1, 10, 100)
+State = dict[str, memoryview]
+"""By kind of tensor, all of them back to back."""
+
+
+class Codec(NamedTuple):
+    """``encode(chunk, kind, earlier)`` gives bytes, ``decode(stored, kind, length, earlier)`` the chunk again."""
+
+    name: str
+    encode: Callable[[memoryview, Kind, memoryview | None], bytes]
+    decode: Callable[[bytes, Kind, int, memoryview | None], Any]
+
+
+def train(size: str, mixed: bool, warm: int, seed: int = 0) -> Iterator[tuple[int, State]]:
+    """The state after ``warm`` steps, and so many further ones, as ``(further steps, state)``."""
+    shape = SHAPES[size]
+    torch.manual_seed(seed)
+    model = GPT(vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0)
+    text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    live = list(model.parameters())
+    masters = live
+    if mixed:
+        masters = [one.detach().clone().requires_grad_() for one in live]
+        model.to(torch.bfloat16)
+        live = list(model.parameters())
+    optimizer = torch.optim.AdamW(masters, lr=3e-4)
+    for step in range(warm + max(APART) + 1):
+        starts = torch.randint(len(text) - shape.context - 1, (shape.batch,), generator=generator)
+        pieces = torch.stack([text[start : start + shape.context + 1] for start in starts.tolist()]).long()
+        model.zero_grad(set_to_none=True)
+        model.loss(pieces[:, :-1], pieces[:, 1:]).backward()
+        if mixed:
+            for master, one in zip(masters, live, strict=True):
+                master.grad = one.grad.float() if one.grad is not None else None
+        optimizer.step()
+        if mixed:
+            with torch.no_grad():
+                for master, one in zip(masters, live, strict=True):
+                    one.copy_(master)
+        if step - warm in (0, *APART):
+            moments = [optimizer.state[one] for one in masters]
+            state = {"weights bfloat16" if mixed else "weights float32": _flat(live)}
+            state |= {"masters float32": _flat(masters)} if mixed else {}
+            state["first moment"] = _flat([one["exp_avg"] for one in moments])
+            state["second moment"] = _flat([one["exp_avg_sq"] for one in moments])
+            yield step - warm, state
+
+
+def _flat(tensors: list[torch.Tensor]) -> memoryview:
+    return memoryview(torch.cat([one.detach().reshape(-1) for one in tensors]).view(torch.uint8).numpy())
+
+
+def ours(difference: bool) -> Codec:
+    """Relight's, alone or against the earlier save."""
+
+    def encode(chunk: memoryview, kind: Kind, earlier: memoryview | None) -> bytes:
+        base = earlier if difference else None
+        way = codecs.choose(chunk, kind, base)
+        body = None if way is None else codecs.encode(chunk, way, base if way.difference else None)
+        return bytes(chunk) if body is None else body
+
+    def decode(stored: bytes, kind: Kind, length: int, earlier: memoryview | None) -> Any:
+        if len(stored) == length:
+            return stored
+        into = memoryview(bytearray(length))
+        held = memoryview(stored)
+        codecs.decode(held, into, earlier if codecs.needs_base(held) else None)
+        return into
+
+    return Codec("Relight, differences" if difference else "Relight", encode, decode)
+
+
+def others() -> list[Codec | str]:
+    """Those that are installed; for each other one why it is not measured."""
+    zstd = codecs.zstd
+    found: list[Codec | str] = [
+        Codec("zstd 1", lambda chunk, kind, _: zstd.compress(chunk, 1), lambda stored, kind, length, _: zstd.decompress(stored))
+    ]
+    try:
+        from lz4 import block
+
+        found.append(Codec("lz4", lambda chunk, kind, _: block.compress(chunk), lambda stored, kind, length, _: block.decompress(stored)))
+    except ImportError as error:
+        found.append(f"lz4: {error}")
+    try:
+        import blosc2
+
+        blosc2.set_nthreads(1)
+        for name, codec, how in (("blosc2 bitshuffle + lz4", "LZ4", "BITSHUFFLE"), ("blosc2 shuffle + zstd 1", "ZSTD", "SHUFFLE")):
+            given = {"codec": getattr(blosc2.Codec, codec), "clevel": 1, "filters": [getattr(blosc2.Filter, how)]}
+            found.append(
+                Codec(
+                    name,
+                    lambda chunk, kind, _, given=given: blosc2.compress2(chunk, typesize=kind.width, nthreads=1, **given),
+                    lambda stored, kind, length, _: blosc2.decompress2(stored, nthreads=1),
+                )
+            )
+    except ImportError as error:
+        found.append(f"blosc2: {error}")
+    try:
+        from zipnn import ZipNN
+
+        def nn(kind: Kind) -> Any:
+            return ZipNN(input_format="byte", bytearray_dtype={2: "bfloat16", 4: "float32"}[kind.width], threads=1)
+
+        found.append(
+            Codec(  # it changes what it is given
+                "zipnn",
+                lambda chunk, kind, _: nn(kind).compress(bytearray(chunk)),
+                lambda stored, kind, length, _: nn(kind).decompress(stored),
+            )
+        )
+    except Exception as error:
+        found.append(f"zipnn: {error}")
+    return found
+
+
+def measure(codec: Codec, data: memoryview, kind: Kind, earlier: memoryview | None) -> dict[str, float]:
+    """Once over all chunks."""
+    stored_bytes, encode_s, decode_s = 0, 0.0, 0.0
+    for at in range(0, len(data), CHUNK):
+        chunk, base = data[at : at + CHUNK], earlier[at : at + CHUNK] if earlier is not None else None
+        before = time.thread_time()
+        stored = codec.encode(chunk, kind, base)
+        encode_s += time.thread_time() - before
+        before = time.thread_time()
+        again = codec.decode(stored, kind, len(chunk), base)
+        decode_s += time.thread_time() - before
+        if bytes(again) != bytes(chunk):
+            raise AssertionError(f"{codec.name} gave other bytes back")
+        stored_bytes += len(stored)
+    return {"of_it": stored_bytes / len(data), "encode_mb_s": len(data) / encode_s / 1e6, "decode_mb_s": len(data) / decode_s / 1e6}
+
+
+def main() -> None:
+    """Train, code, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=["S", "M"], default="S")
+    parser.add_argument("--warm", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    installed = others()
+    rivals = [one for one in installed if isinstance(one, Codec)]
+    cases: list[tuple[str, Codec, memoryview, Kind, memoryview | None]] = []
+    for mixed in (False, True):
+        states = dict(train(options.size, mixed, options.warm))
+        last = states[max(APART)]
+        for name, data in last.items():
+            kind = Kind(2 if "bfloat16" in name else 4, True)
+            label = f"{name}{', mixed' if mixed and 'moment' in name else ''}"
+            cases += [(label, codec, data, kind, None) for codec in (ours(difference=False), *rivals)]
+            for apart in APART:
+                cases.append((f"{label}, {apart} later", ours(difference=True), states[apart][name], kind, states[0][name]))
+    rows: dict[tuple[str, str], list[dict[str, float]]] = {}
+    order = random.Random(0)
+    for number in range(options.rounds):
+        for label, codec, data, kind, earlier in order.sample(cases, len(cases)):
+            rows.setdefault((label, codec.name), []).append(measure(codec, data, kind, earlier))
+        print(f"round {number + 1} of {options.rounds}", flush=True)
+    table = [
+        {"what": label, "codec": name, **{key: statistics.median(row[key] for row in found) for key in found[0]}}
+        for (label, name), found in sorted(rows.items())
+    ]
+    missing = [one for one in installed if isinstance(one, str)]
+    found = {"size": options.size, "warm": options.warm, "machine": describe(options.out), "missing": missing, "rows": table}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"codecs-{options.size}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{'what':34} {'codec':26} {'of it':>7} {'MB/s in':>9} {'MB/s out':>9}")
+    for row in table:
+        print(f"{row['what']:34} {row['codec']:26} {row['of_it']:7.3f} {row['encode_mb_s']:9,.0f} {row['decode_mb_s']:9,.0f}")
+
+
+if __name__ == "__main__":
+    main()
