@@ -53,6 +53,33 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
         assert findings == []
 
 
+@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
+    """With chunks shared, coded, and as differences: the same losses, whoever writes, also behind a kill; retention keeps what is needed."""
+    straight = train(2, True, layout="fsdp", run=str(tmp_path / "straight" / "run"), steps=14)
+    url = str(tmp_path / "store" / "run")
+    options = {"layout": "fsdp", "run": url, "every": 1, "writer": writer, "compact": {"codecs": "always", "full_every": 3}, "pause_s": 0.05}
+    broken = Job("training.py", 2, [json.dumps({**options, "steps": 14, "kill": [1, 9, "SIGKILL"], "deadline_s": 5.0})], RELIGHT_BACKGROUND="1")
+    try:
+        broken.ranks[1].wait(120)
+        for rank in broken.ranks:
+            rank.kill()
+        broken.wait(60)
+    finally:
+        broken.close()
+    again = train(2, True, **options, steps=14)
+    assert again[0][0]["start"] >= 2
+    for rank in range(2):
+        expected = losses(straight[rank])
+        assert losses(again[rank]) == {step: expected[step] for step in range(again[0][0]["start"], 14)}
+    there = relight.open(tmp_path / "store" / "run")
+    assert all(findings == [] for _, findings in there.verify())
+    bodies = [one.body for one in there.checkpoints()]
+    assert bodies[-1].new_bytes < bodies[-1].logical_bytes or bodies[-1].requires
+    assert {donor for one in bodies for donor in one.requires} <= {one.id for one in bodies}
+    assert len(bodies) <= 3 + 2  # what is kept, and what that needs
+
+
 @pytest.mark.parametrize("again", [2, 1])
 def test_a_restarted_job_restores_from_this_nodes_memory(tmp_path: Path, again: int) -> None:
     """All ranks killed at once, started again, also fewer of them: every part is read from the agent's memory."""

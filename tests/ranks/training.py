@@ -52,9 +52,11 @@ def main() -> None:
     limits = relight.Limits(deadline_s=options.get("deadline_s", 60.0))
     writer = options.get("writer", "every rank")
     run = options["run"] if writer == "every rank" or not rank else "nowhere://run"
+    compact = relight.Compact(**options["compact"]) if "compact" in options else None
     ckpt = relight.Checkpointer(
-        run, model=net, optimizer=optimizer, scheduler=scheduler, save=every, keep=relight.keep(last=3), limits=limits, writer=writer
-    )
+        run, model=net, optimizer=optimizer, scheduler=scheduler, save=every, keep=relight.keep(last=3), limits=limits, writer=writer,
+        compact=compact,
+    )  # fmt: skip
     start = ckpt.restore()
     print(json.dumps({"start": start}), flush=True)
     data_ranks = {"tensor_fsdp": world // 2, "same": 1}.get(options["layout"], world)

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from relight.format.names import is_pack_file
 from relight.store import ByteStore
 from relight.store.base import Entry, Properties, Reader, Writer
 
 
 def but_packs(name: str) -> bool:
     """True of files that are no packs: given as ``apart``, the bytes of packs alone are counted."""
-    return not name.endswith(".safetensors")
+    return not is_pack_file(name)
 
 
 class CountingStore:

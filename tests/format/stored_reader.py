@@ -1,0 +1,58 @@
+"""Packs whose chunks are stored elsewhere, read as docs/format.md says, from that page alone. Shares no line with Relight."""
+
+import sys
+
+from blake3 import blake3
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+def pack_bytes(run, folder, entry):  # the logical bytes of one entry of a part's packs; ValueError if a byte is off
+    file, size, chunks, (own, homes, pieces) = entry
+    beside = folder / file.replace(".safetensors", ".chunks")
+    files = [beside.read_bytes() if own else b"", *((run / directory / name).read_bytes() for directory, name in homes)]
+    if len(files[0]) != own or sum(piece[2] for piece in pieces if piece[0] == 0) != own:
+        raise ValueError("its own file is not as long as it should be")
+    out = b"".join(chunk_bytes(files, piece, length) for (length, _), piece in zip(chunks, pieces, strict=True))
+    at = 0
+    for length, value in chunks:
+        if blake3(out[at : at + length]).digest() != value:
+            raise ValueError(f"chunk at {at}")
+        at += length
+    if at != size:
+        raise ValueError("size")
+    return out
+
+
+def chunk_bytes(files, piece, length):
+    home, offset, stored, coded, value, base = piece
+    held = files[home][offset : offset + stored]
+    if blake3(held).digest() != value:
+        raise ValueError(f"stored bytes {offset}–{offset + stored} of home {home}")
+    return decoded(held, length, base and chunk_bytes(files, base, length)) if coded else held
+
+
+def decoded(held, length, base):
+    version, flags, count = held[:3]
+    width, floating, differences, at = flags & 15, flags & 16, flags & 32, 3 + 5 * count
+    if version != 1 or width not in (1, 2, 4, 8):
+        raise ValueError("no coded chunk")
+    elements, shift = [0] * (length // width), 8 * width
+    for head in range(3, at, 5):
+        plane_width, frame, size = held[head] >> 4, held[head] & 1, int.from_bytes(held[head + 1 : head + 5], "little")
+        body, at, shift = held[at : at + size], at + size, shift - 8 * plane_width
+        plane = zstd.decompress(body) if frame else body
+        for number in range(len(elements)):
+            elements[number] |= int.from_bytes(plane[number * plane_width : (number + 1) * plane_width], "little") << shift
+    bits, out = 8 * width, []
+    for number, element in enumerate(elements):
+        if differences:
+            before = int.from_bytes(base[number * width : (number + 1) * width], "little")
+            element = ((element >> 1) ^ -(element & 1)) + before
+        elif floating:
+            element = element >> 1 | (element & 1) << bits - 1
+        out.append((element % (1 << bits)).to_bytes(width, "little"))
+    return b"".join(out)
