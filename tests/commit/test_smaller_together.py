@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from thread_ranks import Ranks
 
 from relight.catalog import open_checkpoint
 from relight.commit import SaveReport, SaveRequest
-from relight.commit.earlier import Smaller
-from relight.commit.save import DONORS_MAX
+from relight.commit.earlier import DONORS_MAX, Smaller
 from relight.errors import SaveFailed
 from relight.format.records import RetireBody
 from relight.layout import Bytes, Item
@@ -28,6 +27,9 @@ STILL = bytes(range(256)) * 40
 class Sharing(Ranks):
     """Each rank has, beside its row, one tensor that never changes."""
 
+    packs_written: Callable[[], None] | None = None
+    """What rank 0 does once its packs are written."""
+
     def __init__(self, folder: Path, world: int, sharing: int) -> None:
         super().__init__(folder, world)
         self.smaller = [
@@ -38,7 +40,8 @@ class Sharing(Ranks):
         """See ``Ranks``."""
         usual = super().request(rank, step, timeout_s, (value + 7 * step) % 256)
         still = Item(f"still.{rank}@rank{rank}", "uint8", (len(STILL),), "buffer", Bytes(STILL), None, False)
-        return replace(usual, items=[*usual.items, still], smaller=self.smaller[rank])
+        written = self.packs_written if rank == 0 else None
+        return replace(usual, items=[*usual.items, still], smaller=self.smaller[rank], packs_written=written)
 
 
 def bodies(ranks: Ranks) -> list[Any]:
@@ -85,14 +88,13 @@ def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
     """And the next save stores everything itself."""
     ranks = Sharing(tmp_path, 2, 2)
     assert all(isinstance(one, SaveReport) for one in ranks.save(0))
-    gate = threading.Barrier(2)
 
-    def retire(rank: int) -> None:
-        if rank == 0:
-            ranks.attempt.place.log.append(lambda view: (RetireBody(ids=["0000000000"], reason="by hand"), fold(view).epoch))
-        gate.wait(20)
+    def retire() -> None:
+        ranks.attempt.place.log.append(lambda view: (RetireBody(ids=["0000000000"], reason="by hand"), fold(view).epoch))
 
-    found = ranks.save(1, before=retire)
+    ranks.packs_written = retire
+    found = ranks.save(1)
+    ranks.packs_written = None
     assert all(isinstance(one, SaveFailed) for one in found), found
     assert any("not there any more" in one.what for one in found)
     assert all(isinstance(one, SaveReport) for one in ranks.save(2))

@@ -174,6 +174,8 @@ class Writer:
             return None  # the next save will say so
         except RelightError as error:
             return "prune.failed", f"old checkpoints could not be removed this time: {error}", {"kind": error.kind}
+        finally:
+            self._attempt.distrust(self._room.verified)
         if not report.retired:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
@@ -192,8 +194,11 @@ class Writer:
             if not tiers_of(history):
                 return
             need = own
-            if request.seat is not None:  # all ranks reckon with the same, though their shares differ: what the last one took
-                need = history.live[-1].body.new_bytes if history.live else own * request.seat.world
+            smaller, last = self._attempt.smaller, [one.body.new_bytes for one in history.live[-8:]]
+            if request.seat is not None:  # all ranks reckon with the same, though their shares differ: what one of the last took
+                need = max(last) if last else own * request.seat.world
+            elif last and smaller is not None and smaller.choice(self.place.threads).reuse:
+                need = min(own, last[-1])
             self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, tell)
 
 

@@ -12,12 +12,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest
 from relight.format.manifest import Pack
 from relight.format.names import stored_file
-from relight.format.stored import Piece
+from relight.format.stored import OWN, Piece
 from relight.store import PAGE, ByteStore, Reader, page_buffer
+from relight.store.again import tell_read_again
+from relight.store.base import forget_copies
 
 
 def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
@@ -30,8 +32,16 @@ def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
     if pack.stored is None:
         return store.open(f"{prefix}/{pack.file}")
     with contextlib.suppress(CheckpointNotFound):
-        return store.open(f"{prefix}/{pack.file}")
+        reader = store.open(f"{prefix}/{pack.file}")
+        if reader.size == pack.size:
+            return reader
+        reader.close()  # a repair that was cut off
     return StoredReader(store, prefix, pack)
+
+
+def lies_at(reader: Reader, offset: int) -> str:
+    """Where that byte of a pack is stored, to be said behind what is wrong with it; nothing if in the file of that name."""
+    return f"; it lies at {reader.lies(offset)}" if isinstance(reader, StoredReader) else ""
 
 
 def files_of(prefix: str, pack: Pack) -> list[str]:
@@ -52,6 +62,7 @@ class StoredReader:
     def __init__(self, store: ByteStore, prefix: str, pack: Pack) -> None:
         assert pack.stored is not None
         self.size = pack.size
+        self._store = store
         self._where = f"{prefix}/{pack.file}"
         self._pieces: Sequence[Piece] = pack.stored.pieces
         self._ends = list(accumulate(length for length, _ in pack.chunks))
@@ -63,9 +74,13 @@ class StoredReader:
         try:
             for key in self._keys:
                 self._readers.append(store.open(key) if key else None)
-            own = self._readers[0]
-            if own is not None and own.size != pack.stored.size:
-                raise CorruptCheckpoint(f"{self._keys[0]} is {own.size} bytes long, {pack.stored.size} were committed", where=self._where)
+            ends = [pack.stored.size, *[0] * len(pack.stored.homes)]
+            for piece in self._pieces:
+                for link in piece.links():
+                    ends[link.home] = max(ends[link.home], link.offset + link.length)
+            for number, (key, reader, end) in enumerate(zip(self._keys, self._readers, ends, strict=True)):
+                if reader is not None and (reader.size < end or (number == OWN and reader.size != end)):
+                    raise CorruptCheckpoint(f"{key} is {reader.size} bytes long, {end} were committed", where=self._where)
         except CheckpointNotFound:
             self.close()
             missing = self._keys[len(self._readers)]
@@ -117,16 +132,36 @@ class StoredReader:
             if one is piece and not one.coded:
                 self._reader(one).read_into(one.offset, into)
                 return
-            stored = self._stored(one)
-            if Digest(stored).digest() != one.hash:
-                what = f"bytes {one.offset}–{one.offset + one.length} of {self._keys[one.home]} are not what was committed"
-                raise CorruptCheckpoint(what, where=self._where)
+            stored = self._sound(one)
             if not one.coded:
                 into[:] = stored
                 continue
             from relight.format.codecs import decode  # numpy takes a tenth of a second to import, and most packs are files
 
             decode(stored, into, into if one.base is not None else None)
+
+    def lies(self, offset: int) -> str:
+        """Where the chunk that holds that byte of the pack is stored."""
+        piece = self._pieces[min(bisect_right(self._ends, offset), len(self._pieces) - 1)]
+        return f"bytes {piece.offset}–{piece.offset + piece.length} of {self._keys[piece.home]}"
+
+    def _sound(self, one: Piece) -> memoryview:
+        """What is stored; read once more if it is not what was committed: it may have been damaged on its way."""
+        data, key = self._stored(one), self._keys[one.home]
+        if Digest(data).digest() == one.hash:
+            return data
+        with contextlib.suppress(RelightError):
+            forget_copies(self._store, key, one.offset, one.length)
+            again = memoryview(bytearray(one.length))
+            reader = self._store.open(key)
+            try:
+                reader.read_into(one.offset, again)
+            finally:
+                reader.close()
+            if Digest(again).digest() == one.hash:
+                tell_read_again(key)
+                return again
+        raise CorruptCheckpoint(f"bytes {one.offset}–{one.offset + one.length} of {key} are not what was committed", where=self._where)
 
     def _stored(self, one: Piece) -> memoryview:
         room: memoryview | None = getattr(self._rooms, "room", None)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.opened import Opened
-from relight.catalog.packs import files_of, open_pack
+from relight.catalog.packs import StoredReader, files_of, lies_at, open_pack
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
@@ -414,18 +414,19 @@ def _once_more(file: _File, held: memoryview, want: Want) -> None:
             else:
                 for key in files_of(prefix, file.pack):
                     forget_copies(store, key)
-            reader = open_pack(store, prefix, file.pack)
-            try:
-                reader.read_into(want.offset, held)
-            finally:
-                reader.close()
-            if Digest(held).digest() == want.hash:
-                if store is file.store:
-                    tell_read_again(file.key)
-                else:
-                    file.tell_elsewhere(prefix, store)
-                return
-    check_chunk(held, want, file.key)
+            for open_it in (open_pack, StoredReader) if file.pack.stored is not None else (open_pack,):
+                reader: Reader = open_it(store, prefix, file.pack)
+                try:
+                    reader.read_into(want.offset, held)
+                finally:
+                    reader.close()
+                if Digest(held).digest() == want.hash:
+                    if store is file.store:
+                        tell_read_again(file.key)
+                    else:
+                        file.tell_elsewhere(prefix, store)
+                    return
+    check_chunk(held, want, file.key, lies_at(file.reader, want.offset))
 
 
 def is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
@@ -440,12 +441,12 @@ def is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: 
     return True
 
 
-def check_chunk(data: memoryview, want: Want, key: str) -> None:
+def check_chunk(data: memoryview, want: Want, key: str, besides: str = "") -> None:
     """``CorruptCheckpoint``, which names the tensors, if a chunk is not what was committed."""
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
         held = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
         raise CorruptCheckpoint(
-            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {held}",
+            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {held}{besides}",
             where=key,
         )

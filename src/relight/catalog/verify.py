@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.catalog.packs import open_pack
+from relight.catalog.packs import lies_at, open_pack
 from relight.catalog.read import each_chunk, is_sound
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
 from relight.format import Part, decode_tree, dtype_named
@@ -99,7 +99,7 @@ def _verify_pack(
                 if isinstance(piece, RelightError):
                     raise piece
                 if not is_sound(reader, at, piece, value, key):
-                    raise CorruptCheckpoint("is not what was committed")
+                    raise CorruptCheckpoint(f"is not what was committed{lies_at(reader, at)}")
                 if number == 0:
                     _check_header(bytes(piece), part, index, key)
             except RelightError as error:

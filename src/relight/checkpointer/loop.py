@@ -513,6 +513,7 @@ class Checkpointer:
             tag_if_possible(self._store, self._run, tag, report.id)
         if self._attempt is not None and self._world.rank == 0:
             retire(self._attempt.place, self._keep, self._verified)
+            self._attempt.distrust(self._verified)
             self._outwards.made_here(self._attempt)
         return save
 

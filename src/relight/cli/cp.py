@@ -57,7 +57,7 @@ def command(
 
 
 def _say_plan(plan: CopyPlan, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.stored_bytes} for one in plan.checkpoints]
+    rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.checkpoints]
     if as_json:
         emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there)})
         return
@@ -77,7 +77,7 @@ def _say_report(plan: CopyPlan, report: CopyReport) -> None:
         click.echo(f"nothing to copy: {what} in {_shown(plan)} already")
         return
     copied = {old for old, _ in report.copied}
-    count = sum(one.body.stored_bytes for one in plan.checkpoints if one.id in copied)
+    count = sum(one.body.alone_bytes for one in plan.checkpoints if one.id in copied)
     click.echo(f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {_shown(plan)}{_there(report.there)}")
 
 

@@ -44,7 +44,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
         wanted[tier.name] = owed_to(tier, history, reach.history) if reach.error is None else []
         if reach.error is not None and dry_run:
             raise reach.error
-    bytes_of = {one.id: one.body.stored_bytes for one in history.live}
+    bytes_of = {one.id: one.body.alone_bytes for one in history.live}
     total = sum(bytes_of[one] for ids in wanted.values() for one in ids)
     if dry_run:
         _say_wanted(wanted, bytes_of, as_json)

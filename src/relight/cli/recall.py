@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import OpenedRun, json_option, open_run_at
-from relight.cli.output import emit_json, escape, plural, table
+from relight.cli.output import emit_json, escape, plural, table, warn
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.records import RetireBody
 from relight.log import Checkpoint
@@ -43,6 +43,11 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
     ids = [one.id for one in chosen]
     if give_up:
         deleted, left = sweep_recallable(store, run, ids)
+        gone = {*deleted, *left}
+        needed = [one.id for one in chosen if one.body.dir not in gone]
+        ids = [one for one in ids if one not in needed]
+        for kept in needed:
+            warn(f"{kept} stays: others need its bytes, or have claimed it meanwhile")
         if as_json:
             emit_json({"given_up": ids, "deleted": deleted, "left": left})
         else:

@@ -118,7 +118,7 @@ def command(
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
         ("suspect", str(root.user.get(SUSPECT, "")) if one.body.suspect else ""),
-        ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) else ""),
+        ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) and _is_own(opened) else ""),
         *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT)),
     ]
     facts_list([(name, value) for name, value in facts_shown if value])
@@ -193,6 +193,11 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
     sane = ", none NaN or infinite" if with_stats and not set(ODD) & set(shown) else ""
     elements = plural(sum(_elements(row.tensor) for row in rows), "element")
     click.echo(f"{plural(len(rows), 'tensor')}, {elements}, {size(held_bytes)}{sane}")
+
+
+def _is_own(opened: Opened) -> bool:
+    """Whether it is as it was saved: what a copy says of how chunks are stored is of where it came from."""
+    return "relight.copied_from" not in opened.root.user
 
 
 def _codecs(rows: Sequence[StoredAs]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from relight.commit.earlier import Smaller
@@ -75,6 +75,11 @@ class Attempt:
     def make_smaller(self, rules: Compact | None, seen: Experience | None = None) -> None:
         """Store later saves by these rules; as if it had been ``seen`` already what they go by."""
         self._smaller = Smaller(rules, seen or Experience()) if rules is not None else None
+
+    def distrust(self, verified: Mapping[str, bool]) -> None:
+        """``verified``: which checkpoints were found to verify, or not. Later saves make no use of what is damaged."""
+        if self._smaller is not None:
+            self._smaller.distrust(verified)
 
     @property
     def smaller(self) -> Smaller | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ class Where(NamedTuple):
 
 
 MEASURED_BYTES_MIN = 1 << 20
+DONORS_MAX = 60
+"""A rank of several says by a bit of a number whose bytes it needs; and a reader has all of them open."""
 Chunks = dict[tuple[bytes, int], Where]
 """By hash and length."""
 Rows = list[list[Where]]
@@ -71,14 +73,24 @@ class Smaller:
     chosen: Choice | None = None
     """What the save that is being made is; None if it was not asked for."""
 
-    def choice(self, threads: int) -> Choice:
-        """What the next save is to be."""
-        self.chosen = choose(self.rules, self.seen, threads)
+    def choice(self, threads: int, lanes: int = 1) -> Choice:
+        """What the next save is to be. ``lanes``: how many packs at once are written of one that is stored as it is."""
+        self.chosen = choose(self.rules, self.seen, threads, lanes)
         return self.chosen
 
-    def known(self, before: Before | None, donors_max: int | None) -> Known:
-        """What the save that was chosen for may make use of. ``donors_max``: how many donors it can name."""
-        if self.chosen is None or (donors_max is not None and len(self.donors) > donors_max):
+    def distrust(self, verified: Mapping[str, bool]) -> None:
+        """``verified``: which checkpoints were found to verify, or not. What is damaged is stored anew."""
+        if self.donors and any(verified.get(one) is False for one in self.donors):
+            self.forget()
+
+    def check_there(self, live: Collection[str]) -> None:
+        """Another may have saved since, and retired what this one goes by."""
+        if not set(self.donors) <= set(live):
+            self.forget()
+
+    def known(self, before: Before | None) -> Known:
+        """What the save that was chosen for may make use of."""
+        if self.chosen is None or len(self.donors) > DONORS_MAX:
             return NOTHING
         fits = before is not None and self.chosen.differences and self.donors[:1] == (before.id,)
         return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None)
@@ -105,8 +117,7 @@ class Smaller:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)
             equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)
             self.seen.equal = equal / max(total, 1)
-        needs_others = any(pack.stored is not None and pack.stored.homes for pack in part.packs)
-        self.seen.since_full = self.seen.since_full + 1 if needs_others else 1
+        self.seen.since_full = self.seen.since_full + 1 if requires else 1
 
 
 def rows_of(directory: CheckpointDir, packs: Iterable[Pack]) -> Rows:

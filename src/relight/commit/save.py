@@ -32,8 +32,6 @@ from relight.store.durable import temporary_of
 
 SUSPECT = "relight.suspect"
 """In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
-DONORS_MAX = 60
-"""A rank of several says by a bit of a number whose bytes it needs."""
 COMPACT = "relight.compact"
 """In a root's ``user``: how its chunks are stored, and why so."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -134,7 +132,8 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
         root, part, data = _write(place, request, plan, directory, prefix, timings)
         digest = trainable_digest(plan, part.packs)
         committing = True
-        record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if plan.proven else {})
+        proven = plan.proven and all(pack.stored is None for pack in part.packs)
+        record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if proven else {})
         plan.proven.add("read")
     except BaseException as error:
         if isinstance(error, DonorRetired) and request.smaller is not None:
@@ -217,9 +216,11 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
 
     spent = Spent()
     pace = replace(request.pace or Pace(), spent=spent)
-    choice = smaller.choice(pace.threads)
+    if smaller.donors:
+        smaller.check_there([one.id for one in fold(place.log.read()).live])
+    choice = smaller.choice(pace.threads, min(lanes_of(place.store), len(plan.packs)))
     if choice.reuse or choice.coded:
-        known = smaller.known(request.before, DONORS_MAX if request.seat is not None else None)
+        known = smaller.known(request.before)
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace)
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)

@@ -139,7 +139,7 @@ def _proven(
     donors, shares = donors_of(part.packs), any(pack.stored is not None for pack in part.packs)
     none = [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)]
     looked_at = _with_parts(draft, none, 0, 0, 0, donors if shares else None)
-    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven else (None, b""))
+    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b""))
     stored = sum(pack.stored_bytes for pack in part.packs) + len(data)
     ready = Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, stored, plan.logical_bytes)
     if not shares or request.smaller is None:

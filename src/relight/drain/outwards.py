@@ -116,12 +116,12 @@ class _Way:
             self._tell("drain.failed", what, {"tier": self._tier.name, "id": one.id, "kind": error.kind})
             return
         seconds = time.monotonic() - started
-        self._report.copied.append((self._tier.name, one.id, one.body.stored_bytes, seconds))
+        self._report.copied.append((self._tier.name, one.id, one.body.alone_bytes, seconds))
         self._note(self._near.history(), fold(log.read()))
         self._tell(
             "drain.done",
-            f"step {one.step} ({one.id}, {one.body.stored_bytes / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
-            {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": one.body.stored_bytes, "seconds": round(seconds, 3)},
+            f"step {one.step} ({one.id}, {one.body.alone_bytes / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
+            {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": one.body.alone_bytes, "seconds": round(seconds, 3)},
         )
 
     def _note(self, history: History, far: History) -> None:

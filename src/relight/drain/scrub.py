@@ -20,7 +20,7 @@ from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_ti
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, Pack, adopt_part
+from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, adopt_part
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
@@ -59,7 +59,8 @@ def scrub(
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Scrubbed:
-    """Verify every live checkpoint of every tier, nearest tier and newest checkpoint first; write anew what another tier has whole.
+    """Verify every live checkpoint of every tier, nearest tier and newest checkpoint first, or the oldest where some need others' bytes;
+    write anew what another tier has whole.
 
     Cost: one read of everything, at ``bytes_per_second`` at most. Nothing is repaired in a tier that does not answer, or from one.
     """
@@ -68,7 +69,10 @@ def scrub(
     report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
     merged = merge([reach.history for reach in reaches])
     for place, reach in enumerate(reaches):
-        for one in reversed(reach.history.live):
+        live = reach.history.live
+        if not any(one.body.requires for one in live):  # else what others need comes first: mended, it mends those, too
+            live.reverse()
+        for one in live:
             if stop():
                 return report
             _scrub_one(_At(reaches, merged, place, one), report, pace, repair, tell)
@@ -176,11 +180,14 @@ def _repair_root(at: _At) -> str:
             refs = [_ref_here(at, root, ref) for ref in root.parts]
             known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
             own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
+            plain = [one for one in root.features if one != STORED_CHUNKS]
             for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
-                data = encode_root(msgspec.structs.replace(root, **_identity(at), **known, user=user))
-                if hexdigest(data) == body.root:
-                    _rewrite(at, ROOT_FILE, data)
-                    return reach.name
+                for features in (root.features, plain):
+                    said = {**known, "user": user, "features": features, "requires": body.requires}
+                    data = encode_root(msgspec.structs.replace(root, **_identity(at), **said))
+                    if hexdigest(data) == body.root:
+                        _rewrite(at, ROOT_FILE, data)
+                        return reach.name
     return ""
 
 
@@ -195,7 +202,8 @@ def _ref_here(at: _At, root: Root, ref: PartRef) -> PartRef:
     for _, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
             part, _ = adopt_part(data, root, ref, ref.file)
-            mine = encode_part(msgspec.structs.replace(part, **_identity(at)))
+            packs = part.packs if not at.place else [msgspec.structs.replace(pack, stored=None) for pack in part.packs]
+            mine = encode_part(msgspec.structs.replace(part, **_identity(at), packs=packs))
             return PartRef(rank=ref.rank, file=ref.file, size=len(mine), hash=hexdigest(mine))
     raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
 

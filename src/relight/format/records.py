@@ -69,6 +69,11 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     origin: str = ""
     """The id it has where it was copied from, if that is another. Left out of the record if it is empty."""
 
+    @property
+    def alone_bytes(self) -> int:
+        """What a copy takes that needs no other's bytes and is not coded; about, if this one does or is."""
+        return max(self.stored_bytes, self.logical_bytes)
+
 
 class RetireBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of RETIRE: these leave the history."""

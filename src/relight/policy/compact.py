@@ -64,10 +64,11 @@ class Choice(NamedTuple):
     """Whether a chunk may be coded as differences from the save before."""
 
 
-def choose(rules: Compact, seen: Experience, threads: int) -> Choice:
-    """What the next save is to be, given what was seen. Says how it came to that."""
+def choose(rules: Compact, seen: Experience, threads: int, lanes: int = 1) -> Choice:
+    """What the next save is to be, given what was seen. Says how it came to that. ``lanes``: how many files at once a save that is stored
+    as it is writes; one that is not writes one after the other."""
     reuse, why_reuse = _reuse(rules, seen)
-    coded, why_coded = _coded(rules, seen, threads)
+    coded, why_coded = _coded(rules, seen, threads, lanes)
     differences = coded and rules.full_every is not None and 0 < seen.since_full < rules.full_every
     return Choice(reuse, coded, f"{why_reuse}; {why_coded}", differences)
 
@@ -84,7 +85,7 @@ def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
     return True, f"{seen.equal:.0%} of the last two saves was equal"
 
 
-def _coded(rules: Compact, seen: Experience, threads: int) -> tuple[bool, str]:
+def _coded(rules: Compact, seen: Experience, threads: int, lanes: int) -> tuple[bool, str]:
     if rules.codecs == "never":
         return False, "codecs are off"
     if seen.coded is not None and seen.coded > 0.97:
@@ -94,7 +95,7 @@ def _coded(rules: Compact, seen: Experience, threads: int) -> tuple[bool, str]:
     if seen.coded is None or seen.code_s_per_byte is None or seen.store_s_per_byte is None:
         return False, "nothing is known of codecs and store yet"
     as_it_is = seen.store_s_per_byte
-    with_codec = max(seen.coded * seen.store_s_per_byte, seen.code_s_per_byte / threads)
+    with_codec = max(seen.coded * lanes * seen.store_s_per_byte, seen.code_s_per_byte / threads)
     said = f"a sample came to {seen.coded:.0%} at {_speed(seen.code_s_per_byte / threads)}, the store takes {_speed(as_it_is)}"
     return with_codec <= SLACK * as_it_is, said
 

@@ -231,9 +231,15 @@ def times_of(newest_first: Sequence[Candidate]) -> list[float | None]:
 
 
 def _by_size(rules: Keep, sound: Sequence[Candidate]) -> Kept:
-    total = 0
+    total, bytes_of, counted = 0, {one.id: one.bytes for one in sound}, set[str]()
+    donors: dict[str, list[str]] = {}
+    for one in sound:
+        for user in one.needed_by:
+            donors.setdefault(user, []).append(one.id)
     for one in sound if rules.budget is not None else ():
-        total += one.bytes
+        with_it = {one.id, *donors.get(one.id, ())} - counted
+        counted |= with_it
+        total += sum(bytes_of[each] for each in with_it)
         if total > (rules.budget or 0):
             return
         yield one, f"the newest that fit into {(rules.budget or 0) / 1e9:g} GB"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-from relight.log import Checkpoint, History
+from relight.log import Checkpoint, History, View
 
 
 def users_of(history: History, checkpoint_id: str) -> list[str]:
@@ -21,6 +21,34 @@ def not_needed(history: History, ids: Collection[str]) -> set[str]:
         if not stays:
             return going
         going -= stays
+
+
+def oldest_together(history: History, ids: Sequence[str], at_most: int | None) -> list[str]:
+    """Of ``ids``, oldest first, which may go together: the oldest ``at_most``, or fewer, that may go without the rest; at least the oldest
+    with all that need it, however many they are. Else such as need each other would never go."""
+    if at_most is None or len(ids) <= at_most:
+        return list(ids)
+    users = {one: set(users_of(history, one)) for one in ids}
+    going: set[str] = set()
+    for one in ids:
+        group, new = {one}, [one]
+        while new:
+            new = [user for known in new for user in users.get(known, ()) if user not in group]
+            group.update(new)
+        if going and len(going | group) > at_most:
+            break
+        going |= group
+    return [one for one in ids if one in going]
+
+
+def unsure(view: View, history: History) -> set[str]:
+    """What a checkpoint may need of which nothing is known: with a damaged record, which may be a COMMIT, all that is older than it, if
+    this run's checkpoints share bytes at all."""
+    newest = max((fault.seq for fault in view.faults), default=-1)
+    known = [*history.live, *history.retired.values()]
+    if newest < 0 or not any(one.body.requires for one in known):
+        return set()
+    return {one.id for one in known if one.seq < newest}
 
 
 def with_donors(history: History, ids: Iterable[str]) -> list[str]:

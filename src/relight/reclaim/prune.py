@@ -16,7 +16,7 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.tiers import owed, safe_on
-from relight.reclaim.needs import not_needed, users_of
+from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
 from relight.reclaim.recall import due_of, sweep_recallable
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
@@ -108,8 +108,9 @@ def execute(
 
     Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays, so does the
     newest, and so does everything if nothing is left of what the plan relies on (two plans might else retire what the other relied on).
+    What another needs goes with that one or not at all, also if they are more than ``at_most``.
     """
-    going = plan.going[:at_most]
+    going = plan.going
     if not going and not plan.due:
         return PruneReport([], [], [])
     if log is None:
@@ -126,8 +127,8 @@ def execute(
         if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
             return None
         free = [one.id for one in history.live[:-1] if one.id in going and one.id not in holds and not history.tags_of(one.id)]
-        together = not_needed(history, free)
-        still = [one for one in free if one in together]
+        together = not_needed(history, set(free) - unsure(view, history))
+        still = oldest_together(history, [one for one in free if one in together], at_most)
         retired[:] = still
         return (RetireBody(ids=still, reason="retention", undo_s=undo_s), history.epoch) if still else None
 

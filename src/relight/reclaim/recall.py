@@ -12,7 +12,7 @@ from relight.errors import CheckpointNotFound, Fenced
 from relight.format.records import Body, RecallBody, RetireBody, SweepBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
-from relight.reclaim.needs import not_needed, with_donors
+from relight.reclaim.needs import not_needed, unsure, with_donors
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
 
@@ -55,7 +55,7 @@ def sweep_recallable(
         history = fold(view)
         if epoch is not None and history.epoch > epoch:
             raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=run)
-        together = not_needed(history, [one for one in history.recallable if one in ids])
+        together = not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))
         swept[:] = [one for one in history.recallable if one in together]
         return (SweepBody(ids=list(swept)), history.epoch) if swept else None
 

@@ -70,7 +70,7 @@ PLANTED: dict[str, Bug] = {
     ),
     "a rank says that it is ready before its part is there": Bug(
         Edit(f"{SAVE}:write_part", '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n', "    if request.seat is None:\n        put(place.store, f\"{prefix}/{part_file(rank)}\", data)\n"),
-        Edit(f"{TOGETHER}:_proven", "    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven else (None, b\"\"))\n", ""),
+        Edit(f"{TOGETHER}:_proven", "    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b\"\"))\n", ""),
         Edit(f"{TOGETHER}:save_together", "        mark = time.perf_counter()\n", "        mark = time.perf_counter()\n        put(place.store, f\"{prefix}/{part_file(seat.rank)}\", data)\n"),
     ),
     "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if found is not None:", "if False:")),
@@ -147,11 +147,11 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
     ),
     "retention retires what another needs": Bug(
-        Edit(f"{PRUNE}:execute", "        together = not_needed(history, free)\n", "        together = set(free)\n"),
+        Edit(f"{PRUNE}:execute", "        together = not_needed(history, set(free) - unsure(view, history))\n", "        together = set(free)\n"),
         Edit("relight.policy.keep:decide_keep", "        users = [user for user in one.needed_by if reasons.get(user)]\n", "        users = []\n"),
     ),
     "what another needs is given up": Bug(
-        Edit(f"{RECALL}:sweep_recallable", "not_needed(history, [one for one in history.recallable if one in ids])", "set(ids)"),
+        Edit(f"{RECALL}:sweep_recallable", "not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))", "set(ids)"),
     ),
     "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
     "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(one.id)", "")),

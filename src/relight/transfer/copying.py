@@ -55,7 +55,7 @@ class CopyPlan:
     @property
     def bytes(self) -> int:
         """Bytes to be copied, about: of what is coded or lies elsewhere, those of its tensors."""
-        return sum(max(one.body.stored_bytes, one.body.logical_bytes) for one in self.checkpoints)
+        return sum(one.body.alone_bytes for one in self.checkpoints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,251 @@
+"""Saves that share chunks, when something else goes wrong: bytes that come damaged once, donors that rot or go, logs, tiers, repairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_smaller import body_of, check, eager, read, request, state, weights
+from torch import nn
+
+import relight
+from relight.catalog import Run
+from relight.catalog.verify import verify_checkpoint
+from relight.commit import Attempt
+from relight.commit.earlier import Smaller
+from relight.drain.scrub import scrub
+from relight.log import fold
+from relight.policy import Keep
+from relight.policy.compact import Compact, Experience
+from relight.policy.keep import Candidate, decide_keep
+from relight.reclaim import execute, plan_prune, prune_a_share
+from relight.reclaim.needs import oldest_together, unsure
+from relight.store import LocalStore, MemoryStore
+
+
+class Flaky(MemoryStore):
+    """Gives one byte of one file wrong, once."""
+
+    spoil = ""
+
+    def open(self, key: str) -> Any:
+        """See ``ByteStore``."""
+        reader = super().open(key)
+        if key == self.spoil:
+            self.spoil = ""
+            usual = reader.read_into
+
+            def read_into(offset: int, into: memoryview) -> None:
+                usual(offset, into)
+                if into[:] and not spoilt:
+                    spoilt.append(offset)
+                    into[len(into) // 2] ^= 1
+
+            spoilt: list[int] = []
+            reader.read_into = read_into
+        return reader
+
+
+def test_what_comes_damaged_once_is_read_again() -> None:
+    """A coded chunk, too: neither a restore nor retention's look takes it for damage."""
+    store, smaller = Flaky(), eager()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    one = attempt.save(request(0, held, smaller))
+    (key,) = [key for key in store._files if key.endswith(".chunks")]
+    found = Run(store, "r").history().find(one.id)
+    assert found is not None
+    store.spoil = key
+    assert verify_checkpoint(store, Run(store, "r").view(), found) == [] and not store.spoil
+    store.spoil = key
+    assert np.array_equal(read(store, "r", one.id)["base/a"].view("u1"), held["base/a"].view("u1")) and not store.spoil
+
+
+def test_what_was_found_damaged_is_stored_anew(tmp_path: Path) -> None:
+    """Retention looks at the newest checkpoint before it removes others: if that is damaged the next save does not build on it."""
+    store = LocalStore(tmp_path / "s", direct=False)
+    attempt = Attempt.begin(store, "r")
+    attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
+    held = state()
+    first = attempt.save(request(0, held, None))
+    attempt.save(request(1, {**held, "adapter": weights(0.25, 5)}, None))
+    second = attempt.save(request(2, {**held, "adapter": weights(0.25, 6)}, None))
+    (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    verified: dict[str, bool] = {}
+    prune_a_share(store, "r", Keep(last=1), verified=verified, log=attempt.place.log, epoch=attempt.epoch)
+    assert verified[second.id] is False
+    attempt.distrust(verified)
+    third = attempt.save(request(3, held, None))
+    assert body_of(store, "r", third.id).requires == []
+    check(store, "r", third.id, held)
+
+
+def test_another_that_saves_in_between(tmp_path: Path) -> None:
+    """A trainer saves itself, while its agent goes by an older one that retention has removed since: the agent's next save stores everything."""
+    store = LocalStore(tmp_path / "s")
+    attempt = Attempt.begin(store, "r")
+    agent = Attempt(attempt.place)
+    for one in (attempt, agent):
+        one.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
+    held = state()
+    agent.save(request(0, held, None))
+    attempt.save(request(1, held, None))
+    execute(plan_prune(store, "r", Keep(last=1)), store)
+    after = agent.save(request(2, held, None))
+    assert body_of(store, "r", after.id).requires == []
+    check(store, "r", after.id, held)
+
+
+def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
+    """Windows of eight: retention keeps up, a share at a time."""
+    store = MemoryStore()
+    attempt = Attempt.begin(store, "r")
+    attempt.make_smaller(Compact(codecs="never", full_every=8), Experience(equal=1.0))
+    held, most = {"base": weights(1.5), "noise": weights(0.1)}, 0
+    for step in range(30):
+        held = {**held, "noise": weights(0.1, 100 + step)}
+        attempt.save(request(step, held, None))
+        prune_a_share(store, "r", Keep(last=2), verified={}, log=attempt.place.log, epoch=attempt.epoch)
+        most = max(most, len(Run(store, "r").history().live))
+    assert most <= 10
+    assert all(verify_checkpoint(store, Run(store, "r").view(), one) == [] for one in Run(store, "r").history().live)
+
+
+def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
+    """By the closure of who needs whom."""
+    store, smaller = MemoryStore(), eager()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    ids = [attempt.save(request(step, {**held, "step": np.array([step], "<i8")}, smaller if step < 3 else None)).id for step in range(6)]
+    history = Run(store, "r").history()
+    assert oldest_together(history, ids[:5], None) == ids[:5]
+    assert oldest_together(history, ids[:5], 2) == ids[:3]  # the first three need each other
+    assert oldest_together(history, ids[3:5], 1) == ids[3:4]
+    assert oldest_together(history, ids[:5], 4) == ids[:4]
+
+
+def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
+    """It may have been a COMMIT: nothing that is older goes, as long as checkpoints of this run share bytes."""
+    store, smaller = LocalStore(tmp_path / "s"), eager()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    ids = [attempt.save(request(step, {**held, "adapter": weights(0.25, 9 + step)}, smaller)).id for step in range(3)]
+    smaller.forget()
+    ids += [attempt.save(request(step, held, smaller)).id for step in range(3, 6)]
+    third = next(one for one in Run(store, "r").history().live if one.id == ids[2])
+    record = tmp_path / "s" / "r" / "log" / f"{third.seq:012d}.json"
+    data = bytearray(record.read_bytes())
+    data[200] ^= 1
+    record.write_bytes(data)
+    view = Run(store, "r").view()
+    assert unsure(view, fold(view)) == set(ids[:2])
+    execute(plan_prune(store, "r", Keep(last=1)), store)
+    live = [one.id for one in Run(store, "r").history().live]
+    assert live == [*ids[:2], ids[4], ids[5]]  # whose bytes the newest needs, and what may be needed
+
+
+def test_a_repair_that_was_cut_off_does_no_harm(tmp_path: Path) -> None:
+    """Part of a pack beside its chunks is passed over."""
+    store, smaller = LocalStore(tmp_path / "s"), eager()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    one = attempt.save(request(0, held, smaller))
+    (chunks,) = (tmp_path / "s" / "r").glob(f"*{one.id}*/*.chunks")
+    chunks.with_suffix(".safetensors").write_bytes(b"x" * 100_000)
+    check(store, "r", one.id, held)
+
+
+def test_a_donor_that_was_cut_short_is_noticed_without_reading_it(tmp_path: Path) -> None:
+    """By its length, under its own name."""
+    store, smaller = LocalStore(tmp_path / "s"), eager()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    first = attempt.save(request(0, held, smaller))
+    second = attempt.save(request(1, held, smaller))
+    (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
+    file.write_bytes(file.read_bytes()[:-1])
+    found = Run(store, "r").history().find(second.id)
+    assert found is not None
+    findings = verify_checkpoint(store, Run(store, "r").view(), found, data=False)
+    assert findings and file.name in findings[0].detail and first.id in findings[0].detail
+
+
+def test_damage_of_what_is_not_coded_names_where_it_lies(tmp_path: Path) -> None:
+    """The file of the donor, in what restoring and verifying say."""
+    store, smaller = LocalStore(tmp_path / "s", direct=False), eager(codecs="never")
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    first = attempt.save(request(0, held, smaller))
+    second = attempt.save(request(1, held, smaller))
+    (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    found = Run(store, "r").history().find(second.id)
+    assert found is not None
+    (finding,) = verify_checkpoint(store, Run(store, "r").view(), found)
+    assert file.name in finding.detail and first.id in finding.detail
+    with pytest.raises(relight.CorruptCheckpoint, match=first.id):
+        read(store, "r", second.id)
+
+
+def test_a_budget_counts_donors() -> None:
+    """What is kept for another's sake takes room as well."""
+
+    def one(number: int, size: int, needed_by: list[str]) -> Candidate:
+        return Candidate(f"{number}", number, number, {}, [], needed_by, True, "", size, float(number))
+
+    users = [f"{number}" for number in range(1, 6)]
+    held = [one(0, 100, users), *(one(number, 10, []) for number in range(1, 6))]
+    assert [verdict.keep for verdict in decide_keep(Keep(budget=125), held)] == [True, False, False, False, True, True]
+    assert [verdict.keep for verdict in decide_keep(Keep(budget=30), [one(number, 10, []) for number in range(5)])] == [False, False, True, True, True]
+
+
+def test_tiers_mend_each_other(tmp_path: Path) -> None:
+    """A further tier's part, root and pack from a near one that shares chunks; and the near one's chunks from the further one's pack."""
+    near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
+    model = nn.Linear(600, 600)
+    optimizer = torch.optim.AdamW([model.bias])
+    tiers = relight.Tiers(near=relight.tier(str(near)), far=relight.tier(str(far)))
+    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always"), background=True) as ckpt:
+        ckpt.restore()
+        for step in range(3):
+            model.bias.grad = torch.randn(600)
+            optimizer.step()
+            ckpt.save(step)
+    assert all(one.body.requires == [] for one in relight.open(far).checkpoints())
+    assert relight.open(near).latest().body.requires
+    newest = max(far.glob("*-e*"))
+    for name in ("part-00000.msgpack", "root.json", "pack-00000-000.safetensors"):
+        file = newest / name
+        whole = file.read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(damaged) // 2] ^= 1
+        file.write_bytes(damaged)
+        report = scrub(LocalStore(near.parent), "run")
+        assert [one.repaired_from for one in report.damage] == ["near"], (name, report.damage)
+        assert file.read_bytes() == whole
+    newest_near = relight.open(near).latest().body
+    (donor,) = near.glob(f"*{newest_near.requires[0]}*/*.chunks")
+    data = bytearray(donor.read_bytes())
+    data[len(data) // 2] ^= 1
+    donor.write_bytes(data)
+    report = scrub(LocalStore(near.parent), "run")
+    there = {one.id for one in relight.open(far).checkpoints()}
+    assert {one.id for one in report.damage} == {newest_near.requires[0], newest_near.id}
+    assert all(one.repaired_from == ("far" if one.id in there else "") for one in report.damage)
+    assert {one.id: not findings for one, findings in relight.open(near).verify()}[newest_near.id]
+
+
+def test_a_smaller_of_its_own_needs_no_past() -> None:
+    """Nothing known, nothing named."""
+    smaller = Smaller()
+    smaller.check_there([])
+    smaller.distrust({})
+    assert smaller.choice(2).reuse is False and smaller.known(None).chunks == {}
