@@ -183,7 +183,7 @@ CASES: list[Case] = [
     Case("stored: its own file is longer", with_files(lambda f: f.files.update({CHUNKS: f.files[CHUNKS] + b"x"})), "b", CHUNKS),
     Case("stored: its own file is shorter", with_files(lambda f: f.files.update({CHUNKS: f.files[CHUNKS][:-1]})), "b", CHUNKS),
     Case("stored: the donor's file is missing", with_files(lambda f: f.files.pop(DONOR)), "a", DONOR),
-    Case("stored: a damaged pack of that name beside it", _with_pack, "b", PACK),
+    Case("stored: a damaged pack of that name beside it", _with_pack, "c", PACK),
     Case(
         "stored: the root does not say so",
         with_files(lambda f: f.root("c", lambda root: root.update(features=[]))), "b", PART,

@@ -88,12 +88,13 @@ def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
 
 
 def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
-    """"the newest that together fit into budget"; "always one that is behind the newest by that many steps or more"."""
+    """"the newest that fit into budget, with what they need"; "always one that is behind the newest by that many steps or more"."""
     stay = set()
     if rule.budget is not None:
         for count in range(len(sound) + 1):
             newest = sound[len(sound) - count :]
-            if sum(one.bytes for one in newest) <= rule.budget:
+            ids = {one.id for one in newest}
+            if sum(one.bytes for one in sound if one.id in ids or ids & set(one.needed_by)) <= rule.budget:
                 stay |= {one.id for one in newest}
     if rule.behind is not None and sound:
         old = [one for one in sound if one.step <= sound[-1].step - rule.behind]

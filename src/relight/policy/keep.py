@@ -91,8 +91,8 @@ def keep(
 
     The ``last`` n; the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``); each whose step + 1 is a multiple of ``every``; those
     ``within`` a time (``"36h"``, ``"7d"``) of the newest; the newest of each of the last n hours, days, weeks or months that have one
-    (``hourly`` … ``monthly``, UTC); the newest that together fit into ``budget`` (``"500GB"``); and always one that is ``behind`` the
-    newest by that many steps or more, for damage to the model that is found late.
+    (``hourly`` … ``monthly``, UTC); the newest that fit into ``budget`` (``"500GB"``), with what they need; and always one that is
+    ``behind`` the newest by that many steps or more, for damage to the model that is found late.
 
     What goes may be brought back (``relight recall``) for the time of ``undo`` (``"12h"``): it leaves the history at once, and its bytes
     stay so long. They count for no ``budget``.
