@@ -42,7 +42,7 @@ else:
 VERSION = 1
 GAIN = 0.97
 """A plane or chunk that comes to more than this of itself is stored as it is."""
-DIFFERENCE_GAIN = 0.9
+DIFFERENCE_GAIN = 0.95
 """What differences must come to of what the chunk comes to by itself: they cost a reader another chunk."""
 SAMPLES, SAMPLE_BYTES = 4, 16 << 10
 REPEATS = 0.9
@@ -91,7 +91,7 @@ class Way:
 
 def choose(data: memoryview, kind: Kind, base: memoryview | None = None) -> Way | None:
     """How best to code ``data``; None if it would not become smaller. ``base``: an earlier chunk of the same length and kind; it is
-    used if that is better by a tenth. Cost: that of coding 64 KiB, or twice that."""
+    used if that is better by a twentieth. Cost: that of coding 64 KiB, or twice that."""
     if len(data) % kind.width:
         kind = BYTES
     best = _way(_sample(data, kind), None, kind)
