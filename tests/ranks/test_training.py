@@ -24,6 +24,17 @@ def train(world: int, background: bool, **options: Any) -> list[list[dict[str, A
     return run("training.py", world, [json.dumps(options)], RELIGHT_BACKGROUND=str(int(background)))
 
 
+def lose(job: Job) -> None:
+    """Rank 1 ends, killed by itself; the others are killed."""
+    try:
+        job.ranks[1].wait(120)
+        for rank in job.ranks:
+            rank.kill()
+        job.wait(60)
+    finally:
+        job.close()
+
+
 @pytest.mark.parametrize(("layout", "world", "background"), [("ddp", 2, True), ("tensor_fsdp", 4, True), ("fsdp", 3, False), ("flat", 2, True)])
 def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world: int, background: bool) -> None:
     """A rank killed in the middle of it; the job started again: the same losses, to the bit, on every rank."""
@@ -33,13 +44,7 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
                                            "pause_s": 0.05, "deadline_s": 5.0})],
         RELIGHT_BACKGROUND=str(int(background)),
     )  # fmt: skip
-    try:
-        broken.ranks[1].wait(120)
-        for rank in broken.ranks:
-            rank.kill()
-        broken.wait(60)
-    finally:
-        broken.close()
+    lose(broken)
     again = train(world, background, layout=layout, run=str(tmp_path / "store" / "run"), steps=11)
     start = again[0][0]["start"]
     assert 2 <= start <= 7
@@ -60,13 +65,7 @@ def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
     url = str(tmp_path / "store" / "run")
     options = {"layout": "fsdp", "run": url, "every": 1, "writer": writer, "compact": {"codecs": "always", "full_every": 3}, "pause_s": 0.05}
     broken = Job("training.py", 2, [json.dumps({**options, "steps": 14, "kill": [1, 9, "SIGKILL"], "deadline_s": 5.0})], RELIGHT_BACKGROUND="1")
-    try:
-        broken.ranks[1].wait(120)
-        for rank in broken.ranks:
-            rank.kill()
-        broken.wait(60)
-    finally:
-        broken.close()
+    lose(broken)
     again = train(2, True, **options, steps=14)
     assert again[0][0]["start"] >= 2
     for rank in range(2):

@@ -22,6 +22,7 @@ from relight.errors import CheckpointNotFound
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
 from relight.layout import Sink
+from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
 ODD = ("nan", "inf")
@@ -197,7 +198,7 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
 
 def _is_own(opened: Opened) -> bool:
     """Whether it is as it was saved: what a copy says of how chunks are stored is of where it came from."""
-    return "relight.copied_from" not in opened.root.user
+    return COPIED_FROM not in opened.root.user
 
 
 def _codecs(rows: Sequence[StoredAs]) -> None:

@@ -57,7 +57,8 @@ class Attempt:
 
     def __init__(self, place: Place, compact: Compact | None = None) -> None:
         self._place = place
-        self._smaller = Smaller(compact) if compact is not None else None
+        self._smaller: Smaller | None = None
+        self.make_smaller(compact)
 
     @classmethod
     def begin(cls, store: ByteStore, run: str, *, reason: str = "start", now: Callable[[], str] = now_text) -> Attempt:

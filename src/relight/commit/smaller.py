@@ -64,15 +64,15 @@ class _Coder(NamedTuple):
         where = self.known.chunks.get((value, len(data)))
         if where is not None:
             return _Chunk(value, where, _NO_BYTES, False)
-        found = self.known.base(self.place, number, at, len(data)) if self.coded else None
-        if found is not None and self.known.before is not None:
-            base, where = found
-            way = choose(data, kind, base)
-            if way is not None and way.difference:
-                body = encode(data, way, base)
-                if body is not None and self.known.before.still():  # what it differs from did not change meanwhile
-                    return _Chunk(value, None, body, True, where)
-        way = choose(data, kind) if self.coded else None
+        if not self.coded:
+            return _Chunk(value, None, data, False)
+        base, where = self.known.base(self.place, number, at, len(data)) or (None, None)
+        way = choose(data, kind, base)
+        if way is not None and way.difference and self.known.before is not None:
+            body = encode(data, way, base)
+            if body is not None and self.known.before.still():  # what it differs from did not change meanwhile
+                return _Chunk(value, None, body, True, where)
+            way = choose(data, kind)
         body = None if way is None else encode(data, way)
         return _Chunk(value, None, data if body is None else body, body is not None)
 
@@ -99,7 +99,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     pieces: list[Piece] = []
     hashes: list[bytes] = []
     out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
-    started, done = time.monotonic(), 0
+    started = time.monotonic()
     try:
         for length, chunk in zip(plan.chunks, _made(plan, coder, pace.threads), strict=True):
             hashes.append(chunk.hash)
@@ -111,7 +111,6 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
                 base = None if chunk.base is None else _placed(chunk.base, homes)
                 pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
-            done += length
             if pace.progress is not None:
                 pace.progress(length)
             if pace.bytes_per_second:

@@ -19,7 +19,7 @@ from relight.catalog.packs import open_pack
 from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_tier
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
-from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
+from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, adopt_part
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
@@ -238,7 +238,7 @@ def _identity(at: _At) -> dict[str, object]:
 
 def _repair_pack(at: _At, root: Root, file: str) -> str:
     """All of it is read from others, each chunk from the nearest that has it: once to see whether it can be done, once to do it."""
-    pack = next((pack for ref in root.parts for pack in _part_of(at, root, ref).packs if pack.file == file), None)
+    pack = _pack_of(at.here, at.one, root, file)
     if pack is None:
         return ""
     with contextlib.ExitStack() as files:
@@ -264,19 +264,21 @@ def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
     """That pack of another tier's copy, however it is stored there."""
     prefix = f"{reach.run}/{one.body.dir}"
     with contextlib.suppress(RelightError):
-        root = _root_of(reach, one)
-        for ref in root.parts:
-            where = f"{prefix}/{ref.file}"
-            part = decode_part(reach.store.get(where, PART_BYTES_MAX), root, ref, where)
-            for pack in part.packs:
-                if pack.file == file:
-                    return open_pack(reach.store, prefix, pack)
+        pack = _pack_of(reach, one, _root_of(reach, one), file)
+        if pack is not None:
+            return open_pack(reach.store, prefix, pack)
     return reach.store.open(f"{prefix}/{file}")
 
 
-def _part_of(at: _At, root: Root, ref: PartRef) -> Part:
-    where = f"{at.prefix}/{ref.file}"
-    return decode_part(at.here.store.get(where, PART_BYTES_MAX), root, ref, where)
+def _pack_of(reach: Reach, one: Checkpoint, root: Root, file: str) -> Pack | None:
+    """What the parts there say of that pack."""
+    for ref in root.parts:
+        where = f"{reach.run}/{one.body.dir}/{ref.file}"
+        part = decode_part(reach.store.get(where, PART_BYTES_MAX), root, ref, where)
+        for pack in part.packs:
+            if pack.file == file:
+                return pack
+    return None
 
 
 def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -> Iterator[memoryview]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -228,8 +228,3 @@ def _decompress(body: memoryview, length: int) -> bytes:
 
 def _wrong(what: str) -> CorruptCheckpoint:
     return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub mends it from another tier that has it whole")
-
-
-def stored_share(ways: Sequence[Way | None]) -> float:
-    """What chunks of equal length come to together, by their samples."""
-    return sum(1.0 if way is None else way.share for way in ways) / max(len(ways), 1)
