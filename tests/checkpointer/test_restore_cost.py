@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,11 +46,14 @@ def calls(work: Callable[[], object]) -> tuple[int, int]:
         if event in counts:
             counts[event] += 1
 
+    gc.collect()
+    gc.disable()  # a collection in the midst would count finalizers of what other tests left
     sys.setprofile(watch)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return counts["call"], counts["c_call"]
 
 
