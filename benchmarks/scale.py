@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,36 +188,75 @@ def committed(world: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def timed(world: int, folder: Path, rounds: int) -> dict[str, Any]:
-    """Seconds from the last rank's being ready, its part durable, to COMMIT durable, on a disk; ranks are threads of this process, with one
-    row each. Beside it a save of one rank's own: from its part being durable to COMMIT durable. Medians, taken in turn.
+def timed(world: int, folder: Path, rounds: int, way: str = "processes") -> dict[str, Any]:
+    """Seconds from the last rank's being ready, its part durable, to COMMIT durable, on a disk; ranks have one row each. Beside it a save
+    of one rank's own: from its part being durable to COMMIT durable. Medians, taken in turn.
     """
     own_s, all_s = [], []
     for _ in range(rounds):
-        own_s.append(_behind_the_part(1, folder))
-        all_s.append(_behind_the_part(world, folder))
+        own_s.append(_behind_the_part(1, folder, way))
+        all_s.append(_behind_the_part(world, folder, way))
     own, many = statistics.median(own_s), statistics.median(all_s)
     bound = 0.005 + 0.001 * math.log2(world)
     return {
-        "ranks": world, "rounds": rounds, "one_rank_s": own, "commit_s": many, "added_s": many - own, "times_one_rank": many / own,
-        "bound_s": bound, "one_rank_each_s": own_s, "commit_each_s": all_s,
+        "ranks": world, "as": way, "rounds": rounds, "one_rank_s": own, "commit_s": many, "added_s": many - own,
+        "times_one_rank": many / own, "bound_s": bound, "one_rank_each_s": own_s, "commit_each_s": all_s,
     }  # fmt: skip
 
 
-def _behind_the_part(world: int, folder: Path) -> float:
+class _Seen:
+    """When this rank was ready, and when COMMIT was durable if it was the one that appended it; else None."""
+
+    def __init__(self, world: int) -> None:
+        self.ready: float | None = None
+        self.done: float | None = None
+        self._world = world
+
+    def told(self, key: str, now: float) -> None:
+        """A name was made."""
+        name = key.rpartition("/")[2]
+        if f"/{LOG_DIR}/" in key:
+            self.done = now
+        elif parse_ready(name) is not None or (self._world == 1 and name == part_file(0)):
+            self.ready = now
+
+
+def _behind_the_part(world: int, folder: Path, way: str) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as root:
-        ready, done = [], []
-
-        def told(key: str, now: float) -> None:
-            name = key.rpartition("/")[2]
-            if f"/{LOG_DIR}/" in key:
-                done.append(now)
-            elif parse_ready(name) is not None or (world == 1 and name == part_file(0)):
-                ready.append(now)
-
         own = Attempt.begin(LocalStore(root), "run").place
-        _save_as_threads(own, [CountingStore(LocalStore(root), told=told) for _ in range(world)], world)
-        return min(done) - max(ready)
+        if way == "threads":
+            seen = [_Seen(world) for _ in range(world)]
+            _save_as_threads(own, [CountingStore(LocalStore(root), told=one.told) for one in seen], world)
+            times = [(one.ready, one.done) for one in seen]
+        else:
+            times = _save_as_processes(own, root, world)
+        return min(done for _, done in times if done is not None) - max(ready for ready, _ in times if ready is not None)
+
+
+def _save_as_processes(own: Place, root: str, world: int) -> list[tuple[float | None, float | None]]:
+    """What each rank has seen; as forks of this process, which has all it needs in memory. The clock is the machine's."""
+    fork = multiprocessing.get_context("fork")
+    together, told = fork.Barrier(world), fork.SimpleQueue()
+
+    def rank(number: int) -> None:
+        seen = _Seen(world)
+        try:
+            _save_as(number, world, own, CountingStore(LocalStore(root), told=seen.told), together.wait)
+            told.put((seen.ready, seen.done))
+        except BaseException as error:
+            together.abort()
+            told.put(repr(error))
+
+    processes = [fork.Process(target=rank, args=(number,)) for number in range(world)]
+    for process in processes:
+        process.start()
+    found = [told.get() for _ in processes]
+    for process in processes:
+        process.join()
+    failed = [one for one in found if isinstance(one, str)]
+    if failed:
+        raise RuntimeError(failed[0])
+    return found
 
 
 def _save_as_threads(own: Place, stores: list[CountingStore], world: int) -> None:
@@ -225,17 +265,9 @@ def _save_as_threads(own: Place, stores: list[CountingStore], world: int) -> Non
 
     def rank(number: int) -> None:
         try:
-            store = stores[number]
-            place = Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
-            place.log.read()
-            store.bytes.clear()
-            store.asked.clear()
-            row = Item("t", "uint8", (world, 64), "value", Bytes(bytes(64)), Box((number, 0), (1, 64)))
-            seat = Seat(number, world, "0" * 16, 60.0) if world > 1 else None
-            request = SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=seat)
-            together.wait()
-            Attempt(place).save(request)
+            _save_as(number, world, own, stores[number], together.wait)
         except BaseException as error:
+            together.abort()
             failed.append(error)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(world)]
@@ -247,6 +279,19 @@ def _save_as_threads(own: Place, stores: list[CountingStore], world: int) -> Non
         raise failed[0]
 
 
+def _save_as(number: int, world: int, own: Place, store: CountingStore, together: Callable[[], object]) -> None:
+    """One rank's save, once all are there; counted from then on."""
+    place = Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
+    place.log.read()
+    store.bytes.clear()
+    store.asked.clear()
+    row = Item("t", "uint8", (world, 64), "value", Bytes(bytes(64)), Box((number, 0), (1, 64)))
+    seat = Seat(number, world, "0" * 16, 60.0) if world > 1 else None
+    request = SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=seat)
+    together()
+    Attempt(place).save(request)
+
+
 def main() -> None:
     """Print all tables, as JSON a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -254,11 +299,12 @@ def main() -> None:
     parser.add_argument("--only", choices=["plans", "bytes", "time"], help="this table alone")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to be timed")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ranks", choices=["processes", "threads"], default="processes", help="what ranks are whose commit is timed")
     options = parser.parse_args()
     makes: dict[str, Iterator[dict[str, Any]]] = {
         "plans": (planned(model, layout) for model in MODELS for layout in LAYOUTS),
         "bytes": (committed(world) for world in (2, 4, 8, 16, 32, 64, 256)),
-        "time": (timed(world, options.folder, options.rounds) for world in (2, 4, 8, 16, 32, 64)),
+        "time": (timed(world, options.folder, options.rounds, options.ranks) for world in (2, 4, 8, 16, 32, 64)),
     }
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in makes if options.only in (None, name)}
     for name, rows in tables.items():

@@ -64,7 +64,8 @@ WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "comp
 VOID = b"void\n"
 """What ``root.json`` begins with once a rank has given up; why, in words, comes behind it."""
 _POLL_S = 0.001
-"""The first pause of a rank that waits; longer with many, who would keep the one that commits from its work."""
+"""The first pause of a rank that waits, two of them; more have longer ones: together they look twice a millisecond, or would keep the one
+that commits, or the store, from its work."""
 _POLL_MAX_S = 0.05
 _LOOK_AGAIN_S = 1.0
 """When a rank that waits for the last one to commit looks again whether it is the last one: that one may have died. Then less often."""
@@ -160,7 +161,7 @@ def _await(
     """Until it is committed, by whomever. What is said of it, and the number of its record."""
     began = clock()
     ends = began + seat.timeout_s
-    pause, look, again, grace, missing = min(_POLL_S * (1 + seat.world // 16), _POLL_MAX_S), began, _LOOK_AGAIN_S, -1.0, list[int]()
+    pause, look, again, grace, missing = min(_POLL_S * max(1, seat.world // 2), _POLL_MAX_S), began, _LOOK_AGAIN_S, -1.0, list[int]()
     doubt: Uncertain | None = None  # once a commit is in doubt, no later error says that there is none
     while True:
         now = clock()
