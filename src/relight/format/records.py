@@ -25,6 +25,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version: int = VERSION
     id: str
     created: str
+    encrypted: bool = False
+    """Whether all that is in it is. Left out if not."""
 
 
 class StripeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -269,7 +271,10 @@ def check_version(value: Any, kind: str, where: str) -> None:
 
 def encode_store(record: StoreRecord) -> bytes:
     """The bytes of ``relight.json``."""
-    return seal(to_json(msgspec.to_builtins(record)))
+    value = msgspec.to_builtins(record)
+    if not record.encrypted:
+        del value["encrypted"]
+    return seal(to_json(value))
 
 
 def decode_store(data: bytes, where: str = names.STORE_FILE) -> StoreRecord:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 
-from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
+from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable, WrongKey
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
 from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_file, record_file
 from relight.format.strict import SEALED_BYTES_MAX
+from relight.keys.chain import SETTING
 from relight.store import ByteStore
+from relight.store.base import encrypts
 
 
 def now_text() -> str:
@@ -33,7 +35,17 @@ def read_store(store: ByteStore) -> StoreRecord:
         raise CheckpointNotFound(
             "no Relight store here", where=store.url, hint="a store has a file relight.json at its top; check the path"
         ) from error
-    return decode_store(data, f"{store.url}/{STORE_FILE}")
+    record = decode_store(data, f"{store.url}/{STORE_FILE}")
+    if record.encrypted and not encrypts(store):
+        raise WrongKey(
+            "this store is encrypted", where=store.url, hint=f"say where its key is: {SETTING}=file:PATH, or encrypt= of a Checkpointer"
+        )
+    if encrypts(store) and not record.encrypted:
+        raise WrongKey(
+            "this store is not encrypted, and a key was given",
+            where=store.url, hint="relight rekey STORE encrypts what is there; or save to another store",
+        )  # fmt: skip
+    return record
 
 
 def require_store(store: ByteStore) -> StoreRecord:
@@ -42,7 +54,7 @@ def require_store(store: ByteStore) -> StoreRecord:
         try:
             return read_store(store)
         except CheckpointNotFound:
-            record = StoreRecord(id=_recorded_id(store) or secrets.token_hex(16), created=now_text())
+            record = StoreRecord(id=_recorded_id(store) or secrets.token_hex(16), created=now_text(), encrypted=encrypts(store))
             if store.put_once(STORE_FILE, encode_store(record)):
                 return record
     raise StoreUnavailable("relight.json can neither be made nor read", where=store.url)

@@ -153,6 +153,12 @@ def beneath(store: ByteStore) -> ByteStore:
     return found
 
 
+def encrypts(store: ByteStore) -> bool:
+    """Whether what is put there is encrypted on its way."""
+    found: bool = getattr(store, "encrypts", False)
+    return found
+
+
 def forget_copies(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
     """Have that range of a file, or all of it, read from where it lies the next time, if ``store`` keeps copies nearby."""
     forget = getattr(store, "forget", None)

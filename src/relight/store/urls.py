@@ -7,9 +7,11 @@ import re
 
 from relight.errors import ConfigError
 from relight.format.names import STRIPE_FILE
+from relight.keys import Keychain, keychain_from_settings
 from relight.store.base import ByteStore
 from relight.store.blocks import Blocks, blocks_from_settings
 from relight.store.cached import CachedStore
+from relight.store.encrypted import EncryptedStore
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.object_client import SCHEMES
@@ -20,11 +22,16 @@ from relight.store.web import WebStore
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
-def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None) -> ByteStore:
+def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, keys: Keychain | None = None) -> ByteStore:
     """The store at ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``,
     ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
-    ``RELIGHT_CACHE`` names."""
-    text = os.fspath(url)
+    ``RELIGHT_CACHE`` names. What is there is encrypted with ``keys``, or those that ``RELIGHT_KEY`` names, if there are any."""
+    store = _open(os.fspath(url), cache)
+    keys = keys or keychain_from_settings()
+    return store if keys is None else EncryptedStore(store, keys)
+
+
+def _open(text: str, cache: Blocks | None) -> ByteStore:
     if not text or "\0" in text:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
     if is_stripe(text):

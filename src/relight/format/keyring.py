@@ -1,0 +1,94 @@
+"""Slots of a store's key ring: in each a ring key, wrapped by one key-encryption key. Pure.
+
+Each slot is a file of its own, ``.keys/<generation>-<id of the key-encryption key>.json``, so that a key is added by writing one and
+taken away by deleting one, and no data is written anew. What a slot says is bound to what it holds, and it is sealed as records are.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from relight.errors import UnsafeContent
+from relight.format import names
+from relight.format.records import VERSION, check_version
+from relight.format.strict import convert, seal, to_json, unseal
+
+KEYS_DIR = ".keys"
+WRAPPED_BYTES_MAX = 8 << 10
+GENERATION_MAX = 999_999
+_SLOT = re.compile(r"([0-9]{6})-([0-9a-f]{16})\.json\Z")
+_RING = re.compile(r"[0-9a-f]{32}\Z")
+_SHORT_TEXT_MAX = 500
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A ring key, wrapped. ``kind`` says by what sort of key-encryption key, and ``told`` what opening it needs besides that key."""
+
+    relight: Literal["slot"] = "slot"
+    version: int = VERSION
+    store: str
+    generation: int
+    ring: str
+    """The ring key's id, 32 hexadecimal digits."""
+    kind: str
+    kek: str
+    """The key-encryption key's id, 16 hexadecimal digits."""
+    label: str
+    """What people call it."""
+    created: str
+    told: dict[str, str | int] = {}
+    wrapped: str
+
+    @property
+    def file(self) -> str:
+        """Its name below ``.keys``."""
+        return slot_file(self.generation, self.kek)
+
+    @property
+    def said(self) -> bytes:
+        """What the wrapping is bound to: whose slot it is, and of which ring key."""
+        return b"relight ring key\0" + f"{self.store}\0{self.generation}\0{self.ring}".encode()
+
+    @property
+    def wrapped_bytes(self) -> bytes:
+        """``wrapped``, as bytes."""
+        return base64.b64decode(self.wrapped)
+
+
+def slot_file(generation: int, kek: str) -> str:
+    """The name of a slot's file."""
+    return f"{generation:06d}-{kek}.json"
+
+
+def parse_slot_file(name: str) -> tuple[int, str] | None:
+    """The generation and the key's id, or None if it is no slot's."""
+    match = _SLOT.match(name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def encode_slot(slot: Slot) -> bytes:
+    """The file of ``slot``."""
+    return seal(to_json(msgspec.to_builtins(slot)))
+
+
+def decode_slot(data: bytes, name: str, where: str) -> Slot:
+    """The slot in ``data``, which was found under ``name``."""
+    value: Any = unseal(data, where)
+    check_version(value, "slot", where)
+    slot = convert(value, Slot, where)
+    if slot.file != name or not names.RUN_ID.match(slot.store) or not _RING.match(slot.ring):
+        raise UnsafeContent("the slot belongs to another key, generation or store", where=where)
+    texts = [slot.kind, slot.label, slot.created, *slot.told, *(str(one) for one in slot.told.values())]
+    if any(len(one) > _SHORT_TEXT_MAX for one in texts) or not 0 < slot.generation <= GENERATION_MAX:
+        raise UnsafeContent("a slot that makes no sense", where=where)
+    try:
+        length = len(base64.b64decode(slot.wrapped, validate=True))
+    except ValueError:
+        length = 0
+    if not 0 < length <= WRAPPED_BYTES_MAX:
+        raise UnsafeContent("a slot that holds no wrapped key", where=where)
+    return slot

@@ -1,0 +1,132 @@
+"""What a key-encryption key does, whatever keeps it: wrap a ring key, and unwrap it again."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Protocol
+
+from relight.errors import ConfigError, WrongKey
+from relight.format.cipher import NONCE_BYTES, Secret, hkdf, unwrap, wrap
+
+Told = dict[str, str | int]
+"""What a slot says of how it was wrapped, for whoever is to unwrap it."""
+ARGON_MEMORY_KIB, ARGON_PASSES, ARGON_LANES = 64 << 10, 3, 4
+"""What a passphrase costs to try: RFC 9106's second recommendation."""
+_ARGON_MEMORY_MAX_KIB, _ARGON_PASSES_MAX, _ARGON_LANES_MAX = 1 << 20, 16, 16
+
+
+class Provider(Protocol):
+    """A key-encryption key."""
+
+    spec: str
+    """What it is named by; no secret."""
+    kind: str
+
+    @property
+    def kek(self) -> str:
+        """Its id, 16 hexadecimal digits: what a slot of its is called."""
+
+    def fits(self, kind: str, kek: str) -> bool:
+        """Whether it may open a slot of that kind and id."""
+
+    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+        """A ring key, wrapped and bound to what is ``said``; and what unwrapping needs to be told."""
+
+    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+        """The ring key. ``WrongKey`` if it was not wrapped by this key, or not for that."""
+
+    def resolved(self) -> bytes | None:
+        """What a process that cannot follow the spec needs; None if every process can."""
+
+
+class HeldKey:
+    """32 bytes that lie in a file, an environment variable or an operating system's keyring."""
+
+    def __init__(self, spec: str, key: Secret) -> None:
+        self.spec, self.kind, self._key = spec, spec.partition(":")[0], key
+
+    def __repr__(self) -> str:
+        return f"HeldKey({self.spec!r})"
+
+    @property
+    def kek(self) -> str:
+        """See ``Provider``: of the key itself, wherever it lies."""
+        return hkdf(self._key.reveal(), b"", b"relight key id", 8).hex()
+
+    def fits(self, kind: str, kek: str) -> bool:
+        """See ``Provider``."""
+        return kek == self.kek
+
+    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+        """See ``Provider``."""
+        return wrap(self._key, secrets.token_bytes(NONCE_BYTES), key.reveal(), said), {}
+
+    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+        """See ``Provider``."""
+        return unwrap(self._key, wrapped, said, where)
+
+    def resolved(self) -> bytes | None:
+        """See ``Provider``."""
+        return self._key.reveal()
+
+
+class Passphrase:
+    """Argon2id of a passphrase; a salt for each slot."""
+
+    kind = "passphrase"
+
+    def __init__(self, spec: str, passphrase: Secret) -> None:
+        self.spec, self._passphrase = spec, passphrase
+
+    def __repr__(self) -> str:
+        return f"Passphrase({self.spec!r})"
+
+    @property
+    def kek(self) -> str:
+        """See ``Provider``: of where it comes from, as one of its own would help to guess it."""
+        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
+
+    def fits(self, kind: str, kek: str) -> bool:
+        """See ``Provider``: it may come from elsewhere than when the slot was made."""
+        return kind == self.kind
+
+    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+        """See ``Provider``. Cost: a tenth of a second, and 64 MiB."""
+        salt = secrets.token_bytes(16)
+        told: Told = {
+            "kdf": "argon2id", "salt": base64.b64encode(salt).decode(),
+            "memory_kib": ARGON_MEMORY_KIB, "passes": ARGON_PASSES, "lanes": ARGON_LANES,
+        }  # fmt: skip
+        return wrap(self._derived(told, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), said), told
+
+    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+        """See ``Provider``. Cost: as ``wrap``'s; what the slot asks for is bounded."""
+        return unwrap(self._derived(told, where), wrapped, said, where)
+
+    def resolved(self) -> bytes | None:
+        """See ``Provider``."""
+        return self._passphrase.reveal()
+
+    def _derived(self, told: Told, where: str) -> Secret:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+        memory, passes, lanes = told.get("memory_kib"), told.get("passes"), told.get("lanes")
+        sound = (
+            told.get("kdf") == "argon2id"
+            and isinstance(memory, int) and 8 << 10 <= memory <= _ARGON_MEMORY_MAX_KIB
+            and isinstance(passes, int) and 1 <= passes <= _ARGON_PASSES_MAX
+            and isinstance(lanes, int) and 1 <= lanes <= _ARGON_LANES_MAX
+        )  # fmt: skip
+        if not sound:
+            raise WrongKey("the slot asks for a derivation that this Relight does not do", where=where)
+        assert isinstance(memory, int) and isinstance(passes, int) and isinstance(lanes, int)
+        try:
+            salt = base64.b64decode(str(told.get("salt")), validate=True)
+            kdf = Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory)
+        except ValueError:
+            raise WrongKey("the slot's salt makes no sense", where=where) from None
+        except UnsupportedAlgorithm:
+            raise ConfigError("this library's OpenSSL has no Argon2id", hint="a newer cryptography has: upgrade it") from None
+        return Secret(kdf.derive(self._passphrase.reveal()))

@@ -1,0 +1,128 @@
+"""Keys that never leave a service: it wraps and unwraps. AWS KMS, and the transit engine of Vault or OpenBao."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+from typing import Any
+
+from relight.errors import ConfigError, StoreUnavailable, WrongKey
+from relight.format.cipher import Secret, hkdf
+from relight.keys.providers import Told
+
+_TIMEOUT_S = 10
+
+
+class KmsKey:
+    """``kms:KEY``, a key's id, ARN or alias; region, credentials and endpoint as boto3 finds them."""
+
+    kind = "kms"
+
+    def __init__(self, spec: str) -> None:
+        self.spec, self._id = spec, spec.partition(":")[2]
+
+    def __repr__(self) -> str:
+        return f"KmsKey({self.spec!r})"
+
+    @property
+    def kek(self) -> str:
+        """See ``Provider``: of what it is named by."""
+        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
+
+    def fits(self, kind: str, kek: str) -> bool:
+        """See ``Provider``: one key may have several names."""
+        return kind == self.kind
+
+    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+        """See ``Provider``. Cost: one request."""
+        answer = self._ask("encrypt", KeyId=self._id, Plaintext=key.reveal(), EncryptionContext=_context(said))
+        return bytes(answer["CiphertextBlob"]), {}
+
+    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+        """See ``Provider``. Cost: one request."""
+        return Secret(self._ask("decrypt", where, KeyId=self._id, CiphertextBlob=wrapped, EncryptionContext=_context(said))["Plaintext"])
+
+    def resolved(self) -> bytes | None:
+        """See ``Provider``."""
+        return None
+
+    def _ask(self, call: str, where: str = "", **options: Any) -> Any:
+        boto3, config, errors = _library("kms", "boto3", "botocore.config", "botocore.exceptions")
+        try:
+            client = boto3.client("kms", config=config.Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S))
+            return getattr(client, call)(**options)
+        except errors.ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in ("InvalidCiphertextException", "IncorrectKeyException"):
+                raise WrongKey("KMS says that this key does not open it", where=where or self.spec) from None
+            gone = code in ("NotFoundException", "DisabledException", "KMSInvalidStateException", "AccessDeniedException")
+            raise (WrongKey if gone else StoreUnavailable)(f"KMS refuses: {code}", where=where or self.spec) from None
+        except errors.BotoCoreError as error:
+            raise StoreUnavailable(f"KMS does not answer: {type(error).__name__}", where=self.spec) from None
+
+
+class VaultKey:
+    """``vault:MOUNT/KEY`` of the transit engine; address, token and namespace from ``VAULT_ADDR``, ``VAULT_TOKEN``, ``VAULT_NAMESPACE``."""
+
+    kind = "vault"
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self._mount, _, self._name = spec.partition(":")[2].rpartition("/")
+        if not self._mount or not self._name:
+            raise ConfigError(f"{spec!r} names no key of Vault", hint="vault:transit/KEY")
+
+    def __repr__(self) -> str:
+        return f"VaultKey({self.spec!r})"
+
+    @property
+    def kek(self) -> str:
+        """See ``Provider``: of what it is named by."""
+        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
+
+    def fits(self, kind: str, kek: str) -> bool:
+        """See ``Provider``: one key may have several names."""
+        return kind == self.kind
+
+    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+        """See ``Provider``. Cost: one request. What it is for goes in front of the key: not every kind of Vault's keys binds it."""
+        text = base64.b64encode(_bound(said) + key.reveal()).decode()
+        return str(self._ask("encrypt_data", plaintext=text)["ciphertext"]).encode(), {}
+
+    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+        """See ``Provider``. Cost: one request."""
+        answer = self._ask("decrypt_data", where, ciphertext=wrapped.decode("ascii", "replace"))
+        data = base64.b64decode(str(answer["plaintext"]))
+        if not data.startswith(_bound(said)):
+            raise WrongKey("this slot was written for another store or ring key", where=where)
+        return Secret(data[len(_bound(said)) :])
+
+    def resolved(self) -> bytes | None:
+        """See ``Provider``."""
+        return None
+
+    def _ask(self, call: str, where: str = "", **options: Any) -> Any:
+        hvac, requests = _library("vault", "hvac", "requests")
+        try:
+            client = hvac.Client(timeout=_TIMEOUT_S)
+            answer = getattr(client.secrets.transit, call)(name=self._name, mount_point=self._mount, **options)
+            return answer["data"]
+        except (hvac.exceptions.InvalidRequest, hvac.exceptions.Forbidden, hvac.exceptions.InvalidPath) as error:
+            raise WrongKey(f"Vault refuses: {type(error).__name__}", where=where or self.spec) from None
+        except (hvac.exceptions.VaultError, requests.RequestException) as error:
+            raise StoreUnavailable(f"Vault does not answer: {type(error).__name__}", where=self.spec) from None
+
+
+def _library(extra: str, *names: str) -> list[Any]:
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ImportError:
+        raise ConfigError(f"such keys need the library {names[0]}", hint=f"pip install 'relight[{extra}]'") from None
+
+
+def _context(said: bytes) -> dict[str, str]:
+    return {"relight": base64.b64encode(said).decode()}
+
+
+def _bound(said: bytes) -> bytes:
+    return hkdf(said, b"", b"relight bound", 32)

@@ -1,0 +1,422 @@
+"""A store of which every file but two kinds is encrypted: ``relight.json``, which says which store it is, and the slots of its keys.
+
+What is above sees files as they are; what is beneath sees their names, and how long they are. Nothing is put there in the clear by
+mistake, and what lies there in the clear is not taken for what was written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
+from relight.format.cipher import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    PAGE_BYTES,
+    SALT_BYTES,
+    TAG_BYTES,
+    TRAILER_BYTES,
+    DataKey,
+    FileCipher,
+    Secret,
+    Trailer,
+    decrypt_pages,
+    encrypt_file,
+    new_data_key,
+    pages_of,
+    parse_trailer,
+    stored_size,
+    unwrap_data_key,
+)
+from relight.format.keyring import KEYS_DIR
+from relight.format.names import STORE_FILE
+from relight.keys import Keychain
+from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Upload, Writer, beneath, check_key, forget_copies
+from relight.store.buffers import page_buffer
+from relight.store.keyring import Ring, open_ring
+
+BATCH_PAGES = 32
+"""What is encrypted before it is handed on: 4 MiB. Two such buffers take turns, one being written."""
+_ALONE = {STORE_FILE}
+
+
+def is_clear(key: str) -> bool:
+    """Whether that file is never encrypted."""
+    return key in _ALONE or key.startswith(f"{KEYS_DIR}/")
+
+
+class EncryptedStore:
+    """``inner``, encrypted. Threads may share it; a fork draws a data key of its own.
+
+    Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: two buffers of 4 MiB a writer, a range and two
+    pages a reading thread. Cost: a pass of AES-GCM over what is read or written, beside what the store does meanwhile.
+    """
+
+    encrypts = True
+
+    def __init__(self, inner: ByteStore, keychain: Keychain) -> None:
+        self.inner, self.keychain = inner, keychain
+        self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
+        self._lock = threading.Lock()
+        self._ring: Ring | None = None
+        self._data_key: tuple[int, DataKey] | None = None
+
+    def __repr__(self) -> str:
+        return f"EncryptedStore({self.inner!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (EncryptedStore, (self.inner, self.keychain))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("lanes", "blocks", "counts") and "inner" in self.__dict__:  # what only some stores have
+            return getattr(self.inner, name)
+        raise AttributeError(name)
+
+    @property
+    def beneath(self) -> EncryptedStore:
+        """Without the copies that may be kept nearby: see ``beneath``."""
+        below = beneath(self.inner)
+        if below is self.inner:
+            return self
+        found = EncryptedStore(below, self.keychain)
+        found._ring, found._data_key = self._ring, self._data_key
+        return found
+
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return self.inner.properties()
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        return self.inner.put_once(key, data if is_clear(key) or not data else encrypt_file(self._new_cipher(key), data))
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        if is_clear(key) or not size:
+            return self.inner.write(key, size)
+        cipher = self._new_cipher(key)
+        return _EncryptingWriter(self.inner.write(key, stored_size(size)), cipher, size, key)
+
+    def settle(self, prefix: str) -> None:
+        """See ``ByteStore``."""
+        self.inner.settle(prefix)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        if is_clear(check_key(key)):
+            return self.inner.get(key, limit)
+        data = self.inner.get(key, stored_size(limit) if limit else 0)
+        if not data:
+            return data
+        trailer = parse_trailer(data[-TRAILER_BYTES:], len(data), key)
+        if trailer.size > limit:
+            raise UnsafeContent(f"{trailer.size} bytes where at most {limit} are allowed", where=key)
+        found, sealed = bytearray(trailer.size), memoryview(bytearray(data))
+        tags = sealed[trailer.size :][: pages_of(trailer.size) * TAG_BYTES]
+        decrypt_pages(self._cipher_of(trailer, key), 0, sealed, memoryview(bytes(tags)), memoryview(found))
+        return bytes(found)
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``. Cost: reading the trailer, and the tags, besides."""
+        reader = self.inner.open(key)
+        if is_clear(key) or not reader.size:
+            return reader
+        try:
+            if reader.size <= TRAILER_BYTES:
+                raise CorruptCheckpoint("too short for an encrypted file", where=key)
+            end = bytearray(TRAILER_BYTES)
+            reader.read_into(reader.size - TRAILER_BYTES, memoryview(end))
+            trailer = parse_trailer(bytes(end), reader.size, key)
+            return _DecryptingReader(reader, self._cipher_of(trailer, key), trailer.size, key)
+        except BaseException:
+            reader.close()
+            raise
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        return self.inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        self.inner.delete(key)
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``."""
+        return self.inner.delete_dir(prefix)
+
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """See ``ByteStore``."""
+        return self.inner.uploads(prefix)
+
+    def drop_upload(self, upload: Upload) -> None:
+        """See ``ByteStore``."""
+        self.inner.drop_upload(upload)
+
+    def free_bytes(self) -> int | None:
+        """See ``ByteStore``."""
+        return self.inner.free_bytes()
+
+    def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
+        """See ``forget_copies``: of the pages that the range lies in; and of the end of the file, which says what they are read with."""
+        if offset or length is not None:
+            first = offset // PAGE_BYTES * PAGE_BYTES
+            end = None if length is None else -(-(offset + length) // PAGE_BYTES) * PAGE_BYTES
+            forget_copies(self.inner, key, first, None if end is None else end - first)
+        else:
+            forget_copies(self.inner, key)
+
+    def _ring_now(self) -> Ring:
+        with self._lock:
+            if self._ring is None:
+                self._ring = open_ring(self.inner, self.keychain)
+            return self._ring
+
+    def _ring_with(self, ring: bytes, where: str) -> Secret:
+        """That ring key; the slots are looked at anew for one that this process has not seen."""
+        key = self._ring_now().keys.get(ring)
+        if key is None:
+            with self._lock:
+                self._ring = open_ring(self.inner, self.keychain)
+                key = self._ring.keys.get(ring)
+        if key is None:
+            raise WrongKey("none of the keys at hand opens what it is encrypted with", where=where, hint="relight keys status STORE")
+        return key
+
+    def _cipher_of(self, trailer: Trailer, key: str) -> FileCipher:
+        ring_key, store_id = self._ring_with(trailer.ring, key), self._ring_now().store_id
+        data_key = unwrap_data_key(ring_key, trailer.ring, trailer.wrapped, store_id, key)
+        return FileCipher.of(trailer, data_key, store_id, key)
+
+    def _new_cipher(self, key: str) -> FileCipher:
+        check_key(key, file=True)
+        ring, here = self._ring_now(), os.getpid()
+        with self._lock:
+            if self._data_key is None or self._data_key[0] != here:
+                secret = Secret(secrets.token_bytes(KEY_BYTES))
+                self._data_key = here, new_data_key(ring.key, ring.store_id, secret, secrets.token_bytes(NONCE_BYTES))
+            data_key = self._data_key[1]
+        return FileCipher(data_key, secrets.token_bytes(SALT_BYTES), ring.store_id, key)
+
+
+class _EncryptingWriter:
+    """Whole pages are encrypted as they come, and written by a thread while the next ones are encrypted; a part of a page waits for the
+    rest of it. Each page is encrypted once: what was handed over is never written again."""
+
+    align = 1
+
+    def __init__(self, inner: Writer, cipher: FileCipher, size: int, key: str) -> None:
+        self._inner, self._cipher, self._size, self._key = inner, cipher, size, key
+        self._lock = threading.Lock()
+        self._tags: dict[int, bytes] = {}
+        self._parts: dict[int, tuple[bytearray, int]] = {}
+        """Pages of which some has come: their bytes, and how many. In order as a rule, so there is one."""
+        self._last: tuple[int, bytearray] | None = None
+        """The page with the highest number: it is written at the end, with what comes behind it."""
+        self._rooms: list[memoryview] = []
+        self._turn = 0
+        self._writing: list[Future[None] | None] = [None, None]
+        self._thread: ThreadPoolExecutor | None = None
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        data = data.cast("B")[: max(0, self._size - offset)]  # what is beyond is only there to fill up the last block
+        with self._lock:
+            while data:
+                number, within = divmod(offset, PAGE_BYTES)
+                pages = 0 if within else self._whole(number, len(data))
+                if pages:
+                    self._encrypt(number, data[: pages * PAGE_BYTES])
+                    step = pages * PAGE_BYTES
+                else:
+                    step = min(PAGE_BYTES - within, len(data))
+                    self._gather(number, within, data[:step])
+                offset, data = offset + step, data[step:]
+
+    def finish(self, size: int | None = None) -> None:
+        with self._lock:
+            size = self._size if size is None else min(size, self._size)
+            left = size - size // PAGE_BYTES * PAGE_BYTES if size % PAGE_BYTES else PAGE_BYTES
+            last = pages_of(size) - 1
+            for number, (held, length) in list(self._parts.items()):
+                if number > last:
+                    continue
+                if length < (left if number == last else PAGE_BYTES):
+                    raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
+                self._page(number, memoryview(held)[: left if number == last else PAGE_BYTES])
+            self._settle()
+            if sorted(self._tags) != list(range(last + 1)):
+                raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
+            self._end(size, last)
+            self._inner.finish(stored_size(size))
+            self._stop()
+
+    def abort(self) -> None:
+        self._stop()
+        self._inner.abort()
+
+    def _whole(self, number: int, length: int) -> int:
+        """How many whole pages from there on may be encrypted from where they lie; the last page of the file waits for its end."""
+        last = pages_of(self._size) - 1
+        return max(0, min(length // PAGE_BYTES, last - number)) if number not in self._parts else 0
+
+    def _gather(self, number: int, within: int, data: memoryview) -> None:
+        held, length = self._parts.get(number) or (bytearray(PAGE_BYTES), 0)
+        held[within : within + len(data)] = data
+        length += len(data)
+        self._parts[number] = held, length
+        if length == PAGE_BYTES and number < pages_of(self._size) - 1:
+            del self._parts[number]
+            self._encrypt(number, memoryview(held))
+
+    def _encrypt(self, number: int, data: memoryview) -> None:
+        """Whole pages, in batches."""
+        at = 0
+        while at < len(data):
+            batch = data[at : at + BATCH_PAGES * PAGE_BYTES]
+            room, mine = self._room(len(batch))
+            first = number + at // PAGE_BYTES
+            for page in range(len(batch) // PAGE_BYTES):
+                self._seal(first + page, batch[page * PAGE_BYTES : (page + 1) * PAGE_BYTES], room[page * PAGE_BYTES :])
+            self._hand_on(mine, first * PAGE_BYTES, room[: len(batch)])
+            at += len(batch)
+
+    def _page(self, number: int, data: memoryview) -> None:
+        """The last page, perhaps a short one; kept for the end."""
+        room = bytearray(len(data) + TAG_BYTES)
+        self._seal(number, data, memoryview(room))
+        self._last = number, room[: len(data)]
+
+    def _seal(self, number: int, data: memoryview, room: memoryview) -> None:
+        if number in self._tags:
+            raise StoreUnavailable("a page of an encrypted file was written twice", where=self._key, retryable=False)
+        self._cipher.encrypt_page(number, data, room[: len(data) + TAG_BYTES])
+        self._tags[number] = bytes(room[len(data) : len(data) + TAG_BYTES])
+
+    def _room(self, length: int) -> tuple[memoryview, int]:
+        """One of two buffers, once what it held is written."""
+        turn = self._turn = 1 - self._turn
+        if len(self._rooms) < 2:
+            size = min(BATCH_PAGES, pages_of(self._size)) * PAGE_BYTES + PAGE
+            self._rooms = [page_buffer(size), page_buffer(size)]
+        self._wait(turn)
+        return self._rooms[turn], turn
+
+    def _hand_on(self, mine: int, offset: int, data: memoryview) -> None:
+        if self._size <= BATCH_PAGES * PAGE_BYTES:
+            self._inner.write_at(offset, data)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="relight-cipher")
+        self._writing[mine] = self._thread.submit(self._inner.write_at, offset, data)
+
+    def _wait(self, turn: int) -> None:
+        writing, self._writing[turn] = self._writing[turn], None
+        if writing is not None:
+            writing.result()
+
+    def _settle(self) -> None:
+        for turn in (0, 1):
+            self._wait(turn)
+
+    def _end(self, size: int, last: int) -> None:
+        """The last page, if it was not written, the tags and the trailer, in one."""
+        begin, body = size, b""
+        if self._last is not None:
+            begin, body = last * PAGE_BYTES, bytes(self._last[1])
+        data = body + b"".join(self._tags[number] for number in range(last + 1)) + self._cipher.trailer(size)
+        if self._last is None and begin % self._inner.align:
+            raise AssertionError("the last page was written without being asked for")
+        room = page_buffer(-(-len(data) // PAGE) * PAGE)
+        room[: len(data)] = data
+        step = BATCH_PAGES * PAGE_BYTES
+        for at in range(0, len(data), step):
+            piece = min(step, len(data) - at)
+            self._inner.write_at(begin + at, room[at : at + -(-piece // self._inner.align) * self._inner.align])
+
+    def _stop(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown(wait=True)
+
+
+class _DecryptingReader:
+    def __init__(self, inner: Reader, cipher: FileCipher, size: int, key: str) -> None:
+        self._inner, self._cipher, self.size, self._key = inner, cipher, size, key
+        self._rooms = threading.local()
+        tags = bytearray(pages_of(size) * TAG_BYTES)
+        inner.read_into(size, memoryview(tags))
+        self._tags = memoryview(tags)
+
+    def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
+        first, count, begin, end = self._span(offset, length)
+        scratch = self._scratch(end - begin)
+        sealed = self._inner.fetch(begin, end - begin, scratch)
+        if sealed is None:
+            return None
+        self._open(sealed, scratch, first, count, offset, room[:length])
+        return room[:length]
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        into = into.cast("B")
+        if offset < 0 or offset + len(into) > self.size:
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+        step = BATCH_PAGES * PAGE_BYTES
+        while into:
+            length = min(len(into), step - offset % PAGE_BYTES)
+            first, count, begin, end = self._span(offset, length)
+            scratch = self._scratch(end - begin)
+            self._inner.read_into(begin, scratch[: end - begin])
+            self._open(scratch[: end - begin], scratch, first, count, offset, into[:length])
+            offset, into = offset + length, into[length:]
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _span(self, offset: int, length: int) -> tuple[int, int, int, int]:
+        """The pages that hold a range: the first, how many, and from where to where they lie."""
+        if offset + length > self.size:
+            raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
+        first, end = offset // PAGE_BYTES, pages_of(offset + length)
+        return first, end - first, first * PAGE_BYTES, min(end * PAGE_BYTES, self.size)
+
+    def _scratch(self, length: int) -> memoryview:
+        """Room for so many bytes read directly, and for a tag behind them."""
+        found: memoryview | None = getattr(self._rooms, "room", None)
+        if found is None or len(found) < length + 2 * PAGE:
+            found = self._rooms.room = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
+        return found
+
+    def _open(self, sealed: memoryview, scratch: memoryview, first: int, count: int, offset: int, into: memoryview) -> None:
+        """Pages ``first`` and on, of which ``into`` wants from ``offset`` on. What is read is in ``scratch``, with room behind it."""
+        lead = offset - first * PAGE_BYTES
+        tags = self._tags[first * TAG_BYTES : (first + count) * TAG_BYTES]
+        whole = sealed if len(sealed) == 0 else _with_room(sealed, scratch)
+        if lead == 0 and len(into) == len(sealed):
+            decrypt_pages(self._cipher, first, whole, tags, into)
+            return
+        at = 0
+        edge: memoryview | None = None
+        for number in range(count):
+            length = min(PAGE_BYTES, len(sealed) - at)
+            start, stop = max(at, lead), min(at + length, lead + len(into))
+            tag = tags[number * TAG_BYTES : (number + 1) * TAG_BYTES]
+            if (start, stop) == (at, at + length):
+                decrypt_pages(self._cipher, first + number, whole[at:], tag, into[at - lead : stop - lead])
+            else:
+                edge = edge if edge is not None else memoryview(bytearray(PAGE_BYTES))
+                decrypt_pages(self._cipher, first + number, whole[at:], tag, edge[:length])
+                into[start - lead : stop - lead] = edge[start - at : stop - at]
+            at += length
+
+
+def _with_room(sealed: memoryview, scratch: memoryview) -> memoryview:
+    """``sealed``, which lies in ``scratch``, and what is behind it there."""
+    at = ctypes.addressof(ctypes.c_char.from_buffer(sealed)) - ctypes.addressof(ctypes.c_char.from_buffer(scratch))
+    return scratch[at:]
+
+

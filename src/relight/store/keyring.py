@@ -1,0 +1,130 @@
+"""A store's ring keys: the slots in ``.keys``, opened with the keys at hand; the first one made when a store is."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent, WrongKey
+from relight.format.cipher import KEY_BYTES, Secret, ring_id
+from relight.format.keyring import KEYS_DIR, Slot, decode_slot, encode_slot, parse_slot_file
+from relight.format.names import STORE_FILE
+from relight.format.records import decode_store
+from relight.format.strict import SEALED_BYTES_MAX
+from relight.keys import Keychain, Provider
+from relight.store.base import ByteStore
+
+SLOTS_MAX = 10_000
+
+
+class Ring(NamedTuple):
+    """The ring keys of one store that could be opened, by their ids, and which of them encrypts what is new."""
+
+    store_id: str
+    keys: dict[bytes, Secret]
+    newest: bytes
+
+    @property
+    def key(self) -> Secret:
+        """The one that encrypts what is new."""
+        return self.keys[self.newest]
+
+
+def store_id_of(inner: ByteStore) -> str:
+    """Which store it is, by ``relight.json``, or by its slots if that is gone. ``CheckpointNotFound`` if it is none."""
+    try:
+        return decode_store(inner.get(STORE_FILE, SEALED_BYTES_MAX), f"{inner.url}/{STORE_FILE}").id
+    except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+        found = {slot.store for slot in slots_in(inner)}
+        if len(found) == 1:
+            return found.pop()
+        raise
+
+
+def slots_in(inner: ByteStore) -> list[Slot]:
+    """All slots that can be read, the oldest generation first. What is damaged is left out: another may open the same."""
+    found = []
+    names = sorted(entry.name for entry in inner.list(KEYS_DIR) if parse_slot_file(entry.name) is not None)
+    for name in names[:SLOTS_MAX]:
+        where = f"{KEYS_DIR}/{name}"
+        try:
+            found.append(decode_slot(inner.get(where, SEALED_BYTES_MAX), name, where))
+        except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+            continue
+    return found
+
+
+def open_slot(slot: Slot, keychain: Keychain) -> Secret | None:
+    """The ring key in it; None if none of these keys opens it. ``StoreUnavailable`` if a service that may does not answer."""
+    where = f"{KEYS_DIR}/{slot.file}"
+    for provider in keychain.providers:
+        if not provider.fits(slot.kind, slot.kek):
+            continue
+        try:
+            key = provider.unwrap(slot.wrapped_bytes, dict(slot.told), slot.said, where)
+        except WrongKey:
+            continue
+        if len(key.reveal()) == KEY_BYTES and ring_id(key).hex() == slot.ring:
+            return key
+    return None
+
+
+def open_ring(inner: ByteStore, keychain: Keychain) -> Ring:
+    """The ring of the store, made if the store is new. ``WrongKey`` if it has one that none of these keys opens."""
+    store_id = store_id_of(inner)
+    for _ in range(3):
+        slots = slots_in(inner)
+        keys: dict[bytes, Secret] = {}
+        newest: tuple[int, bytes] | None = None
+        for slot in slots:
+            ring = bytes.fromhex(slot.ring)
+            key = keys.get(ring) if slot.store == store_id else None
+            if key is None and slot.store == store_id:
+                key = open_slot(slot, keychain)
+            if key is not None:
+                keys[ring] = key
+                newest = max(newest or (0, b""), (slot.generation, ring))
+        if newest is not None:
+            return Ring(store_id, keys, newest[1])
+        if slots or any(True for _ in inner.list(KEYS_DIR)):
+            raise WrongKey(
+                f"none of the keys at hand opens this store: {_named(keychain.providers)}",
+                where=inner.url, hint=f"it is opened by {_labels(slots)}; a key that was revoked opens nothing any more",
+            )  # fmt: skip
+        put_slot(inner, store_id, 1, Secret(secrets.token_bytes(KEY_BYTES)), keychain.providers[0])
+    raise WrongKey("a slot for this key can neither be made nor read", where=f"{inner.url}/{KEYS_DIR}")
+
+
+def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str = "") -> Slot:
+    """A slot of a ring key for one more key-encryption key, durable. One that is there is as good."""
+    blank = Slot(
+        store=store_id, generation=generation, ring=ring_id(key).hex(), kind=provider.kind, kek=provider.kek,
+        label=label or provider.kind, created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), wrapped="",
+    )  # fmt: skip
+    wrapped, told = provider.wrap(key, blank.said)
+    slot = msgspec.structs.replace(blank, told=told, wrapped=base64.b64encode(wrapped).decode())
+    inner.put_once(f"{KEYS_DIR}/{slot.file}", encode_slot(slot))
+    return slot
+
+
+def drop_slot(inner: ByteStore, slot: Slot) -> None:
+    """Take a slot away, for good."""
+    inner.delete(f"{KEYS_DIR}/{slot.file}")
+    with contextlib.suppress(CheckpointNotFound):
+        inner.settle(KEYS_DIR)
+
+
+def _named(providers: Iterable[Provider]) -> str:
+    return ", ".join(one.spec for one in providers)
+
+
+def _labels(slots: list[Slot]) -> str:
+    return ", ".join(sorted({f"{slot.label} ({slot.kek[:8]})" for slot in slots})) or "nothing that can be read"
+
+

@@ -1,0 +1,22 @@
+"""Keys for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relight.keys import Keychain, write_key_file
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    """The spec of a fresh key."""
+    write_key_file(str(tmp_path / "the.key"))
+    return f"file:{tmp_path / 'the.key'}"
+
+
+@pytest.fixture
+def keychain(key_file: str) -> Keychain:
+    """The same, resolved."""
+    return Keychain.of(key_file)

@@ -1,0 +1,322 @@
+"""An encrypted store is a store: all that any promises; and what lies beneath it is of no use without its key."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
+from relight.format.cipher import MAGIC, PAGE_BYTES, TAG_BYTES, TRAILER_BYTES, stored_size
+from relight.keys import Keychain, write_key_file
+from relight.log import require_store
+from relight.store import PAGE, LocalStore, MemoryStore, page_buffer, put
+from relight.store.encrypted import BATCH_PAGES, EncryptedStore
+from relight.store.striped import StripedStore
+from relight.testing.store_suite import StoreSuite, read_all, refuses, write_all
+
+
+def fresh_key(folder: Path, name: str = "a.key") -> Keychain:
+    """A new key in a new file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_key_file(str(folder / name))
+    return Keychain.of(f"file:{folder / name}")
+
+
+OWN = frozenset({"relight.json", ".keys"})
+
+
+class TestOnDisk(StoreSuite):
+    """Over a directory."""
+
+    own = OWN
+
+    def make(self, tmp_path: Path) -> EncryptedStore:
+        """Encrypted, with a key beside it."""
+        store = EncryptedStore(LocalStore(tmp_path / "store"), fresh_key(tmp_path / "keys"))
+        require_store(store)
+        return store
+
+
+class TestInMemory(StoreSuite):
+    """Over memory."""
+
+    own = OWN
+    across_processes = False
+
+    def make(self, tmp_path: Path) -> EncryptedStore:
+        """Encrypted, with a key beside it."""
+        store = EncryptedStore(MemoryStore(), fresh_key(tmp_path / "keys"))
+        require_store(store)
+        return store
+
+
+class TestStriped(StoreSuite):
+    """Over two directories."""
+
+    own = OWN | {"stripe.json"}
+
+    def make(self, tmp_path: Path) -> EncryptedStore:
+        """Encrypted, with a key beside it."""
+        store = EncryptedStore(StripedStore([tmp_path / "a", tmp_path / "b"]), fresh_key(tmp_path / "keys"))
+        require_store(store)
+        return store
+
+
+@pytest.fixture
+def store(tmp_path: Path, keychain: Keychain) -> EncryptedStore:
+    """Over memory, so that what lies beneath can be looked at and changed."""
+    found = EncryptedStore(MemoryStore(), keychain)
+    require_store(found)
+    return found
+
+
+def files(store: EncryptedStore) -> dict[str, bytes | bytearray]:
+    """What lies beneath."""
+    assert isinstance(store.inner, MemoryStore)
+    return store.inner._files
+
+
+SIZES = [1, 15, 16, PAGE - 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, BATCH_PAGES * PAGE_BYTES + 5, 2 * BATCH_PAGES * PAGE_BYTES]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_written_is_read(store: EncryptedStore, size: int) -> None:
+    """Of any length, by any range, in one read or several; and what lies beneath is as long as is said."""
+    data = random.Random(size).randbytes(size)
+    write_all(store, "a/b", data)
+    assert len(files(store)["a/b"]) == stored_size(size)
+    assert read_all(store, "a/b") == data and store.get("a/b", size) == data
+    draw, reader = random.Random(size), store.open("a/b")
+    for _ in range(20):
+        at = draw.randrange(size)
+        length = draw.randrange(size - at) + 1
+        into = bytearray(length)
+        reader.read_into(at, memoryview(into))
+        assert into == data[at : at + length]
+    refuses(CorruptCheckpoint, lambda: reader.read_into(size - 1, memoryview(bytearray(2))))
+    refuses(UnsafeContent, lambda: store.get("a/b", size - 1))
+    reader.close()
+
+
+def test_ranges_are_read_past_the_page_cache(tmp_path: Path, keychain: Keychain) -> None:
+    """``fetch`` gives what ``read_into`` gives, wherever the range begins and ends."""
+    store = EncryptedStore(LocalStore(tmp_path / "s"), keychain)
+    require_store(store)
+    data = random.Random(1).randbytes(9 * PAGE_BYTES + 77)
+    write_all(store, "a/b", data)
+    os.sync()
+    reader, fetched = store.open("a/b"), 0
+    for at, length in [(0, 100), (5, PAGE_BYTES), (PAGE_BYTES, 2 * PAGE_BYTES), (PAGE_BYTES - 1, 2), (0, len(data)), (9 * PAGE_BYTES, 77)]:
+        room = page_buffer(-(-length // PAGE) * PAGE + 2 * PAGE)
+        found = reader.fetch(at, length, room)
+        if found is not None:
+            fetched += 1
+            assert found == data[at : at + length]
+    reader.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_pieces_in_any_order(store: EncryptedStore, data: st.DataObject) -> None:
+    """A file written in pieces of any length, in any order, perhaps shorter in the end than was announced, is the file."""
+    size = data.draw(st.integers(1, 5 * PAGE_BYTES))
+    body = random.Random(size).randbytes(size)
+    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=6))})
+    pieces = data.draw(st.permutations(list(zip(cuts, cuts[1:], strict=False))))
+    key = f"f/{os.urandom(8).hex()}"
+    announced = size + data.draw(st.sampled_from([0, 1, PAGE_BYTES, 10 * PAGE_BYTES]))
+    writer = store.write(key, announced)
+    for start, stop in pieces:
+        writer.write_at(start, memoryview(body)[start:stop])
+    writer.finish(size)
+    assert read_all(store, key) == body
+    assert len(files(store)[key]) == stored_size(size)
+
+
+def test_a_file_that_was_not_written_whole_is_not_finished(store: EncryptedStore) -> None:
+    """Neither with a gap, nor with a page written twice: that would use a nonce twice."""
+    writer = store.write("a/gap", 4 * PAGE_BYTES)
+    writer.write_at(2 * PAGE_BYTES, memoryview(bytes(PAGE_BYTES)))
+    refuses(StoreUnavailable, writer.finish)
+    writer.abort()
+    writer = store.write("a/twice", 4 * PAGE_BYTES)
+    writer.write_at(0, memoryview(bytes(PAGE_BYTES)))
+    refuses(StoreUnavailable, lambda: writer.write_at(0, memoryview(bytes(PAGE_BYTES))))
+    writer.abort()
+    writer = store.write("a/short", 4 * PAGE_BYTES)
+    writer.write_at(0, memoryview(bytes(PAGE_BYTES + 3)))
+    refuses(StoreUnavailable, lambda: writer.finish(PAGE_BYTES + 4))
+    writer.abort()
+
+
+def test_what_the_store_refuses_is_said(tmp_path: Path, keychain: Keychain) -> None:
+    """An error of a write that was made in the background comes with the next one, or at the end; never does the file count as written."""
+
+    class Full(MemoryStore):
+        def write(self, key: str, size: int):  # type: ignore[no-untyped-def]
+            inner, writes = super().write(key, size), [0]
+
+            class Failing:
+                align = 1
+
+                def write_at(self, offset: int, data: memoryview) -> None:
+                    writes[0] += 1
+                    if writes[0] == 3 and key == "a/b":
+                        raise StoreUnavailable("no")
+                    inner.write_at(offset, data)
+
+                finish, abort = inner.finish, inner.abort
+
+            return Failing()
+
+    store = EncryptedStore(Full(), keychain)
+    require_store(store)
+    writer = store.write("a/b", 8 * BATCH_PAGES * PAGE_BYTES)
+
+    def write() -> None:
+        for at in range(8):
+            writer.write_at(at * BATCH_PAGES * PAGE_BYTES, memoryview(bytes(BATCH_PAGES * PAGE_BYTES)))
+        writer.finish()
+
+    refuses(StoreUnavailable, write)
+    writer.abort()
+    assert not list(store.list("a"))
+
+
+def _flipped(data: bytes | bytearray, at: int, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
+def test_every_byte_counts(store: EncryptedStore) -> None:
+    """One bit of any byte, of a small file's every one, and the file is refused, through ``get`` and through a reader."""
+    data = b"what was written" * 40
+    store.put_once("run/log/1", data)
+    whole = bytes(files(store)["run/log/1"])
+    for at in range(len(whole)):
+        files(store)["run/log/1"] = _flipped(whole, at, at % 8)
+        refuses((CorruptCheckpoint, WrongKey), lambda: store.get("run/log/1", 1 << 20))
+        refuses((CorruptCheckpoint, WrongKey), lambda: read_all(store, "run/log/1"))
+    for length in [*range(1, TRAILER_BYTES + 40), len(whole) - TAG_BYTES, len(whole) - 1]:
+        files(store)["run/log/1"] = whole[:length]
+        refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))
+        files(store)["run/log/1"] = whole[-length:]
+        refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))
+    files(store)["run/log/1"] = whole + b"\0"
+    refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))
+
+
+def test_every_page_is_where_it_was_written(store: EncryptedStore) -> None:
+    """A page in another's place, a page of another file, the tags exchanged, pages left out with an honest end: refused."""
+    size = 6 * PAGE_BYTES
+    for key in ("run/a/pack", "run/b/pack"):
+        write_all(store, key, random.Random(key).randbytes(size))
+    mine, theirs = (bytes(files(store)[key]) for key in ("run/a/pack", "run/b/pack"))
+
+    def page(data: bytes, number: int) -> bytes:
+        return data[number * PAGE_BYTES : (number + 1) * PAGE_BYTES]
+
+    def tag(data: bytes, number: int) -> bytes:
+        return data[size + number * TAG_BYTES :][:TAG_BYTES]
+
+    def made(pages: list[bytes], tags: list[bytes], end: bytes) -> bytes:
+        return b"".join([*pages, *tags, end])
+
+    pages, tags, end = [page(mine, n) for n in range(6)], [tag(mine, n) for n in range(6)], mine[-TRAILER_BYTES:]
+    forged = {"both": theirs, "its end": made(pages, tags, theirs[-TRAILER_BYTES:]), "fewer": made(pages[:5], tags[:5], end)}
+    for one in range(6):
+        forged[f"page {one}"] = made([*pages[:one], page(theirs, one), *pages[one + 1 :]], tags, end)
+        forged[f"page and tag {one}"] = made(
+            [*pages[:one], page(theirs, one), *pages[one + 1 :]], [*tags[:one], tag(theirs, one), *tags[one + 1 :]], end
+        )
+        other = (one + 1) % 6
+        moved, turned = list(pages), list(tags)
+        moved[one], moved[other], turned[one], turned[other] = pages[other], pages[one], tags[other], tags[one]
+        forged[f"exchanged {one}"] = made(moved, turned, end)
+        forged[f"tags {one}"] = made(pages, turned, end)
+    for what, data in forged.items():
+        files(store)["run/a/pack"] = data
+        error = refuses(CorruptCheckpoint, lambda: read_all(store, "run/a/pack"))
+        assert error.where == "run/a/pack", what
+
+
+def test_a_file_is_of_use_only_where_it_was_written(tmp_path: Path, keychain: Keychain, store: EncryptedStore) -> None:
+    """Not under another name of its store, nor under its own in another store, though that has the same key."""
+    store.put_once("run/log/1", b"one")
+    files(store)["run/log/2"] = files(store)["run/log/1"]
+    refuses(CorruptCheckpoint, lambda: store.get("run/log/2", 99))
+    other = EncryptedStore(MemoryStore(), keychain)
+    require_store(other)
+    other.put_once("x", b"y")
+    files(other)["run/log/1"] = files(store)["run/log/1"]
+    refuses(WrongKey, lambda: other.get("run/log/1", 99))
+    for name, slot in list(files(store).items()):
+        if name.startswith(".keys/"):
+            files(other)[name.replace("000001-", "000002-")] = slot
+    refuses((WrongKey, CorruptCheckpoint), lambda: other.get("run/log/1", 99))
+
+
+def test_nothing_in_the_clear_is_taken(store: EncryptedStore) -> None:
+    """What somebody put there without the key is refused, whatever it says."""
+    store.put_once("run/log/1", b"one")
+    for forged in (b"plain", b"x" * 1000, MAGIC, b"y" * 300 + MAGIC):
+        files(store)["run/log/1"] = forged
+        error = refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))
+        refuses(CorruptCheckpoint, lambda: read_all(store, "run/log/1"))
+        assert "encrypt" in str(error) or "short" in str(error) or "end" in str(error)
+
+
+def test_another_key_opens_nothing(tmp_path: Path, store: EncryptedStore) -> None:
+    """``WrongKey``, which says which key would, and not what it is."""
+    store.put_once("run/log/1", b"one")
+    other = EncryptedStore(store.inner, fresh_key(tmp_path, "other.key"))
+    error = refuses(WrongKey, lambda: other.get("run/log/1", 99))
+    assert "none of the keys" in error.what and "file" in error.hint
+    refuses(WrongKey, lambda: other.put_once("run/log/2", b"two"))
+
+
+def test_a_store_is_what_it_says_it_is(tmp_path: Path, keychain: Keychain) -> None:
+    """An encrypted one is not opened without a key, nor a plain one with one: neither would be what whoever opens it takes it for."""
+    inner = MemoryStore()
+    require_store(EncryptedStore(inner, keychain))
+    assert "RELIGHT_KEY" in refuses(WrongKey, lambda: require_store(inner)).hint
+    plain = MemoryStore()
+    require_store(plain)
+    assert "rekey" in refuses(WrongKey, lambda: require_store(EncryptedStore(plain, keychain))).hint
+
+
+def test_what_lies_there_says_nothing(store: EncryptedStore) -> None:
+    """No run of bytes that was written is in any file beneath; equal files differ; so do equal writings of one name."""
+    marker = b"a secret of this training run"
+    for key in ("run/a", "run/b"):
+        put(store, key, marker * 10_000)
+    store.put_once("run/log/0", marker)
+    again = files(store)["run/log/0"]
+    store.delete("run/log/0")
+    store.put_once("run/log/0", marker)
+    assert files(store)["run/log/0"] != again
+    assert all(marker[:12] not in bytes(data) for data in files(store).values())
+    assert files(store)["run/a"] != files(store)["run/b"]
+
+
+def test_damage_beneath_never_escapes_as_another_error(store: EncryptedStore) -> None:
+    """Whatever bytes lie there: a ``RelightError``."""
+    store.put_once("run/log/1", b"one" * 100)
+    whole, draw = bytes(files(store)["run/log/1"]), random.Random(5)
+    attacks: list[Callable[[], bytes]] = [
+        lambda: draw.randbytes(draw.randrange(1, 700)),
+        lambda: draw.randbytes(draw.randrange(1, 700)) + whole[-TRAILER_BYTES:],
+        lambda: whole[: draw.randrange(1, len(whole))] + draw.randbytes(draw.randrange(50)),
+        lambda: whole[: -TRAILER_BYTES] + draw.randbytes(TRAILER_BYTES - len(MAGIC)) + MAGIC,
+    ]
+    for number in range(400):
+        files(store)["run/log/1"] = attacks[number % 4]()
+        refuses(RelightError, lambda: store.get("run/log/1", 1 << 20))
+        refuses(RelightError, lambda: read_all(store, "run/log/1"))
