@@ -15,26 +15,28 @@ from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format import decode_tree, encode_tree
 from relight.format.collector import collector_paused
+from relight.keys import Keychain
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
-from relight.store import open_bytes
+from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 
 
 def save(
-    url: str | os.PathLike[str], state: Mapping[str, object], *, step: int, metrics: Mapping[str, float] | None = None
+    url: str | os.PathLike[str], state: Mapping[str, object], *, step: int, metrics: Mapping[str, float] | None = None,
+    encrypt: str | Sequence[str] | None = None,
 ) -> SaveReport:
     """Save ``state``, a dict of anything a Checkpointer takes, as ``step`` of the run at ``url``. Durable when it returns.
 
-    Takes charge of the run, as every saver does: one at a time.
+    Takes charge of the run, as every saver does: one at a time. ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
     """
     from relight.capture import capture, environment
 
     store_url, run = split_run(url)
     captured = capture(state, rng=False)
-    return Attempt.begin(open_bytes(store_url), run, reason="relight.save").save(
+    return Attempt.begin(_opened(store_url, encrypt), run, reason="relight.save").save(
         SaveRequest(
             step=step,
             tree=encode_tree(captured.tree),
@@ -47,7 +49,10 @@ def save(
     )
 
 
-def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequence[str] | None = None) -> dict[str, Any]:
+def load(
+    url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequence[str] | None = None,
+    encrypt: str | Sequence[str] | None = None,
+) -> dict[str, Any]:
     """The state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Verified while it is read; runs nothing.
 
     ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
@@ -56,7 +61,7 @@ def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequ
     from relight.capture import build_tree, sinks_by_part
 
     store_url, run_name = split_run(url)
-    run = open_run(open_bytes(store_url), run_name)
+    run = open_run(_opened(store_url, encrypt), run_name)
     view, history = run.view(), run.history()
     tried = candidates(history, which)
     if not tried:
@@ -90,17 +95,21 @@ def load(url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequ
     raise CorruptCheckpoint(f"none of the {len(failed)} checkpoints of run {run_name!r} can be read", where=store_url, details=failed)
 
 
+def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) -> ByteStore:
+    return open_bytes(url, keys=None if encrypt is None else Keychain.of(encrypt))
+
+
 class Store:
     """A store, or one run of it, opened for looking and for housekeeping. ``relight.open(url)`` makes it."""
 
-    def __init__(self, url: str | os.PathLike[str]) -> None:
-        bytes_at = open_bytes(url)
+    def __init__(self, url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> None:
+        bytes_at = _opened(url, encrypt)
         try:
             read_store(bytes_at)
             self._bytes, self._run = bytes_at, None
         except CheckpointNotFound:
             store_url, run = split_run(url)
-            self._bytes, self._run = open_bytes(store_url), run
+            self._bytes, self._run = _opened(store_url, encrypt), run
             open_run(self._bytes, run)
 
     @property
@@ -147,6 +156,6 @@ class Store:
         return name
 
 
-def open(url: str | os.PathLike[str]) -> Store:
-    """Open the store, or the run, at ``url`` for looking and housekeeping."""
-    return Store(url)
+def open(url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> Store:
+    """Open the store, or the run, at ``url`` for looking and housekeeping. ``encrypt``: where its key is, if it is encrypted."""
+    return Store(url, encrypt=encrypt)

@@ -31,6 +31,7 @@ from relight.agent.writing import Hold, Prepared, Writer
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
+from relight.keys.dumps import keep_out_of_core_dumps
 from relight.world import lower_priority
 
 _TICK_S = 0.25
@@ -168,6 +169,8 @@ class Server:
     def _hear(self, session: Session, message: ToAgent) -> None:
         if isinstance(message, Place):
             lower_priority(message.nice)
+            if message.keys is not None:
+                keep_out_of_core_dumps(whole=True)
             session.writer = Writer(message)
         elif isinstance(message, Want):
             self._give_slots(session, message)
@@ -357,7 +360,9 @@ class Server:
             with self._lock:
                 if self._drainer is None:
                     place = writer.place
-                    self._drainer = Drainer(place.url, place.run, self._tell_all, lambda: bool(self._sessions), nice=place.nice + 5)
+                    self._drainer = Drainer(
+                        place.url, place.run, self._tell_all, lambda: bool(self._sessions), nice=place.nice + 5, keys=writer.keys
+                    )  # fmt: skip
             self._drainer.wake()
 
     def _tell_all(self, name: str, say: str, fields: dict[str, Any]) -> None:

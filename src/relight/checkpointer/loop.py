@@ -55,7 +55,8 @@ class Checkpointer:
     waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
     rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
     it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from), ``compact``
-    (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays).
+    (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
+    ``encrypt`` (where the key is: ``"file:PATH"``, ``"kms:KEY"``…; all that is stored, in all tiers, is encrypted with it).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -81,6 +82,7 @@ class Checkpointer:
         writer: str = "every rank",
         peers: Peers | None = None,
         compact: Compact | bool | None = None,
+        encrypt: str | Sequence[str] | None = None,
         **components: object,
     ) -> None:
         url, name, tiers = options.where_to(path, run)
@@ -94,7 +96,9 @@ class Checkpointer:
         settings = {"background": options.wants_background(background), "save": save is not None, "signals": signals}
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, options.wants_background(background))
+        self._store, self._further, self._wants_background = open_for(
+            self._ranks, url, tiers, options.wants_background(background), options.keys_for(encrypt)
+        )
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.capture import Captured
 from relight.checkpointer.observer import observers
 from relight.errors import ConfigError
 from relight.format import dtype_named
+from relight.keys import Keychain
 from relight.policy import Compact, Limits, Peers, Tiers
 from relight.store.urls import split_run
 
@@ -61,6 +62,11 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
     if compact is not None and not isinstance(compact, (Compact, bool)):
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {compact!r}")
     return Compact() if compact is True else compact or None
+
+
+def keys_for(encrypt: str | Sequence[str] | None) -> Keychain | None:
+    """The keys that are named; None for those that ``RELIGHT_KEY`` names, if it does."""
+    return None if encrypt is None else Keychain.of(encrypt)
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:

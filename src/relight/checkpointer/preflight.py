@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
-from relight.errors import CorruptCheckpoint
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
+from relight.log import read_store
 from relight.observe import emit
 from relight.store import ByteStore, put
 
@@ -13,6 +15,8 @@ PROBE_BYTES = 8192
 
 def probe(store: ByteStore, run: str) -> None:
     """Write, read back and delete a small file; the store's own error, with what to do about it, if that fails."""
+    with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+        read_store(store)  # nothing is put into a store that is encrypted, and was opened without its key
     prefix = f"{run}/.probe-{secrets.token_hex(6)}"
     key, data = f"{prefix}/probe", secrets.token_bytes(PROBE_BYTES)
     try:

@@ -31,6 +31,8 @@ COMMANDS = {
     "cp": "copy checkpoints to another store or run",
     "drain": "copy to a run's further tiers what they lack",
     "scrub": "read everything again, and mend what is damaged from another tier",
+    "keys": "who can open an encrypted store: new, status, add, rotate, revoke",
+    "rekey": "encrypt anew what a leaked key could open, or what is not encrypted",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",

@@ -11,7 +11,7 @@ from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
 from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plural, size, table, warn
 from relight.drain.outwards import residency
-from relight.errors import ConfigError, RelightError
+from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
 
 
@@ -133,6 +133,8 @@ def _runs(place: Place, as_json: bool) -> None:
     for name in list_runs(place.store):
         try:
             history = read_run(place, name).history
+        except WrongKey:  # the store's, so no run of it can be read
+            raise
         except RelightError as error:  # one run that cannot be read does not hide the others
             warn(f"{escape(name)}: {escape(error.what)}")
             continue

@@ -13,7 +13,7 @@ from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, json_option, open_run_at, read_run
 from relight.cli.output import emit_json, escape, paint, plural, progress, size
-from relight.errors import RelightError
+from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
 
 
@@ -41,6 +41,8 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         for name in list_runs(place.store):
             try:
                 runs.append(read_run(place, name, warnings=False))
+            except WrongKey:  # it says nothing of what is there
+                raise
             except RelightError as error:
                 log_findings.append(Finding(error.kind, error.where or name, "", error.what))
         try:

@@ -1,5 +1,6 @@
 """``python -m relight.drain STORE RUN NICE``: drain once. Events go to standard output, one JSON list a line.
 
+Its first line of standard input is a list of keys, or ``null``.
 Ends when standard input does, or by SIGTERM, after giving up what it was copying. Exit status 0: every tier has what it is to hold.
 """
 
@@ -14,6 +15,8 @@ from typing import Any
 
 from relight.drain.outwards import drain
 from relight.errors import RelightError
+from relight.keys import Keychain
+from relight.keys.dumps import keep_out_of_core_dumps
 from relight.store import open_bytes
 from relight.world import lower_priority
 
@@ -34,9 +37,14 @@ def main() -> int:
     def tell(name: str, say: str, fields: dict[str, Any]) -> None:
         print(json.dumps([name, say, fields]), flush=True)
 
+    heard = json.loads(sys.stdin.readline() or "null")
     threading.Thread(target=watch, daemon=True).start()
     try:
-        report = drain(open_bytes(url), run, tell=tell, stop=stopped.is_set)
+        told = None if heard is None else [(spec, None if value is None else bytes.fromhex(value)) for spec, value in heard]
+        keys = None if told is None else Keychain.heard(told)
+        if keys is not None:
+            keep_out_of_core_dumps(whole=True)
+        report = drain(open_bytes(url, keys=keys), run, tell=tell, stop=stopped.is_set)
     except RelightError as error:
         tell("drain.failed", str(error), {"kind": error.kind})
         return 1

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relight.keys import Keychain
+
 PAUSE_S = 5.0
 """Before a tier that failed is tried again; twice as long each time."""
 PAUSE_MAX_S = 300.0
@@ -22,7 +24,10 @@ class Drainer:
     """Drains one run when it is woken. ``tell`` hears of its events in another thread; ``patient`` says whether to try again after a
     failure: somebody is still there for whom it is worth while."""
 
-    def __init__(self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15) -> None:
+    def __init__(
+        self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, keys: Keychain | None = None
+    ) -> None:
+        self._keys = keys
         self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
@@ -111,6 +116,8 @@ class Drainer:
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
         with child.stdin, child.stdout:  # its standard input ends when this process does: it then stops
+            child.stdin.write(f"{_told(self._keys)}\n")
+            child.stdin.flush()
             for line in child.stdout:
                 try:
                     name, say, fields = json.loads(line)
@@ -121,3 +128,9 @@ class Drainer:
         with self._changed:
             self._child = None
         return status == 0
+
+
+def _told(keys: Keychain | None) -> str:
+    """The keys, for the process alone: over a pipe, not among its arguments nor in its environment."""
+    told = None if keys is None else [(spec, None if value is None else value.hex()) for spec, value in keys.told()]
+    return json.dumps(told)

@@ -21,8 +21,29 @@ KEYS_DIR = ".keys"
 WRAPPED_BYTES_MAX = 8 << 10
 GENERATION_MAX = 999_999
 _SLOT = re.compile(r"([0-9]{6})-([0-9a-f]{16})\.json\Z")
+_GONE = re.compile(r"[0-9]{6}-[0-9a-f]{16}-[0-9a-f]{8}\.revoked\.json\Z")
 _RING = re.compile(r"[0-9a-f]{32}\Z")
 _SHORT_TEXT_MAX = 500
+
+
+class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """That a key-encryption key had a slot, and lost it: what of the store it could open stays known."""
+
+    relight: Literal["revoked"] = "revoked"
+    version: int = VERSION
+    store: str
+    generation: int
+    ring: str
+    kek: str
+    label: str
+    created: str
+    """When the slot was made."""
+    revoked: str
+
+    @property
+    def file(self) -> str:
+        """Its name below ``.keys``."""
+        return f"{self.generation:06d}-{self.kek}-{self.ring[:8]}.revoked.json"
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +94,26 @@ def parse_slot_file(name: str) -> tuple[int, str] | None:
 def encode_slot(slot: Slot) -> bytes:
     """The file of ``slot``."""
     return seal(to_json(msgspec.to_builtins(slot)))
+
+
+def encode_revoked(one: Revoked) -> bytes:
+    """The file of ``one``."""
+    return seal(to_json(msgspec.to_builtins(one)))
+
+
+def is_revoked_file(name: str) -> bool:
+    """Whether it says that a key was revoked."""
+    return _GONE.match(name) is not None
+
+
+def decode_revoked(data: bytes, name: str, where: str) -> Revoked:
+    """What ``name`` says of a key that was revoked."""
+    value: Any = unseal(data, where)
+    check_version(value, "revoked", where)
+    found = convert(value, Revoked, where)
+    if found.file != name or not _RING.match(found.ring):
+        raise UnsafeContent("it speaks of another key or generation", where=where)
+    return found
 
 
 def decode_slot(data: bytes, name: str, where: str) -> Slot:

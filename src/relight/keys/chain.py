@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 from relight.errors import ConfigError
 from relight.format.cipher import Secret
+from relight.keys.dumps import keep_out_of_core_dumps
 from relight.keys.files import parse_key, read_small_file
 from relight.keys.providers import HeldKey, Passphrase, Provider
 from relight.keys.services import KmsKey, VaultKey
@@ -24,6 +24,7 @@ class Keychain:
         if not providers:
             raise ConfigError("a key chain without a key")
         self.providers = tuple(providers)
+        keep_out_of_core_dumps()
 
     def __repr__(self) -> str:
         return f"Keychain({[one.spec for one in self.providers]!r})"
@@ -72,6 +73,8 @@ def resolve(spec: str) -> Provider:
         return KmsKey(spec)
     if kind == "vault":
         return VaultKey(spec)
+    from importlib.metadata import entry_points  # it takes some time to import
+
     for plugin in entry_points(group="relight.keys", name=kind):
         found: Provider = plugin.load()(spec)
         return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.digest import ZERO_HEX
 from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
@@ -282,6 +282,8 @@ class Log:
             return _Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return _Slot(None, None, error.what, unreadable=True)
+        except WrongKey:  # it says nothing of the record: another key may open it
+            raise
         except RelightError as error:
             return _Slot(hexdigest(read[-1]) if read else None, None, error.what)
 

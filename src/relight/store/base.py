@@ -153,6 +153,14 @@ def beneath(store: ByteStore) -> ByteStore:
     return found
 
 
+class Rewrites(Protocol):
+    """What a store can do besides whose files can be encrypted anew, with the same meaning, where they lie. Nothing else may use it: a name
+    stands for what was written under it."""
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        """A writer of what is to take the place of ``key``, whole and durable, when it is finished; until then nothing changes."""
+
+
 def encrypts(store: ByteStore) -> bool:
     """Whether what is put there is encrypted on its way."""
     found: bool = getattr(store, "encrypts", False)

@@ -95,6 +95,10 @@ class Disk:
         """Give a file a second name; fails if the name is taken. The commit primitive."""
         os.link(source, target)
 
+    def replace(self, source: str, target: str) -> None:
+        """Give a file another's name, which that one loses. For what means the same alone: see ``Rewrites``."""
+        os.replace(source, target)
+
     def unlink(self, path: str) -> None:
         """Remove a name."""
         os.unlink(path)

@@ -182,6 +182,37 @@ def make_dirs(disk: Disk, root: str, path: str) -> None:
         sync_dir(disk, os.path.dirname(new))
 
 
+REWRITTEN_PREFIX = ".rekey-"
+
+
+class Replacement:
+    """A file that takes another's place when it is whole and durable: written beside it, and renamed over it."""
+
+    def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
+        self._disk, self._path = disk, path
+        directory, name = os.path.split(path)
+        self._beside = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
+        self._file = NewFile(disk, self._beside, size, direct=direct)
+        self.align = self._file.align
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """See ``Writer``."""
+        self._file.write_at(offset, data)
+
+    def finish(self, size: int | None = None) -> None:
+        """See ``Writer``; durable by name, too."""
+        self._file.finish(size)
+        try:
+            self._disk.replace(self._beside, self._path)
+        except OSError as error:
+            raise translate(error, "putting a file in another's place", self._path) from error
+        sync_dir(self._disk, os.path.dirname(self._path))
+
+    def abort(self) -> None:
+        """See ``Writer``."""
+        self._file.abort()
+
+
 def create_once(disk: Disk, path: str, data: bytes) -> bool:
     """Create ``path`` holding ``data``, durably, unless it exists: exactly one caller ever gets True for a name.
 

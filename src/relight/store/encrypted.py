@@ -28,6 +28,7 @@ from relight.format.cipher import (
     Trailer,
     decrypt_pages,
     encrypt_file,
+    is_encrypted,
     new_data_key,
     pages_of,
     parse_trailer,
@@ -37,18 +38,24 @@ from relight.format.cipher import (
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import STORE_FILE
 from relight.keys import Keychain
-from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Upload, Writer, beneath, check_key, forget_copies
+from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, beneath, check_key, forget_copies
 from relight.store.buffers import page_buffer
-from relight.store.keyring import Ring, open_ring
+from relight.store.keyring import Ring, open_ring, slots_in
 
 BATCH_PAGES = 32
 """What is encrypted before it is handed on: 4 MiB. Two such buffers take turns, one being written."""
-_ALONE = {STORE_FILE}
+_TRIES = 2
 
 
 def is_clear(key: str) -> bool:
     """Whether that file is never encrypted."""
-    return key in _ALONE or key.startswith(f"{KEYS_DIR}/")
+    return key == STORE_FILE or key.startswith(f"{KEYS_DIR}/")
+
+
+def keys_of(store: ByteStore) -> Keychain | None:
+    """The keys that a store was opened with: other tiers of a run have the same. None if it is not encrypted."""
+    found: Keychain | None = getattr(store, "keychain", None)
+    return found
 
 
 class EncryptedStore:
@@ -60,8 +67,9 @@ class EncryptedStore:
 
     encrypts = True
 
-    def __init__(self, inner: ByteStore, keychain: Keychain) -> None:
-        self.inner, self.keychain = inner, keychain
+    def __init__(self, inner: ByteStore, keychain: Keychain, *, takes_plain: bool = False) -> None:
+        """``takes_plain``: what lies there in the clear is read, too, while it is being encrypted."""
+        self.inner, self.keychain, self._takes_plain = inner, keychain, takes_plain
         self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
         self._lock = threading.Lock()
         self._ring: Ring | None = None
@@ -103,6 +111,23 @@ class EncryptedStore:
         cipher = self._new_cipher(key)
         return _EncryptingWriter(self.inner.write(key, stored_size(size)), cipher, size, key)
 
+    def ring_of(self, key: str) -> bytes | None:
+        """Which ring key that file is encrypted with; None if it lies in the clear, or is empty."""
+        reader = self.inner.open(key)
+        try:
+            end = bytearray(min(TRAILER_BYTES, reader.size))
+            reader.read_into(reader.size - len(end), memoryview(end))
+            return parse_trailer(bytes(end), reader.size, key).ring if is_encrypted(bytes(end)) else None
+        finally:
+            reader.close()
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``: encrypted with the newest ring key."""
+        rewrites: Rewrites = self.inner  # type: ignore[assignment]
+        if not hasattr(rewrites, "rewrite"):
+            raise StoreUnavailable("no file can take another's place in this store", where=self.url, retryable=False)
+        return _EncryptingWriter(rewrites.rewrite(key, stored_size(size)), self._new_cipher(key), size, key)
+
     def settle(self, prefix: str) -> None:
         """See ``ByteStore``."""
         self.inner.settle(prefix)
@@ -111,8 +136,18 @@ class EncryptedStore:
         """See ``ByteStore``."""
         if is_clear(check_key(key)):
             return self.inner.get(key, limit)
-        data = self.inner.get(key, stored_size(limit) if limit else 0)
-        if not data:
+        for left in reversed(range(_TRIES)):  # what was damaged on its way is whole the next time
+            data = self.inner.get(key, stored_size(limit) if limit else 0)
+            try:
+                return self._decrypted(key, data, limit)
+            except CorruptCheckpoint:
+                if not left:
+                    raise
+                forget_copies(self.inner, key)
+        raise AssertionError("it is read at least once")
+
+    def _decrypted(self, key: str, data: bytes, limit: int) -> bytes:
+        if not data or (self._takes_plain and not is_encrypted(data)):
             return data
         trailer = parse_trailer(data[-TRAILER_BYTES:], len(data), key)
         if trailer.size > limit:
@@ -129,9 +164,13 @@ class EncryptedStore:
             return reader
         try:
             if reader.size <= TRAILER_BYTES:
+                if self._takes_plain:
+                    return reader
                 raise CorruptCheckpoint("too short for an encrypted file", where=key)
             end = bytearray(TRAILER_BYTES)
             reader.read_into(reader.size - TRAILER_BYTES, memoryview(end))
+            if self._takes_plain and not is_encrypted(bytes(end)):
+                return reader
             trailer = parse_trailer(bytes(end), reader.size, key)
             return _DecryptingReader(reader, self._cipher_of(trailer, key), trailer.size, key)
         except BaseException:
@@ -171,10 +210,10 @@ class EncryptedStore:
         else:
             forget_copies(self.inner, key)
 
-    def _ring_now(self) -> Ring:
+    def _ring_now(self, make: bool = False) -> Ring:
         with self._lock:
             if self._ring is None:
-                self._ring = open_ring(self.inner, self.keychain)
+                self._ring = open_ring(self.inner, self.keychain, make=make)
             return self._ring
 
     def _ring_with(self, ring: bytes, where: str) -> Secret:
@@ -184,8 +223,13 @@ class EncryptedStore:
             with self._lock:
                 self._ring = open_ring(self.inner, self.keychain)
                 key = self._ring.keys.get(ring)
-        if key is None:
+        if key is None and any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner)):
             raise WrongKey("none of the keys at hand opens what it is encrypted with", where=where, hint="relight keys status STORE")
+        if key is None:
+            raise CorruptCheckpoint(
+                "it is encrypted with a ring key of which this store has no slot: it was changed, or all who could open it were revoked",
+                where=where,
+            )
         return key
 
     def _cipher_of(self, trailer: Trailer, key: str) -> FileCipher:
@@ -195,7 +239,7 @@ class EncryptedStore:
 
     def _new_cipher(self, key: str) -> FileCipher:
         check_key(key, file=True)
-        ring, here = self._ring_now(), os.getpid()
+        ring, here = self._ring_now(make=True), os.getpid()
         with self._lock:
             if self._data_key is None or self._data_key[0] != here:
                 secret = Secret(secrets.token_bytes(KEY_BYTES))

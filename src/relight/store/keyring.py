@@ -11,11 +11,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent, WrongKey
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format.cipher import KEY_BYTES, Secret, ring_id
-from relight.format.keyring import KEYS_DIR, Slot, decode_slot, encode_slot, parse_slot_file
-from relight.format.names import STORE_FILE
-from relight.format.records import decode_store
+from relight.format.keyring import (
+    KEYS_DIR,
+    Revoked,
+    Slot,
+    decode_revoked,
+    decode_slot,
+    encode_revoked,
+    encode_slot,
+    is_revoked_file,
+    parse_slot_file,
+)
+from relight.format.names import LOG_DIR, STORE_FILE, is_run_name
+from relight.format.records import StoreRecord, decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
 from relight.store.base import ByteStore
@@ -75,9 +85,24 @@ def open_slot(slot: Slot, keychain: Keychain) -> Secret | None:
     return None
 
 
-def open_ring(inner: ByteStore, keychain: Keychain) -> Ring:
-    """The ring of the store, made if the store is new. ``WrongKey`` if it has one that none of these keys opens."""
-    store_id = store_id_of(inner)
+def require_encrypted(inner: ByteStore) -> str:
+    """Which store it is; made now, encrypted, if there is nothing here. ``WrongKey`` if there are runs, which then lie in the clear."""
+    for _ in range(3):
+        try:
+            return store_id_of(inner)
+        except CheckpointNotFound:
+            runs = [entry.name for entry in inner.list("") if entry.is_dir and is_run_name(entry.name)]
+            if any(True for run in runs for _ in inner.list(f"{run}/{LOG_DIR}")):
+                raise WrongKey("there are runs here which are not encrypted, and relight.json is gone", where=inner.url) from None
+            record = StoreRecord(id=secrets.token_hex(16), created=_now(), encrypted=True)
+            if inner.put_once(STORE_FILE, encode_store(record)):
+                return record.id
+    raise StoreUnavailable("relight.json can neither be made nor read", where=inner.url)
+
+
+def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ring:
+    """The ring of the store. ``make``: the store may be new, and has one then. ``WrongKey`` if none of these keys opens it."""
+    store_id = require_encrypted(inner) if make else store_id_of(inner)
     for _ in range(3):
         slots = slots_in(inner)
         keys: dict[bytes, Secret] = {}
@@ -105,7 +130,7 @@ def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, prov
     """A slot of a ring key for one more key-encryption key, durable. One that is there is as good."""
     blank = Slot(
         store=store_id, generation=generation, ring=ring_id(key).hex(), kind=provider.kind, kek=provider.kek,
-        label=label or provider.kind, created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), wrapped="",
+        label=label or provider.kind, created=_now(), wrapped="",
     )  # fmt: skip
     wrapped, told = provider.wrap(key, blank.said)
     slot = msgspec.structs.replace(blank, told=told, wrapped=base64.b64encode(wrapped).decode())
@@ -113,11 +138,29 @@ def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, prov
     return slot
 
 
+def revoked_in(inner: ByteStore) -> list[Revoked]:
+    """Which keys had slots and lost them, as far as it can be read."""
+    found = []
+    for name in sorted(entry.name for entry in inner.list(KEYS_DIR) if is_revoked_file(entry.name))[:SLOTS_MAX]:
+        where = f"{KEYS_DIR}/{name}"
+        with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+            found.append(decode_revoked(inner.get(where, SEALED_BYTES_MAX), name, where))
+    return found
+
+
 def drop_slot(inner: ByteStore, slot: Slot) -> None:
-    """Take a slot away, for good."""
+    """Take a slot away, for good; that it was there stays known."""
+    gone = Revoked(
+        store=slot.store, generation=slot.generation, ring=slot.ring, kek=slot.kek, label=slot.label, created=slot.created, revoked=_now()
+    )
+    inner.put_once(f"{KEYS_DIR}/{gone.file}", encode_revoked(gone))
     inner.delete(f"{KEYS_DIR}/{slot.file}")
     with contextlib.suppress(CheckpointNotFound):
         inner.settle(KEYS_DIR)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _named(providers: Iterable[Provider]) -> str:

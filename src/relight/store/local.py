@@ -17,7 +17,7 @@ from typing import TypeVar
 from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
-from relight.store.durable import NewFile, OpenFile, Stale, create_once, look_anew, make_dirs, sync_dir, translate
+from relight.store.durable import NewFile, OpenFile, Replacement, Stale, create_once, look_anew, make_dirs, sync_dir, translate
 
 T = TypeVar("T")
 _GONE_MAX = 20
@@ -55,6 +55,12 @@ class LocalStore:
         """See ``ByteStore``."""
         direct = self._direct and size >= DIRECT_FROM_BYTES
         return self._made(self._path(key), lambda path: NewFile(self._disk, path, size, direct=direct))
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``."""
+        path = self._path(key)
+        self._check_parents(path)
+        return Replacement(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
 
     def settle(self, prefix: str) -> None:
         """fsync the directory; of the store itself, also its own name and those above it.

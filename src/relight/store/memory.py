@@ -51,6 +51,11 @@ class MemoryStore:
             self._files[key] = buffer
         return _MemoryWriter(self, key, buffer)
 
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``."""
+        self._file(key)
+        return _MemoryRewriter(self, key, bytearray(size))
+
     def settle(self, prefix: str) -> None:
         """Nothing to do."""
 
@@ -115,6 +120,16 @@ class _MemoryWriter:
 
     def abort(self) -> None:
         self._store.delete(self._key)
+
+
+class _MemoryRewriter(_MemoryWriter):
+    def finish(self, size: int | None = None) -> None:
+        super().finish(size)
+        with self._store._lock:
+            self._store._files[self._key] = self._buffer
+
+    def abort(self) -> None:
+        pass
 
 
 class _MemoryReader:

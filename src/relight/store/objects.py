@@ -140,6 +140,10 @@ class ObjectStore:
             raise StoreUnavailable("that name exists", where=key, retryable=False)
         return ObjectWriter(self._put_stream, self._delete, path, size)
 
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``: an object is replaced by the whole of another."""
+        return ObjectWriter(self._put_stream, lambda path: None, self._path(key, file=True), size)
+
     def settle(self, prefix: str) -> None:
         """Nothing to do: what was answered is there."""
         self._path(prefix)

@@ -83,6 +83,10 @@ class StripedStore:
         self._make()
         return self._places[at].write(key, size)
 
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``."""
+        return self._places[self._at(key)].rewrite(key, size)
+
     def settle(self, prefix: str) -> None:
         """See ``ByteStore``. In every place that has the directory."""
         check_key(prefix)

@@ -1,0 +1,321 @@
+"""Adding, exchanging, revoking keys, and encrypting anew: whoever is killed at any step leaves a store that the right keys open."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.catalog import verify_checkpoint
+from relight.catalog.run import open_run
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CheckpointNotFound, ConfigError, RelightError, WrongKey
+from relight.format import encode_tree
+from relight.format.keyring import KEYS_DIR
+from relight.keys import Keychain, resolve, write_key_file
+from relight.layout import Bytes, Item
+from relight.log import read_store
+from relight.store import ByteStore, LocalStore, MemoryStore
+from relight.store.base import Writer
+from relight.store.encrypted import EncryptedStore
+from relight.store.keyring import slots_in
+from relight.testing.store_suite import refuses
+from relight.transfer.keys import add, rekey, revoke, rotate, status
+
+DATA = random.Random(7).randbytes(300_000)
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+class Mortal(MemoryStore):
+    """Ends the process before its n-th change; what was changed until then stays."""
+
+    left = -1
+
+    def _change(self) -> None:
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        self._change()
+        return super().put_once(key, data)
+
+    def write(self, key: str, size: int) -> Writer:
+        self._change()
+        return super().write(key, size)
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        self._change()
+        inner, change = super().rewrite(key, size), self._change
+
+        class Ending:
+            align = 1
+            write_at, abort = inner.write_at, inner.abort
+
+            def finish(self, size: int | None = None) -> None:
+                change()
+                inner.finish(size)
+
+        return Ending()
+
+    def delete(self, key: str) -> None:
+        self._change()
+        super().delete(key)
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> list[str]:
+    """Four keys."""
+    for number in range(4):
+        write_key_file(str(tmp_path / f"{number}.key"))
+    return [f"file:{tmp_path / f'{number}.key'}" for number in range(4)]
+
+
+def save(store: ByteStore, step: int, run: str = "run") -> None:
+    """One checkpoint."""
+    items = [Item("x", "uint8", (len(DATA),), "param", Bytes(DATA))]
+    Attempt.begin(store, run).save(SaveRequest(step=step, tree=encode_tree({}), items=items))
+
+
+def sound(inner: ByteStore, *specs: str) -> int:
+    """How many checkpoints these keys show, all of them whole; ``WrongKey`` if they open nothing."""
+    store: ByteStore = EncryptedStore(inner, Keychain.of(list(specs))) if specs else inner
+    read_store(store)
+    run = open_run(store, "run")
+    view, live = run.view(), run.history().live
+    assert not view.faults, view.faults
+    for one in live:
+        found = verify_checkpoint(store, view, one)
+        if any(finding.kind == "wrong_key" for finding in found):
+            raise WrongKey(found[0].detail)
+        assert not found, found
+    return len(live)
+
+
+def encrypted(spec: str, kind: type[MemoryStore] = MemoryStore) -> Any:
+    """A store with two checkpoints; what lies beneath."""
+    inner = kind()
+    store = EncryptedStore(inner, Keychain.of(spec))
+    for step in (1, 2):
+        save(store, step)
+    return inner
+
+
+def kek(spec: str) -> str:
+    """Its id."""
+    return resolve(spec).kek
+
+
+def test_a_key_is_added(specs: list[str]) -> None:
+    """Then both open all of it; adding it again does nothing; a key that opens nothing adds none."""
+    inner = encrypted(specs[0])
+    assert len(add(inner, Keychain.of(specs[0]), resolve(specs[1]), "recovery").added) == 1
+    assert sound(inner, specs[0]) == sound(inner, specs[1]) == 2
+    assert not add(inner, Keychain.of(specs[0]), resolve(specs[1])).added
+    refuses(WrongKey, lambda: add(inner, Keychain.of(specs[2]), resolve(specs[2])))
+    refuses(WrongKey, lambda: sound(inner, specs[2]))
+
+
+def test_a_key_is_revoked(specs: list[str]) -> None:
+    """Then it opens nothing; the last that is at hand is not; that it was there stays known."""
+    inner = encrypted(specs[0])
+    refuses(ConfigError, lambda: revoke(inner, Keychain.of(specs[0]), kek(specs[0])))
+    add(inner, Keychain.of(specs[0]), resolve(specs[1]), "recovery")
+    refuses(ConfigError, lambda: revoke(inner, Keychain.of(specs[0]), kek(specs[0])))
+    refuses(CheckpointNotFound, lambda: revoke(inner, Keychain.of(specs[0]), "no such key"))
+    revoke(inner, Keychain.of(specs[1]), kek(specs[0]))
+    refuses(WrongKey, lambda: sound(inner, specs[0]))
+    assert sound(inner, specs[1]) == 2
+    assert [(row.label, bool(row.revoked), row.opens) for row in status(inner, Keychain.of(specs[1]))] == [
+        ("recovery", False, True),
+        ("file", True, False),
+    ]
+
+
+def each_death(make: Callable[[], Any], work: Callable[[Any], object]) -> Iterator[tuple[Any, bool]]:
+    """What is left of ``work`` on a fresh store, killed before its first change, its second …; the last time it came to its end."""
+    for left in range(10_000):
+        inner = make()
+        inner.left = left
+        try:
+            work(inner)
+            done = True
+        except Killed:
+            done = False
+        inner.left = -1
+        yield inner, done
+        if done:
+            return
+    raise AssertionError("it never ends")
+
+
+def test_rotation_killed_at_every_step(specs: list[str]) -> None:
+    """Old and new key together open everything at each; whoever does it again completes it; after that the old one opens nothing."""
+    old, new = specs[:2]
+
+    def work(inner: Any) -> None:
+        rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
+
+    def both_generations() -> Any:
+        inner = encrypted(old, Mortal)
+        rekey(inner, Keychain.of(old), leaked="*")  # slots of a second generation, and the first one's taken away
+        save(EncryptedStore(inner, Keychain.of(old)), 3)
+        return inner
+
+    deaths = 0
+    for make in (lambda: encrypted(old, Mortal), both_generations):
+        for inner, done in each_death(make, work):
+            deaths += not done
+            held = [slot.kek for slot in slots_in(inner)]
+            assert sound(inner, old, new) >= 2
+            if kek(old) in held:  # nothing was taken away yet
+                rotate(inner, Keychain.of([old, new]), kek(old), resolve(new), "new")
+            assert sound(inner, new) >= 2
+            refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
+    assert deaths >= 6
+
+
+@pytest.mark.parametrize("what", ["plain", "leaked", "revoked before"])
+def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> None:
+    """Old and new key together open everything at each; done again it goes on; then no file is left under what leaked."""
+    old, new = specs[:2]
+
+    def make() -> Any:
+        if what == "plain":
+            inner = Mortal()
+            for step in (1, 2):
+                save(inner, step)
+            return inner
+        inner = encrypted(old, Mortal)
+        if what == "revoked before":
+            rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
+        return inner
+
+    leaked = "" if what == "plain" else kek(old)
+    at_hand = Keychain.of(new if what != "leaked" else [old, new])
+
+    def work(inner: Any) -> object:
+        return rekey(inner, at_hand, leaked=leaked, keep=Keychain.of(new))
+
+    before = {key: bytes(data) for key, data in make()._files.items()} if what == "plain" else {}
+    deaths = 0
+    for inner, done in each_death(make, work):
+        deaths += not done
+        if not done:
+            with_both = EncryptedStore(inner, at_hand, takes_plain=True)
+            if "relight.json" in inner._files and (what != "plain" or slots_in(inner)):
+                view = open_run(with_both, "run").view()
+                assert not view.faults and len(open_run(with_both, "run").history().live) == 2
+                assert not any(verify_checkpoint(with_both, view, one) for one in open_run(with_both, "run").history().live)
+            if not leaked or any(slot.kek == kek(old) for slot in slots_in(inner)) or what == "revoked before":
+                work(inner)
+        assert sound(inner, new) == 2
+        refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
+        if leaked:
+            assert all(slot.kek != kek(old) for slot in slots_in(inner))
+        assert not any(bytes(data) == before.get(key) for key, data in inner._files.items() if data)
+        assert rekey(inner, Keychain.of(new), leaked="*", plan_only=True).files == rekey(inner, Keychain.of(new), leaked="*").files
+    assert deaths > 12
+
+
+def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> None:
+    """A key that came later has a generation of its own, and what is encrypted under it stays as it is."""
+    first, second, third = specs[:3]
+    inner = encrypted(first)
+    rekey(inner, Keychain.of([first, second]), leaked="*", keep=Keychain.of(second))
+    add(inner, Keychain.of(second), resolve(third), "third")
+    save(EncryptedStore(inner, Keychain.of(second)), 3)
+    assert rekey(inner, Keychain.of(second), leaked=kek(first), plan_only=True).files == 0, "all it could open is gone"
+    files = {key: bytes(data) for key, data in inner._files.items()}
+    report = rekey(inner, Keychain.of(second), leaked="third", keep=Keychain.of(second))
+    assert report.files > 10 and report.generation == 3 and not report.left
+    changed = {key for key, data in inner._files.items() if bytes(data) != files.get(key)}
+    assert all(not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json" for key, data in inner._files.items())
+    assert sound(inner, second) == 3
+    refuses(WrongKey, lambda: sound(inner, third))
+    refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.of(second), leaked="nobody"))
+
+
+def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes while the rest is encrypted anew is found in a second look; what it writes later still opens, and is found later."""
+    import relight.transfer.keys as module
+
+    old, new = specs[:2]
+    inner = encrypted(old)
+    trainer = EncryptedStore(inner, Keychain.of(old))
+    trainer.get("run/log/000000000000.json", 1 << 20)
+    plain, told = module._rewrite, []
+
+    def rewrite(*args: Any) -> None:
+        plain(*args)
+        if not told:
+            told.append(1)
+            trainer.put_once("run/log/000000000099.json.x", b"written meanwhile")
+
+    monkeypatch.setattr(module, "_rewrite", rewrite)
+    report = rekey(inner, Keychain.of([old, new]), leaked=kek(old), keep=Keychain.of(new))
+    assert report.files > 8
+    assert EncryptedStore(inner, Keychain.of(new)).get("run/log/000000000099.json.x", 99) == b"written meanwhile"
+
+
+def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> None:
+    """However many open a new store at one moment: one of them makes the first slot, and all read what all wrote."""
+    for _ in range(10):
+        inner = MemoryStore()
+        stores = [EncryptedStore(inner, Keychain.of(specs[0])) for _ in range(8)]
+        gate = threading.Barrier(8)
+
+        def begin(number: int, stores: list[EncryptedStore] = stores, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            stores[number].put_once(f"run/{number}", b"%d" % number)
+
+        threads = [threading.Thread(target=begin, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(slots_in(inner)) == 1
+        assert [stores[0].get(f"run/{number}", 9) for number in range(8)] == [b"%d" % number for number in range(8)]
+
+
+def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
+    """A bit of a slot, and it opens nothing, or nothing wrong; another one still does. Slots of other stores are of no use."""
+    inner = encrypted(specs[0])
+    name = next(key for key in inner._files if key.startswith(KEYS_DIR))
+    whole = bytes(inner._files[name])
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << at % 8
+        inner._files[name] = bytes(changed)
+        refuses(RelightError, lambda: sound(inner, specs[0]))
+    inner._files[name] = whole
+    add(inner, Keychain.of(specs[0]), resolve(specs[1]))
+    inner._files[name] = whole[:-9]
+    assert sound(inner, specs[1]) == 2
+    refuses(WrongKey, lambda: sound(inner, specs[0]))
+    other = encrypted(specs[0])
+    inner._files[name] = other._files[name]
+    refuses(WrongKey, lambda: sound(inner, specs[0]))
+    assert sound(inner, specs[1]) == 2
+
+
+def test_on_a_disk(tmp_path: Path, specs: list[str]) -> None:
+    """The same with files: replaced as wholes, nothing left beside them."""
+    inner = LocalStore(tmp_path / "store")
+    for step in (1, 2):
+        save(inner, step)
+    report = rekey(inner, Keychain.of(specs[0]))
+    assert report.files == sum(1 for path in (tmp_path / "store" / "run").rglob("*") if path.is_file() and path.stat().st_size)
+    assert sound(inner, specs[0]) == 2
+    (tmp_path / "store" / "run" / ".rekey-root.json-0123456789abcdef").write_bytes(b"of one that was killed")
+    rekey(inner, Keychain.of(specs[:2]), leaked="*", keep=Keychain.of(specs[1]))
+    assert sound(inner, specs[1]) == 2
+    assert not list((tmp_path / "store").rglob(".rekey-*"))
+    refuses(WrongKey, lambda: sound(inner, specs[0]))

@@ -1,0 +1,197 @@
+"""Where keys come from: each sort of spec opens what it closed, refuses what it did not, and shows nobody what it is."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from tests.encryption.vault_server import TOKEN, vault
+
+from relight.errors import ConfigError, StoreUnavailable, WrongKey
+from relight.format.cipher import Secret
+from relight.keys import Keychain, Provider, resolve, write_key_file
+from relight.keys.providers import Passphrase
+from relight.store import MemoryStore
+from relight.store.encrypted import EncryptedStore
+from relight.testing.store_suite import refuses
+
+RING = Secret(bytes(range(32)))
+SAID = b"whose slot it is"
+
+
+def opens(provider: Provider, spec: str) -> None:
+    """What it wraps it unwraps, and so does another of the same spec; for nothing else, and nothing that was changed."""
+    wrapped, told = provider.wrap(RING, SAID)
+    again = resolve(spec)
+    assert again.unwrap(wrapped, told, SAID, "here").reveal() == RING.reveal()
+    assert again.fits(provider.kind, provider.kek) and again.kek == provider.kek
+    refuses(WrongKey, lambda: again.unwrap(wrapped, told, b"another's", "here"))
+    changed = bytes([*wrapped[:-5], wrapped[-5] ^ 1, *wrapped[-4:]])
+    refuses(WrongKey, lambda: again.unwrap(changed, told, SAID, "here"))
+    assert RING.reveal() not in wrapped
+
+
+def test_a_key_in_a_file(tmp_path: Path) -> None:
+    """Made readable by its owner alone, never overwritten, refused if others may read it."""
+    path = tmp_path / "a.key"
+    write_key_file(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    opens(resolve(f"file:{path}"), f"file:{path}")
+    assert "overwritten" in refuses(ConfigError, lambda: write_key_file(str(path))).what
+    path.chmod(0o640)
+    assert "chmod 600" in refuses(ConfigError, lambda: resolve(f"file:{path}")).hint
+    refuses(ConfigError, lambda: write_key_file(str(tmp_path / "not" / "there")))
+    refuses(ConfigError, lambda: resolve(f"file:{tmp_path / 'none'}"))
+
+
+def test_texts_that_are_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 bytes in base64 or hexadecimal, with the line that says what they are or without; and nothing else."""
+    key = os.urandom(32)
+    ids = set()
+    for text in (key.hex(), base64.b64encode(key).decode(), f"relight-key-1:{base64.b64encode(key).decode()}", f" {key.hex()}\n"):
+        monkeypatch.setenv("A_KEY", text)
+        ids.add(resolve("env:A_KEY").kek)
+    assert len(ids) == 1
+    opens(resolve("env:A_KEY"), "env:A_KEY")
+    for text in ("short", key[:31].hex(), base64.b64encode(key + b"x").decode(), "é" * 32, "relight-key-2:xx"):
+        monkeypatch.setenv("A_KEY", text)
+        error = refuses(ConfigError, lambda: resolve("env:A_KEY"))
+        assert text not in str(error), "what was found instead may be a secret"
+    monkeypatch.delenv("A_KEY")
+    refuses(ConfigError, lambda: resolve("env:A_KEY"))
+    long = tmp_path / "long"
+    long.write_bytes(b"x" * 5000)
+    long.chmod(0o600)
+    refuses(ConfigError, lambda: resolve(f"file:{long}"))
+
+
+def test_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argon2id with a salt for each slot, from a variable or a file; what a slot asks for is bounded."""
+    monkeypatch.setenv("WORDS", "correct horse battery staple")
+    words = resolve("passphrase:env:WORDS")
+    opens(words, "passphrase:env:WORDS")
+    (wrapped, told), (other, _) = words.wrap(RING, SAID), words.wrap(RING, SAID)
+    assert wrapped != other
+    (tmp_path / "words").write_text("correct horse battery staple\n")
+    (tmp_path / "words").chmod(0o600)
+    filed = resolve(f"passphrase:file:{tmp_path / 'words'}")
+    assert filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, told, SAID, "").reveal() == RING.reveal()
+    assert isinstance(words, Passphrase)
+    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, told, SAID, ""))
+    for wrong in ({"memory_kib": 1 << 30}, {"passes": 10**9}, {"lanes": 0}, {"kdf": "md5"}, {"salt": "!"}, {"salt": ""}, {"passes": "3"}):
+        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**told, **wrong}, SAID, ""))  # type: ignore[misc]
+    for spec in ("passphrase:correct horse", "passphrase:env:", "passphrase:env:NOT_SET"):
+        refuses(ConfigError, lambda spec=spec: resolve(spec))  # type: ignore[misc]
+
+
+def test_an_operating_systems_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``keyring`` holds under a service and a user; without the library, and without the entry, it is said what to do."""
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    assert "pip install" in refuses(ConfigError, lambda: resolve("keyring:relight/me")).hint
+
+    class KeyringError(Exception):
+        pass
+
+    held = {("relight", "me"): os.urandom(32).hex()}
+    module = types.ModuleType("keyring")
+    module.errors = types.SimpleNamespace(KeyringError=KeyringError)  # type: ignore[attr-defined]
+    module.get_password = lambda service, user: held.get((service, user))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keyring", module)
+    opens(resolve("keyring:relight/me"), "keyring:relight/me")
+    assert "keyring set" in refuses(ConfigError, lambda: resolve("keyring:relight/you")).hint
+    refuses(ConfigError, lambda: resolve("keyring:relight"))
+
+
+def test_aws_kms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key never leaves the service; what it is for is bound as its encryption context."""
+    import boto3
+    from moto import mock_aws
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        client = boto3.client("kms")
+        spec = f"kms:{client.create_key()['KeyMetadata']['KeyId']}"
+        opens(resolve(spec), spec)
+        store = EncryptedStore(MemoryStore(), Keychain.of(spec))
+        store.put_once("run/log/0", b"by a key of the service")
+        assert EncryptedStore(store.inner, Keychain.of(spec)).get("run/log/0", 99) == b"by a key of the service"
+        other = f"kms:{client.create_key()['KeyMetadata']['KeyId']}"
+        refuses(WrongKey, lambda: EncryptedStore(store.inner, Keychain.of(other)).get("run/log/0", 99))
+        gone = resolve("kms:00000000-0000-0000-0000-000000000000")
+        refuses(WrongKey, lambda: gone.wrap(RING, SAID))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    refuses(StoreUnavailable, lambda: resolve(spec).wrap(RING, SAID))
+
+
+def test_vault_transit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key never leaves the service; a token that it does not know is refused, and is in no message."""
+    with vault("training", "other") as address:
+        monkeypatch.setenv("VAULT_ADDR", address)
+        monkeypatch.setenv("VAULT_TOKEN", TOKEN)
+        opens(resolve("vault:transit/training"), "vault:transit/training")
+        wrapped, told = resolve("vault:transit/training").wrap(RING, SAID)
+        refuses(WrongKey, lambda: resolve("vault:transit/other").unwrap(wrapped, told, SAID, ""))
+        refuses(WrongKey, lambda: resolve("vault:transit/none").wrap(RING, SAID))
+        monkeypatch.setenv("VAULT_TOKEN", "hvs.another-token-0000")
+        error = refuses(WrongKey, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+        assert "hvs." not in str(error)
+    refuses(StoreUnavailable, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+    refuses(ConfigError, lambda: resolve("vault:training"))
+
+
+@pytest.mark.parametrize("spec", ["", "file", "file:", ":", "secret", "0" * 64, "AAAA:BBBB", "ftp://x"])
+def test_what_is_no_spec(spec: str) -> None:
+    """Is refused, and not repeated: it may be a key that somebody took for one."""
+    error = refuses(ConfigError, lambda: Keychain.of([spec]))
+    assert not spec or len(spec) < 6 or spec not in str(error)
+
+
+def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in a repr, nor in a pickle; a pickled store has the specs, which are followed again."""
+    key = os.urandom(32)
+    monkeypatch.setenv("A_KEY", key.hex())
+    monkeypatch.setenv("WORDS", "a passphrase of this test")
+    chain = Keychain.of("env:A_KEY passphrase:env:WORDS")
+    store = EncryptedStore(MemoryStore(), chain)
+    store.put_once("x", b"y")
+    assert store._ring is not None
+    secret = [key, store._ring.key.reveal(), b"passphrase of"]
+    shown = repr(chain) + repr(store) + repr(chain.providers) + repr(store._ring) + repr(store._data_key) + repr(RING)
+    assert not any(one.hex() in shown or repr(one)[2:-1] in shown for one in secret)
+    pickled = pickle.dumps(chain)
+    assert key not in pickled and b"passphrase of" not in pickled
+    assert pickle.loads(pickled).providers[0].kek == chain.providers[0].kek
+    with pytest.raises(TypeError):
+        pickle.dumps(RING)
+    heard = Keychain.heard(chain.told())
+    monkeypatch.delenv("A_KEY")
+    monkeypatch.delenv("WORDS")
+    assert EncryptedStore(store.inner, heard).get("x", 9) == b"y", "another process of ours needs neither file nor variable"
+
+
+def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
+    """A process that has keys leaves none, unless it was told to."""
+    write_key_file(str(tmp_path / "k"))
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
+        f"from relight.keys import Keychain; Keychain.of('file:{tmp_path / 'k'}')\n"
+        "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    )
+    most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+
+    def limit(**environment: str) -> int:
+        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert limit() in (0, 1)
+    assert limit(RELIGHT_CORE_DUMPS="1") == most
