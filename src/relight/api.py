@@ -15,7 +15,7 @@ from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format import decode_tree, encode_tree
 from relight.format.collector import collector_paused
-from relight.keys import Keychain
+from relight.keys import Guard
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.policy import Keep
@@ -96,7 +96,7 @@ def load(
 
 
 def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) -> ByteStore:
-    return open_bytes(url, keys=None if encrypt is None else Keychain.of(encrypt))
+    return open_bytes(url, guard=Guard.of(encrypt))
 
 
 class Store:

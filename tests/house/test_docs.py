@@ -9,6 +9,7 @@ import logging
 import re
 from pathlib import Path
 
+import click
 import pytest
 from tree import PAGES, PRODUCT, ROOT, SOURCES, files, page
 
@@ -55,10 +56,15 @@ def test_every_error_kind_is_in_troubleshooting_beside_its_error() -> None:
 
 def test_every_command_and_option_is_in_the_reference() -> None:
     """A command has its row with each of its options; an option that is not there has been forgotten by the page."""
-    rows = {match[1]: cell for cell in first_cells(section(page("reference.md"), "Command line")) if (match := re.match(r"`relight (\w+)", cell))}
-    assert rows.keys() == COMMANDS.keys()
-    for name, row in rows.items():
+    commands: dict[str, click.Command] = {}
+    for name in COMMANDS:
         command = cli.get_command(None, name)  # type: ignore[arg-type]
+        commands |= {f"{name} {key}": one for key, one in command.commands.items()} if isinstance(command, click.Group) else {name: command}
+    pattern = re.compile(r"`relight (" + "|".join(sorted(commands, key=len, reverse=True)) + r")\b")
+    rows = {match[1]: cell for cell in first_cells(section(page("reference.md"), "Command line")) if (match := pattern.match(cell))}
+    assert rows.keys() == commands.keys()
+    for name, row in rows.items():
+        command = commands[name]
         real = {option for parameter in command.params for option in parameter.opts if option.startswith("--")} - {"--help"}
         assert set(re.findall(r"--[a-z-]+", row)) == real, f"relight {name}"
 

@@ -32,8 +32,8 @@ class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """How long a save may be held back for want of room."""
     compact: bytes = b""
     """The rules by which saves are made smaller, encoded; empty for none."""
-    keys: list[tuple[str, bytes | None]] | None = None
-    """What the store is encrypted with, as ``Keychain.told`` says it; None if it is not. Not to be written down anywhere."""
+    guard: dict[str, Any] | None = None
+    """How the store is guarded, as ``Guard.told`` says it; None if it is not. It holds keys: not to be written down anywhere."""
 
 
 class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -169,7 +169,7 @@ class Server:
     def _hear(self, session: Session, message: ToAgent) -> None:
         if isinstance(message, Place):
             lower_priority(message.nice)
-            if message.keys is not None:
+            if message.guard is not None:
                 keep_out_of_core_dumps(whole=True)
             session.writer = Writer(message)
         elif isinstance(message, Want):
@@ -361,7 +361,7 @@ class Server:
                 if self._drainer is None:
                     place = writer.place
                     self._drainer = Drainer(
-                        place.url, place.run, self._tell_all, lambda: bool(self._sessions), nice=place.nice + 5, keys=writer.keys
+                        place.url, place.run, self._tell_all, lambda: bool(self._sessions), nice=place.nice + 5, guard=writer.guard
                     )  # fmt: skip
             self._drainer.wake()
 

@@ -20,7 +20,7 @@ from relight.commit.earlier import Before
 from relight.commit.pack_writer import Pace
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format.records import TagBody
-from relight.keys import Keychain
+from relight.keys import Guard
 from relight.layout import Item
 from relight.log import Log, fold
 from relight.policy import Compact, Keep
@@ -95,8 +95,8 @@ class Writer:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.keys = Keychain.heard(place.keys) if place.keys is not None else None
-        self._store = open_bytes(place.url, keys=self.keys)
+        self.guard = Guard.heard(place.guard) if place.guard is not None else Guard()
+        self._store = open_bytes(place.url, guard=self.guard)
         self._log = Log(self._store, place.run)
         rules = msgspec.msgpack.decode(place.compact, type=Compact) if place.compact else None
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)

@@ -13,11 +13,11 @@ import msgspec
 
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import CommitBody, FenceBody, NoteBody
-from relight.keys import Keychain
+from relight.keys import Guard
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Group, Tier, decode_tiers, encode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
-from relight.store.encrypted import keys_of
+from relight.store.around import guard_of
 from relight.store.urls import split_run
 
 Further = tuple[str, ByteStore, str]
@@ -94,10 +94,10 @@ def newest_seq(history: History, ids: set[str]) -> int:
     return max((known[one].seq for one in ids if one in known), default=-1)
 
 
-def open_tier(tier: Tier, keys: Keychain | None) -> tuple[ByteStore, str]:
-    """The store and the run's name; the store opened with the keys that the nearest one has."""
+def open_tier(tier: Tier, guard: Guard) -> tuple[ByteStore, str]:
+    """The store and the run's name; the store guarded as the nearest one is."""
     url, run = split_run(tier.url)
-    return open_bytes(url, keys=keys), run
+    return open_bytes(url, guard=guard), run
 
 
 def merge(histories: Sequence[History]) -> Merged:
@@ -156,7 +156,7 @@ def _notes(history: History, topic: str) -> list[NoteBody]:
 def reach_all(store: ByteStore, run: str) -> list[Reach]:
     """Every tier of the run, nearest first, as the nearest one's log tells which there are."""
     near = read_tier("", store, run)
-    further = [read_tier(tier.name, *open_tier(tier, keys_of(store))) for tier in tiers_of(near.history)]
+    further = [read_tier(tier.name, *open_tier(tier, guard_of(store))) for tier in tiers_of(near.history)]
     return [near._replace(name=nearest_name(near.history)), *further]
 
 

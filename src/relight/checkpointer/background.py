@@ -35,7 +35,7 @@ from relight.observe import emit
 from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
 from relight.snapshot import Copier, DeviceSnapshot, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
-from relight.store.encrypted import keys_of
+from relight.store.around import guard_of
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
@@ -369,7 +369,7 @@ class Background:
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
                     self._rank == 0, self._limits.deadline_s / 2,
                     msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
-                    keys.told() if (keys := keys_of(place.store)) is not None else None,
+                    guard.told() if (guard := guard_of(place.store)) else None,
                 )
             )  # fmt: skip
         except RelightError as error:

@@ -34,6 +34,7 @@ from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
+from relight.keys import Guard
 from relight.observe import be_modest, emit
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
@@ -56,7 +57,7 @@ class Checkpointer:
     rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
     it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from), ``compact``
     (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
-    ``encrypt`` (where the key is: ``"file:PATH"``, ``"kms:KEY"``…; all that is stored, in all tiers, is encrypted with it).
+    ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted), ``sign``, ``trust``, ``anchor`` (docs/security.md).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -83,22 +84,22 @@ class Checkpointer:
         peers: Peers | None = None,
         compact: Compact | bool | None = None,
         encrypt: str | Sequence[str] | None = None,
+        sign: str | None = None,
+        trust: str | Sequence[str] | None = None,
+        anchor: str | os.PathLike[str] | None = None,
         **components: object,
     ) -> None:
         url, name, tiers = options.where_to(path, run)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None
-        if keep is not None and not isinstance(keep, Keep):
-            raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
-        self._keep = keep or (tiers.nearest.keep if tiers is not None else Keep())
+        self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
         self._metadata, self._compact = options.plain_json(metadata or {}), options.check_compact(compact)
-        settings = {"background": options.wants_background(background), "save": save is not None, "signals": signals}
+        wanted, guard = options.wants_background(background), Guard.of(encrypt, sign, trust, anchor)
+        settings = {"background": wanted, "save": save is not None, "signals": signals}
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._further, self._wants_background = open_for(
-            self._ranks, url, tiers, options.wants_background(background), options.keys_for(encrypt)
-        )
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard)
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None
@@ -336,8 +337,7 @@ class Checkpointer:
         return None if self._trigger is None or micro_step is not None else self._trigger.due(self._facts(step, metrics))
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
-        wanted = {name for name, _ in self._trigger.metrics} if self._trigger is not None else ()
-        values = {name: options.as_number(name, metrics[name]) for name in wanted if name in metrics}
+        values = options.numbers_for(self._trigger, metrics)
         return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
 
     def _save(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from relight.capture import Captured
 from relight.checkpointer.observer import observers
 from relight.errors import ConfigError
 from relight.format import dtype_named
-from relight.keys import Keychain
-from relight.policy import Compact, Limits, Peers, Tiers
+from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger
 from relight.store.urls import split_run
 
 EVERY, ONE = "every rank", "rank 0"
@@ -57,16 +56,18 @@ def check_limits(limits: Limits | None) -> Limits:
     return limits or Limits()
 
 
+def check_keep(keep: Keep | None) -> Keep | None:
+    """Which to keep."""
+    if keep is not None and not isinstance(keep, Keep):
+        raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
+    return keep
+
+
 def check_compact(compact: Compact | bool | None) -> Compact | None:
     """How saves are made smaller; ``True`` is the usual way."""
     if compact is not None and not isinstance(compact, (Compact, bool)):
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {compact!r}")
     return Compact() if compact is True else compact or None
-
-
-def keys_for(encrypt: str | Sequence[str] | None) -> Keychain | None:
-    """The keys that are named; None for those that ``RELIGHT_KEY`` names, if it does."""
-    return None if encrypt is None else Keychain.of(encrypt)
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:
@@ -111,6 +112,12 @@ def full_bytes(state: Captured) -> int:
     trainable = sum(size for size, item in sizes if item.trainable)
     has_moments = any(item.role == "optim" for item in state.items)
     return sum(size for size, _ in sizes) + (0 if has_moments else 2 * trainable)
+
+
+def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those of ``metrics`` that the trigger asks for, read."""
+    wanted = {name for name, _ in trigger.metrics} if trigger is not None else ()
+    return {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
 
 
 def as_number(name: str, value: Any) -> float:

@@ -14,20 +14,20 @@ from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
 from relight.errors import RelightError, StoreUnavailable
-from relight.keys import Keychain
+from relight.keys import Guard
 from relight.log import Log
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
 from relight.policy.tiers import groups_of
-from relight.store.encrypted import keys_of
+from relight.store.around import guard_of
 
 REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
 
 
-def open_further(tiers: Tiers | None, keys: Keychain | None) -> Sequence[Further]:
+def open_further(tiers: Tiers | None, guard: Guard) -> Sequence[Further]:
     """Name, store and run of each further tier; ``ConfigError`` for what is no store, before anything begins."""
-    return [(tier.name, *open_tier(tier, keys)) for tier in (tiers.further if tiers is not None else ())]
+    return [(tier.name, *open_tier(tier, guard)) for tier in (tiers.further if tiers is not None else ())]
 
 
 def read_further(further: Sequence[Further], here_is_empty: bool) -> list[Reach]:
@@ -73,7 +73,7 @@ class Outwards:
         name = attempt_name(history, attempt.epoch)
         for tier in self._tiers[1:]:
             try:
-                store, run = open_tier(tier, keys_of(attempt.store))
+                store, run = open_tier(tier, guard_of(attempt.store))
                 take_over(Log(store, run), name)
             except RelightError as error:
                 emit("tier.silent", f"tier {tier.name}: {error}; it is tried again behind each save", tier=tier.name, kind=error.kind)
@@ -91,7 +91,7 @@ class Outwards:
             return
         if self._drainer is None:
             place = attempt.place
-            self._drainer = Drainer(place.store.url, place.log.run, _emit, lambda: True, keys=keys_of(place.store))
+            self._drainer = Drainer(place.store.url, place.log.run, _emit, lambda: True, guard=guard_of(place.store))
         self._drainer.wake()
 
     def wait(self, timeout: float) -> bool:

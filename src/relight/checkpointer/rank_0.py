@@ -29,11 +29,11 @@ from relight.checkpointer.outwards import open_further
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.errors import ConfigError
-from relight.keys import Keychain
+from relight.keys import Guard
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
-from relight.store.encrypted import keys_of
+from relight.store.around import guard_of
 from relight.world import LateRanks, World, late
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
@@ -65,17 +65,17 @@ def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: st
 
 
 def open_for(
-    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, keys: Keychain | None
+    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: Guard
 ) -> tuple[ByteStore, Sequence[Further], bool]:
     """The store, the tiers behind it, and whether saves are made in the background: only a local store's can be."""
     if not isinstance(ranks, OneWriter):
-        store = open_bytes(url, keys=keys)
-        return store, open_further(tiers, keys_of(store)), wants_background and store.shared
+        store = open_bytes(url, guard=guard)
+        return store, open_further(tiers, guard_of(store)), wants_background and store.shared
     opened: list[tuple[ByteStore, Sequence[Further]]] = []
 
     def open_it() -> bytes:
-        store = open_bytes(url, keys=keys)
-        opened.append((store, open_further(tiers, keys_of(store))))
+        store = open_bytes(url, guard=guard)
+        opened.append((store, open_further(tiers, guard_of(store))))
         return b"1" if wants_background and opened[0][0].shared else b""
 
     in_background = bool(ranks.first(open_it, "opening the store"))

@@ -13,7 +13,7 @@ from relight.cli.output import emit_json, escape, paint, plural, progress, size
 from relight.drain.outwards import drain, owed_to
 from relight.errors import ConfigError
 from relight.log import Log, fold
-from relight.store.encrypted import keys_of
+from relight.store.around import guard_of
 
 
 @click.command("drain")
@@ -41,7 +41,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
         raise ConfigError("this run has no further tiers", where=path, hint=hint)
     wanted: dict[str, list[str]] = {}
     for tier in tiers:
-        reach = read_tier(tier.name, *open_tier(tier, keys_of(place.store)))
+        reach = read_tier(tier.name, *open_tier(tier, guard_of(place.store)))
         wanted[tier.name] = owed_to(tier, history, reach.history) if reach.error is None else []
         if reach.error is not None and dry_run:
             raise reach.error

@@ -12,8 +12,9 @@ from relight.cli.output import Styled, emit_json, escape, table
 from relight.errors import ConfigError
 from relight.keys import Keychain, keychain_from_settings, resolve, write_key_file
 from relight.keys.chain import SETTING
+from relight.keys.signing import write_signing_key
 from relight.store import ByteStore
-from relight.store.base import beneath
+from relight.store.around import innermost
 from relight.transfer.keys import Changed, add, age_days, revoke, rotate, status
 
 key_option = click.option(
@@ -39,8 +40,15 @@ def command() -> None:
 
 @command.command("new")
 @click.argument("file")
-def new(file: str) -> None:
+@click.option("--signing", is_flag=True, help="One to sign with, Ed25519; its public half is printed.")
+def new(file: str, signing: bool) -> None:
     """Write a new key, 32 random bytes, into a new FILE that only you can read. Keep a copy elsewhere: nothing opens a store without."""
+    if signing:
+        public = write_signing_key(os.path.expanduser(file))
+        click.echo(f"a new key to sign with is in {escape(file)}")
+        click.echo(f"  sign:    export RELIGHT_SIGN=ed25519:file:{escape(os.path.abspath(os.path.expanduser(file)))}")
+        click.echo(f"  believe: export RELIGHT_TRUST={public}")
+        return
     write_key_file(os.path.expanduser(file))
     click.echo(f"a new key is in {escape(file)}; a copy of it belongs somewhere safe: what it encrypts is lost without it")
     click.echo(f"  use it: export {SETTING}=file:{escape(os.path.abspath(os.path.expanduser(file)))}")
@@ -122,8 +130,7 @@ def revoke_key(path: str, old: str, specs: tuple[str, ...], as_json: bool) -> No
 
 def store_at(path: str) -> ByteStore:
     """The store that ``path`` leads to, as it lies there."""
-    store = locate(path).store
-    return beneath(getattr(store, "inner", store))
+    return innermost(locate(path).store)
 
 
 def keychain_of(specs: tuple[str, ...]) -> Keychain:

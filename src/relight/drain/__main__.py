@@ -1,11 +1,12 @@
 """``python -m relight.drain STORE RUN NICE``: drain once. Events go to standard output, one JSON list a line.
 
-Its first line of standard input is a list of keys, or ``null``.
+Its first line of standard input says how the stores are guarded.
 Ends when standard input does, or by SIGTERM, after giving up what it was copying. Exit status 0: every tier has what it is to hold.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -13,9 +14,11 @@ import sys
 import threading
 from typing import Any
 
+import msgspec
+
 from relight.drain.outwards import drain
 from relight.errors import RelightError
-from relight.keys import Keychain
+from relight.keys import Guard
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.store import open_bytes
 from relight.world import lower_priority
@@ -37,14 +40,13 @@ def main() -> int:
     def tell(name: str, say: str, fields: dict[str, Any]) -> None:
         print(json.dumps([name, say, fields]), flush=True)
 
-    heard = json.loads(sys.stdin.readline() or "null")
+    heard = sys.stdin.readline()
     threading.Thread(target=watch, daemon=True).start()
     try:
-        told = None if heard is None else [(spec, None if value is None else bytes.fromhex(value)) for spec, value in heard]
-        keys = None if told is None else Keychain.heard(told)
-        if keys is not None:
+        guard = Guard.heard(msgspec.msgpack.decode(base64.b64decode(heard))) if heard.strip() else Guard()
+        if guard:
             keep_out_of_core_dumps(whole=True)
-        report = drain(open_bytes(url, keys=keys), run, tell=tell, stop=stopped.is_set)
+        report = drain(open_bytes(url, guard=guard), run, tell=tell, stop=stopped.is_set)
     except RelightError as error:
         tell("drain.failed", str(error), {"kind": error.kind})
         return 1

@@ -18,7 +18,7 @@ from relight.policy.tiers import DRAINED_TOPIC, Tier, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
-from relight.store.encrypted import keys_of
+from relight.store.around import guard_of
 from relight.transfer.copying import copy_one
 
 Tell = Callable[[str, str, dict[str, Any]], None]
@@ -77,7 +77,7 @@ class _Way:
         if not attempts or not history.live:
             return
         self._attempt = attempts[-1]
-        store, run = open_tier(tier, keys_of(self._near.store))
+        store, run = open_tier(tier, guard_of(self._near.store))
         log = Log(store, run)
         charge = take_over(log, self._attempt, attempts[:-1])
         while not self._stop():

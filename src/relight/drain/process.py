@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relight.keys import Keychain
+import msgspec
+
+from relight.keys import Guard
 
 PAUSE_S = 5.0
 """Before a tier that failed is tried again; twice as long each time."""
@@ -25,9 +28,9 @@ class Drainer:
     failure: somebody is still there for whom it is worth while."""
 
     def __init__(
-        self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, keys: Keychain | None = None
+        self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: Guard | None = None
     ) -> None:
-        self._keys = keys
+        self._guard = guard or Guard()
         self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
@@ -116,7 +119,7 @@ class Drainer:
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
         with child.stdin, child.stdout:  # its standard input ends when this process does: it then stops
-            child.stdin.write(f"{_told(self._keys)}\n")
+            child.stdin.write(f"{_told(self._guard)}\n")
             child.stdin.flush()
             for line in child.stdout:
                 try:
@@ -130,7 +133,6 @@ class Drainer:
         return status == 0
 
 
-def _told(keys: Keychain | None) -> str:
-    """The keys, for the process alone: over a pipe, not among its arguments nor in its environment."""
-    told = None if keys is None else [(spec, None if value is None else value.hex()) for spec, value in keys.told()]
-    return json.dumps(told)
+def _told(guard: Guard) -> str:
+    """With its keys, for the process alone: over a pipe, not among its arguments nor in its environment."""
+    return base64.b64encode(msgspec.msgpack.encode(guard.told())).decode()

@@ -202,7 +202,7 @@ def decrypt_pages(cipher: FileCipher, first: int, sealed: memoryview, tags: memo
 
 def hkdf(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
     """HKDF-SHA256."""
-    _need_library()
+    need_library()
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -253,7 +253,7 @@ def _wrap_data(ring: bytes, store_id: str) -> bytes:
 
 
 def _aes(key: bytes) -> Any:
-    _need_library()
+    need_library()
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(key)
@@ -265,7 +265,8 @@ def _invalid_tag() -> type[Exception]:
     return InvalidTag
 
 
-def _need_library() -> None:
+def need_library() -> None:
+    """``ConfigError`` that says what to install, if it is not there."""
     try:
         import cryptography  # noqa: F401
     except ImportError:

@@ -9,6 +9,7 @@ import msgspec
 from relight.errors import CorruptCheckpoint, UnsafeContent
 from relight.format import names
 from relight.format.digest import hexdigest, is_hex
+from relight.format.signed import apart
 from relight.format.strict import convert, seal, to_json, unseal
 
 VERSION = 1
@@ -144,7 +145,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of a run's log. ``file_hash`` is the hash of its whole file: the next record's ``prev``."""
+    """One record of a run's log. ``file_hash`` is the hash of its file, but for a signature: the next record's ``prev``."""
 
     seq: int
     prev: str
@@ -186,7 +187,8 @@ def encode_record(record: Record) -> bytes:
 
 def decode_record(data: bytes, seq: int, where: str) -> Record:
     """The record in ``data``, which was found under number ``seq``. Chain, store and run are the log's to check."""
-    value = unseal(data, where)
+    record = apart(data, where)[0]
+    value = unseal(record, where)
     check_version(value, "record", where)
     frame = convert(value, _Frame, where)
     if frame.seq != seq:
@@ -211,7 +213,7 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
         time=frame.time,
         writer=frame.writer,
         body=body,
-        file_hash=hexdigest(data),
+        file_hash=hexdigest(record),
     )
 
 

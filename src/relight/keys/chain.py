@@ -115,7 +115,7 @@ def _from_keyring(rest: str) -> Secret:
     try:
         library = importlib.import_module("keyring")
     except ImportError:
-        raise ConfigError("keys in an operating system's keyring need the library keyring", hint="pip install 'relight[keyring]'") from None
+        raise ConfigError("keys in an operating system's keyring need the library keyring", hint="pip install keyring") from None
     try:
         found = library.get_password(service, user)
     except library.errors.KeyringError as error:

@@ -17,7 +17,11 @@ _FILE_BYTES_MAX = 4096
 
 def write_key_file(path: str) -> None:
     """A new key, 32 random bytes, in a new file. ``ConfigError`` if it is there. Durable."""
-    text = f"{HEAD}{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n"
+    write_secret(path, f"{HEAD}{base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}\n")
+
+
+def write_secret(path: str, text: str) -> None:
+    """A new file that its owner alone can read. ``ConfigError`` if it is there. Durable."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

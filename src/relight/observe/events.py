@@ -49,6 +49,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "read.again": (logging.WARNING, "bytes came damaged, and whole when they were read once more"),
     "cache.read": (logging.DEBUG, "a file was read through the cache"),
     "cache.off": (logging.WARNING, "the cache's disk refuses: nothing more is cached"),
+    "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
     "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),

@@ -16,7 +16,8 @@ from dataclasses import astuple, dataclass
 from relight.errors import CheckpointNotFound, CorruptCheckpoint
 from relight.format.names import DRAFT_FILE, is_written_file, parse_dir
 from relight.observe import emit
-from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, check_key
+from relight.store.around import rewrites
+from relight.store.base import ByteStore, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.blocks import BLOCK_BYTES, Blocks, name_of
 from relight.store.buffers import page_buffer
 
@@ -74,8 +75,7 @@ class CachedStore:
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``."""
         self._changed(key)
-        rewrites: Rewrites = self.beneath  # type: ignore[assignment]
-        return rewrites.rewrite(key, size)
+        return rewrites(self.beneath).rewrite(key, size)
 
     def settle(self, prefix: str) -> None:
         """See ``ByteStore``."""

@@ -10,9 +10,7 @@ import ctypes
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format.cipher import (
@@ -38,7 +36,8 @@ from relight.format.cipher import (
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import STORE_FILE
 from relight.keys import Keychain
-from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, beneath, check_key, forget_copies
+from relight.store.around import Around, rewrites
+from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, forget_copies
 from relight.store.buffers import page_buffer
 from relight.store.keyring import Ring, open_ring, slots_in
 
@@ -52,13 +51,7 @@ def is_clear(key: str) -> bool:
     return key == STORE_FILE or key.startswith(f"{KEYS_DIR}/")
 
 
-def keys_of(store: ByteStore) -> Keychain | None:
-    """The keys that a store was opened with: other tiers of a run have the same. None if it is not encrypted."""
-    found: Keychain | None = getattr(store, "keychain", None)
-    return found
-
-
-class EncryptedStore:
+class EncryptedStore(Around):
     """``inner``, encrypted. Threads may share it; a fork draws a data key of its own.
 
     Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: two buffers of 4 MiB a writer, a range and two
@@ -69,36 +62,19 @@ class EncryptedStore:
 
     def __init__(self, inner: ByteStore, keychain: Keychain, *, takes_plain: bool = False) -> None:
         """``takes_plain``: what lies there in the clear is read, too, while it is being encrypted."""
-        self.inner, self.keychain, self._takes_plain = inner, keychain, takes_plain
-        self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
+        super().__init__(inner)
+        self.keychain, self._takes_plain = keychain, takes_plain
         self._lock = threading.Lock()
         self._ring: Ring | None = None
         self._data_key: tuple[int, DataKey] | None = None
 
-    def __repr__(self) -> str:
-        return f"EncryptedStore({self.inner!r})"
-
     def __reduce__(self) -> tuple[object, ...]:
         return (EncryptedStore, (self.inner, self.keychain))
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("lanes", "blocks", "counts") and "inner" in self.__dict__:  # what only some stores have
-            return getattr(self.inner, name)
-        raise AttributeError(name)
-
-    @property
-    def beneath(self) -> EncryptedStore:
-        """Without the copies that may be kept nearby: see ``beneath``."""
-        below = beneath(self.inner)
-        if below is self.inner:
-            return self
-        found = EncryptedStore(below, self.keychain)
+    def _over(self, below: ByteStore) -> ByteStore:
+        found = EncryptedStore(below, self.keychain, takes_plain=self._takes_plain)
         found._ring, found._data_key = self._ring, self._data_key
         return found
-
-    def properties(self) -> Properties:
-        """See ``ByteStore``."""
-        return self.inner.properties()
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
@@ -123,14 +99,7 @@ class EncryptedStore:
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``: encrypted with the newest ring key."""
-        rewrites: Rewrites = self.inner  # type: ignore[assignment]
-        if not hasattr(rewrites, "rewrite"):
-            raise StoreUnavailable("no file can take another's place in this store", where=self.url, retryable=False)
-        return _EncryptingWriter(rewrites.rewrite(key, stored_size(size)), self._new_cipher(key), size, key)
-
-    def settle(self, prefix: str) -> None:
-        """See ``ByteStore``."""
-        self.inner.settle(prefix)
+        return _EncryptingWriter(rewrites(self.inner).rewrite(key, stored_size(size)), self._new_cipher(key), size, key)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -176,30 +145,6 @@ class EncryptedStore:
         except BaseException:
             reader.close()
             raise
-
-    def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``."""
-        return self.inner.list(prefix)
-
-    def delete(self, key: str) -> None:
-        """See ``ByteStore``."""
-        self.inner.delete(key)
-
-    def delete_dir(self, prefix: str) -> bool:
-        """See ``ByteStore``."""
-        return self.inner.delete_dir(prefix)
-
-    def uploads(self, prefix: str) -> Sequence[Upload]:
-        """See ``ByteStore``."""
-        return self.inner.uploads(prefix)
-
-    def drop_upload(self, upload: Upload) -> None:
-        """See ``ByteStore``."""
-        self.inner.drop_upload(upload)
-
-    def free_bytes(self) -> int | None:
-        """See ``ByteStore``."""
-        return self.inner.free_bytes()
 
     def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
         """See ``forget_copies``: of the pages that the range lies in; and of the end of the file, which says what they are read with."""

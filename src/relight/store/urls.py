@@ -7,7 +7,9 @@ import re
 
 from relight.errors import ConfigError
 from relight.format.names import STRIPE_FILE
-from relight.keys import Keychain, keychain_from_settings
+from relight.keys import Guard
+from relight.store.anchored import AnchoredStore
+from relight.store.around import Around
 from relight.store.base import ByteStore
 from relight.store.blocks import Blocks, blocks_from_settings
 from relight.store.cached import CachedStore
@@ -16,19 +18,28 @@ from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
 from relight.store.object_client import SCHEMES
 from relight.store.objects import ObjectStore
+from relight.store.signed import SignedStore
 from relight.store.striped import SCHEME, StripedStore, places_in
 from relight.store.web import WebStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
-def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, keys: Keychain | None = None) -> ByteStore:
+def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, guard: Guard | None = None) -> ByteStore:
     """The store at ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``,
     ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
-    ``RELIGHT_CACHE`` names. What is there is encrypted with ``keys``, or those that ``RELIGHT_KEY`` names, if there are any."""
+    ``RELIGHT_CACHE`` names. What is there is guarded as ``guard`` says, or the settings."""
     store = _open(os.fspath(url), cache)
-    keys = keys or keychain_from_settings()
-    return store if keys is None else EncryptedStore(store, keys)
+    guard = Guard.of() if guard is None else guard
+    if guard.keys is not None:
+        store = EncryptedStore(store, guard.keys)
+    if guard.anchor:
+        store = AnchoredStore(store, _open(guard.anchor, None))
+    if guard.signer is not None or guard.trust is not None:
+        store = SignedStore(store, guard.signer, guard.trust)
+    if isinstance(store, Around):
+        store.guard = guard
+    return store
 
 
 def _open(text: str, cache: Blocks | None) -> ByteStore:

@@ -21,7 +21,7 @@ from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
 from relight.store import ByteStore
-from relight.store.base import Rewrites
+from relight.store.around import rewrites
 from relight.store.durable import REWRITTEN_PREFIX
 from relight.store.encrypted import EncryptedStore, is_clear
 from relight.store.keyring import drop_slot, open_ring, open_slot, put_slot, require_encrypted, revoked_in, slots_in, store_id_of
@@ -282,8 +282,7 @@ def _mark(inner: ByteStore) -> None:
     """Have the store say that it is encrypted: from now on nobody opens it without a key."""
     record = decode_store(inner.get(STORE_FILE, SEALED_BYTES_MAX))
     data = encode_store(msgspec.structs.replace(record, encrypted=True))
-    rewrites: Rewrites = inner  # type: ignore[assignment]
-    writer = rewrites.rewrite(STORE_FILE, len(data))
+    writer = rewrites(inner).rewrite(STORE_FILE, len(data))
     try:
         writer.write_at(0, memoryview(data))
         writer.finish()

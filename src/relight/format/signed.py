@@ -1,0 +1,47 @@
+"""Records that are signed: a second line behind the record, which says by whom. Pure.
+
+``{"by":"<kind>:<16 hex digits>","signature":"<base64>","seal":"<64 hex digits>"}\\n``; the seal is the BLAKE3 of what the first two say.
+What is signed is the record's first line, to the byte. Whoever trusts nobody in particular reads the record all the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import NamedTuple
+
+from relight.errors import CorruptCheckpoint
+from relight.format.digest import hexdigest
+
+_LINE = re.compile(rb'\{"by":"([a-z0-9]{1,16}:[0-9a-f]{16})","signature":"([A-Za-z0-9+/=]{4,200})","seal":"([0-9a-f]{64})"\}\n\Z')
+DOMAIN = b"relight record\0"
+"""In front of what is signed: a signature of ours is of no use for anything else."""
+
+
+class Signature(NamedTuple):
+    """Whose it is, and the signature."""
+
+    by: str
+    value: bytes
+
+
+def with_signature(record: bytes, signature: Signature) -> bytes:
+    """The file of a record that was signed."""
+    by, value = signature.by.encode(), base64.b64encode(signature.value)
+    return record + b'{"by":"' + by + b'","signature":"' + value + b'","seal":"' + hexdigest(by + b"\n" + value).encode() + b'"}\n'
+
+
+def apart(data: bytes, where: str) -> tuple[bytes, Signature | None]:
+    """The record, and its signature if it has one. ``CorruptCheckpoint`` if there is anything else behind it."""
+    end = data.find(b"\n") + 1
+    record, rest = data[:end], data[end:]
+    if not end or not rest:
+        return data, None
+    match = _LINE.match(rest)
+    if match is None or hexdigest(match[1] + b"\n" + match[2]).encode() != match[3]:
+        raise CorruptCheckpoint("what stands behind the record is no signature, or was damaged", where=where)
+    try:
+        value = base64.b64decode(match[2], validate=True)
+    except ValueError:
+        raise CorruptCheckpoint("a signature that is not in base 64", where=where) from None
+    return record, Signature(match[1].decode(), value)

@@ -1,0 +1,69 @@
+"""How what is stored is guarded: with which keys, signed by whom, believed if signed by whom, and where the log's end is written down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relight.errors import ConfigError
+from relight.keys.chain import SETTING, Keychain
+from relight.keys.signing import Ed25519Signer, HashSigner, Trust, signer_of, trust_of
+
+SIGN, TRUST, ANCHOR = "RELIGHT_SIGN", "RELIGHT_TRUST", "RELIGHT_ANCHOR"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """All of it; None and "" for none. Stores of one run have one, in all processes."""
+
+    keys: Keychain | None = None
+    signer: Ed25519Signer | HashSigner | None = None
+    trust: Trust | None = None
+    anchor: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        encrypt: str | Sequence[str] | None = None,
+        sign: str | None = None,
+        trust: str | Sequence[str] | None = None,
+        anchor: str | os.PathLike[str] | None = None,
+    ) -> Guard:
+        """What is named; for what is None, what the settings name."""
+        for what, value in (("sign", sign), ("anchor", anchor)):
+            if value is not None and not isinstance(value, (str, os.PathLike)):
+                raise ConfigError(f"{what}= takes a text, not {type(value).__name__}")
+        keys = encrypt if encrypt is not None else os.environ.get(SETTING, "").strip()
+        signing = sign if sign is not None else os.environ.get(SIGN, "").strip()
+        trusted = trust if trust is not None else os.environ.get(TRUST, "").strip()
+        return cls(
+            Keychain.of(keys) if keys else None,
+            signer_of(signing) if signing else None,
+            trust_of(trusted) if trusted else None,
+            os.fspath(anchor) if anchor is not None else os.environ.get(ANCHOR, "").strip(),
+        )
+
+    def __bool__(self) -> bool:
+        return self.keys is not None or self.signer is not None or self.trust is not None or bool(self.anchor)
+
+    def told(self) -> dict[str, Any]:
+        """For another process of ours, over a channel that nobody else reads: specs, and what they led to."""
+        return {
+            "keys": self.keys.told() if self.keys is not None else None,
+            "signer": (self.signer.spec, self.signer.resolved()) if self.signer is not None else None,
+            "trust": [(one.spec, one.resolved()) for one in self.trust.verifiers] if self.trust is not None else None,
+            "anchor": self.anchor,
+        }
+
+    @classmethod
+    def heard(cls, told: dict[str, Any]) -> Guard:
+        """What another process told."""
+        keys, signer, trust = told["keys"], told["signer"], told["trust"]
+        return cls(
+            Keychain.heard(keys) if keys is not None else None,
+            signer_of(*signer) if signer is not None else None,
+            trust_of([spec for spec, _ in trust], [value for _, value in trust]) if trust is not None else None,
+            told["anchor"],
+        )

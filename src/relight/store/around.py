@@ -1,0 +1,117 @@
+"""A store around another: all of its operations, handed on. What is to be different is overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from relight.keys import Guard
+from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, beneath, forget_copies
+
+
+class Around:
+    """``inner``, as it is."""
+
+    guard: Guard
+    """How all stores of the run are guarded, on the outermost."""
+
+    def __init__(self, inner: ByteStore) -> None:
+        self.inner = inner
+        self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("lanes", "blocks", "counts", "encrypts", "guard") and "inner" in self.__dict__:  # what only some stores have
+            return getattr(self.inner, name)
+        raise AttributeError(name)
+
+    @property
+    def beneath(self) -> ByteStore:
+        """Without the copies that may be kept nearby: see ``beneath``."""
+        below = beneath(self.inner)
+        return self if below is self.inner else self._over(below)  # type: ignore[return-value]
+
+    def _over(self, below: ByteStore) -> ByteStore:
+        """The same around another."""
+        raise NotImplementedError
+
+    def properties(self) -> Properties:
+        """See ``ByteStore``."""
+        return self.inner.properties()
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        return self.inner.put_once(key, data)
+
+    def write(self, key: str, size: int) -> Writer:
+        """See ``ByteStore``."""
+        return self.inner.write(key, size)
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        """See ``Rewrites``."""
+        return rewrites(self.inner).rewrite(key, size)
+
+    def settle(self, prefix: str) -> None:
+        """See ``ByteStore``."""
+        self.inner.settle(prefix)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``."""
+        return self.inner.get(key, limit)
+
+    def open(self, key: str) -> Reader:
+        """See ``ByteStore``."""
+        return self.inner.open(key)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See ``ByteStore``."""
+        return self.inner.list(prefix)
+
+    def delete(self, key: str) -> None:
+        """See ``ByteStore``."""
+        self.inner.delete(key)
+
+    def delete_dir(self, prefix: str) -> bool:
+        """See ``ByteStore``."""
+        return self.inner.delete_dir(prefix)
+
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """See ``ByteStore``."""
+        return self.inner.uploads(prefix)
+
+    def drop_upload(self, upload: Upload) -> None:
+        """See ``ByteStore``."""
+        self.inner.drop_upload(upload)
+
+    def free_bytes(self) -> int | None:
+        """See ``ByteStore``."""
+        return self.inner.free_bytes()
+
+    def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
+        """See ``forget_copies``."""
+        forget_copies(self.inner, key, offset, length)
+
+
+def guard_of(store: ByteStore) -> Guard:
+    """How a store was opened to be guarded: other tiers of a run are alike."""
+    found: Guard = getattr(store, "guard", None) or Guard()
+    return found
+
+
+def innermost(store: ByteStore) -> ByteStore:
+    """The store as it lies there, without what guards it and without copies kept nearby."""
+    while isinstance(store, Around):
+        store = store.inner
+    return beneath(store)
+
+
+def rewrites(store: ByteStore) -> Rewrites:
+    """``store``, as one whose files can be replaced. ``StoreUnavailable`` if they cannot."""
+    if not hasattr(store, "rewrite"):
+        from relight.errors import StoreUnavailable
+
+        raise StoreUnavailable("no file can take another's place in this store", where=store.url, retryable=False)
+    found: Rewrites = store  # type: ignore[assignment]
+    return found

@@ -1,0 +1,55 @@
+"""A store whose log's records are signed as they are written, and believed, when they are read, if somebody who is trusted signed them.
+
+A record names the root by its hash, the root its parts, and these all bytes: so whoever signs COMMITs vouches for all of it.
+"""
+
+from __future__ import annotations
+
+from relight.errors import CorruptCheckpoint
+from relight.format.names import LOG_DIR, parse_record_file
+from relight.format.signed import apart, with_signature
+from relight.keys.signing import Ed25519Signer, HashSigner, Trust
+from relight.store.around import Around
+from relight.store.base import ByteStore
+
+_ROOM = 512
+"""What a signature takes at most."""
+
+
+def is_record(key: str) -> bool:
+    """Whether it is a record of a run's log."""
+    parts = key.split("/")
+    return len(parts) == 3 and parts[1] == LOG_DIR and parse_record_file(parts[2]) is not None
+
+
+class SignedStore(Around):
+    """``inner``, with records signed by ``signer``, if there is one, and believed by ``trust``: all, if that is None."""
+
+    def __init__(self, inner: ByteStore, signer: Ed25519Signer | HashSigner | None, trust: Trust | None) -> None:
+        super().__init__(inner)
+        self._signer, self._trust = signer, trust
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a store that signs is opened where it is used")
+
+    def _over(self, below: ByteStore) -> ByteStore:
+        return SignedStore(below, self._signer, self._trust)
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        if self._signer is not None and is_record(key):
+            record, signature = apart(data, key)
+            data = data if signature is not None else with_signature(record, self._signer.sign(record))
+        return self.inner.put_once(key, data)
+
+    def get(self, key: str, limit: int) -> bytes:
+        """See ``ByteStore``. A record without its signature; ``CorruptCheckpoint`` for one that nobody who is trusted has signed."""
+        if not is_record(key):
+            return self.inner.get(key, limit)
+        record, signature = apart(self.inner.get(key, limit + _ROOM), key)
+        if self._trust is not None:
+            if signature is None:
+                raise CorruptCheckpoint("this record is not signed", where=key, hint="only records that are signed count: RELIGHT_TRUST")
+            if not self._trust.believes(record, signature):
+                raise CorruptCheckpoint(f"signed by {signature.by}, whom nobody here trusts, or changed since", where=key)
+        return record

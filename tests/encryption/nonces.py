@@ -1,0 +1,166 @@
+"""``make nonces``: encrypted saves, many of them killed somewhere, by attempts that follow each other, forked and not; every pair of key and nonce that was ever used is
+written into a ledger, and none may be there twice.
+
+The ledger sees what the cipher is handed, in ``FileCipher``, in each process; that of a fork comes back by a pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from relight.commit import Attempt, SaveRequest
+from relight.format import cipher as module
+from relight.format import encode_tree
+from relight.keys import Keychain, write_key_file
+from relight.layout import Bytes, Item
+from relight.store import ByteStore, MemoryStore
+from relight.store.base import Writer
+from relight.store.encrypted import EncryptedStore
+
+FORKS_EVERY = 50
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class Mortal(MemoryStore):
+    """Ends the process before its n-th change or write."""
+
+    left = -1
+
+    def _change(self) -> None:
+        if self.left == 0:
+            self.left = -1
+            raise Killed
+        self.left -= 1
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        self._change()
+        return super().put_once(key, data)
+
+    def write(self, key: str, size: int) -> Writer:
+        self._change()
+        inner, change = super().write(key, size), self._change
+
+        class Dying:
+            align = 1
+            abort = inner.abort
+
+            def write_at(self, offset: int, data: memoryview) -> None:
+                change()
+                inner.write_at(offset, data)
+
+            def finish(self, size: int | None = None) -> None:
+                change()
+                inner.finish(size)
+
+        return Dying()
+
+
+class Ledger:
+    """Every pair of key and nonce, as the library is handed them."""
+
+    def __init__(self) -> None:
+        self.pairs: Counter[tuple[bytes, bytes]] = Counter()
+
+    def watch(self) -> None:
+        """From now on, in this process."""
+        plain = module._aes
+
+        def watched(key: bytes) -> Any:
+            aes, pairs = plain(key), self.pairs
+
+            class Watched:
+                decrypt, decrypt_into = aes.decrypt, aes.decrypt_into
+
+                def encrypt(self, nonce: bytes, data: bytes, said: bytes) -> bytes:
+                    pairs[key, bytes(nonce)] += 1
+                    found: bytes = aes.encrypt(nonce, data, said)
+                    return found
+
+                def encrypt_into(self, nonce: bytes, data: memoryview, said: bytes, into: memoryview) -> Any:
+                    pairs[key, bytes(nonce)] += 1
+                    return aes.encrypt_into(nonce, data, said, into)
+
+            return Watched()
+
+        module._aes = watched
+
+
+def save(attempt: Attempt, step: int, size: int) -> None:
+    """One, of so many bytes."""
+    data = Bytes(bytes([step % 251]) * size)
+    attempt.save(SaveRequest(step=step, tree=encode_tree({}), items=[Item("x", "uint8", (size,), "param", data)]))
+
+
+def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
+    """What was done, and how many pairs came twice."""
+    write_key_file(str(folder / "key"))
+    chain, draw, ledger = Keychain.of(f"file:{folder / 'key'}"), random.Random(seed), Ledger()
+    ledger.watch()
+    inner = Mortal()
+    killed = forked = attempts = done = 0
+    while done < saves:
+        if len(inner._files) > 400:
+            inner = Mortal()
+        store: ByteStore = EncryptedStore(inner, chain)  # a new process has its own data key; sometimes the same one goes on
+        attempts += 1
+        try:
+            attempt = Attempt.begin(store, "run")
+            for _ in range(draw.randrange(1, 8)):
+                done += 1
+                if done % FORKS_EVERY == 0:
+                    forked += 1
+                    _in_a_fork(attempt, done, ledger)
+                inner.left = draw.choice([-1, draw.randrange(16)])
+                save(attempt, done, draw.choice([1, 1000, module.PAGE_BYTES, 3 * module.PAGE_BYTES + 1]))
+                inner.left = -1
+        except Killed:
+            killed += 1
+    twice = [pair for pair, times in ledger.pairs.items() if times > 1]
+    return {"saves": done, "killed": killed, "attempts": attempts, "forks": forked, "pairs": sum(ledger.pairs.values()), "twice": len(twice), "seed": seed}
+
+
+def _in_a_fork(attempt: Attempt, step: int, ledger: Ledger) -> None:
+    """The same attempt, its keys in memory, in a child that saves as well, and writes into the ledger what it used."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reads)
+        before = Counter(ledger.pairs)
+        try:
+            save(attempt, step, module.PAGE_BYTES + 7)
+        finally:
+            with os.fdopen(writes, "wb") as out:
+                pickle.dump(ledger.pairs - before, out)
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as found:
+        ledger.pairs.update(pickle.load(found))
+    os.waitpid(child, 0)
+
+
+def main() -> int:
+    """Exit status 1 if any pair came twice."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--saves", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(options.saves, options.seed, Path(folder))
+    print(json.dumps(found))
+    return 1 if found["twice"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

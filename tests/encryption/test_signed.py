@@ -1,0 +1,220 @@
+"""Signed records, whom to believe, and logs that must not end sooner than they did."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.encryption.test_key_ring import encrypted, save
+
+import relight
+from relight.catalog import verify_checkpoint
+from relight.catalog.run import open_run
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
+from relight.format.names import record_file
+from relight.format.signed import apart
+from relight.keys import Guard, write_key_file
+from relight.keys.signing import HashSigner, signer_of, trust_of, write_signing_key
+from relight.log import fold
+from relight.observe import subscribe
+from relight.store import LocalStore, MemoryStore, open_bytes
+from relight.store.anchored import AnchoredStore
+from relight.store.encrypted import EncryptedStore
+from relight.store.signed import SignedStore
+from relight.testing.store_suite import StoreSuite, refuses
+
+
+@pytest.fixture(params=["ed25519", "hash"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """Specs of who signs, and of whom to believe."""
+    if request.param == "ed25519":
+        public = write_signing_key(str(tmp_path / "sign.key"))
+        (tmp_path / "public").write_text(public + "\n")
+        return f"ed25519:file:{tmp_path / 'sign.key'}", public
+    write_key_file(str(tmp_path / "shared.key"))
+    return f"hash:file:{tmp_path / 'shared.key'}", f"hash:file:{tmp_path / 'shared.key'}"
+
+
+class TestSigned(StoreSuite):
+    """A store that signs is a store."""
+
+    across_processes = False
+
+    def make(self, tmp_path: Path) -> SignedStore:
+        """Over a directory."""
+        tmp_path.mkdir(exist_ok=True)
+        public = write_signing_key(str(tmp_path / "k"))
+        return SignedStore(LocalStore(tmp_path / "s"), signer_of(f"ed25519:file:{tmp_path / 'k'}"), trust_of(public))
+
+
+class TestAnchored(StoreSuite):
+    """So is one that is anchored."""
+
+    def make(self, tmp_path: Path) -> AnchoredStore:
+        """Over a directory, beside another."""
+        return AnchoredStore(LocalStore(tmp_path / "s"), LocalStore(tmp_path / "anchor"))
+
+
+def records(inner: MemoryStore) -> list[str]:
+    return sorted(key for key in inner._files if key.startswith("run/log/"))
+
+
+def live(store: Any) -> int:
+    return len(open_run(store, "run").history().live)
+
+
+def test_what_is_signed_is_believed(pair: tuple[str, str]) -> None:
+    """By whoever trusts the signer, and by whoever trusts nobody in particular; every record is signed."""
+    inner = MemoryStore()
+    store = SignedStore(inner, signer_of(pair[0]), trust_of(pair[1]))
+    for step in (1, 2):
+        save(store, step)
+    assert all(apart(bytes(inner._files[key]), key)[1] is not None for key in records(inner))
+    for reader in (store, inner, SignedStore(inner, None, trust_of(pair[1]))):
+        view = open_run(reader, "run").view()
+        assert not view.faults and live(reader) == 2
+        assert not any(verify_checkpoint(reader, view, one) for one in fold(view).live)
+
+
+def test_what_is_not_signed_counts_for_nothing(pair: tuple[str, str], tmp_path: Path) -> None:
+    """Neither a whole log without signatures, nor one by somebody else, nor a record that was put behind."""
+    other = signer_of(f"ed25519:file:{tmp_path / 'other'}") if write_signing_key(str(tmp_path / "other")) else None
+    for signer in (None, other):
+        inner = MemoryStore()
+        save(SignedStore(inner, signer, None), 1)
+        reader = SignedStore(inner, None, trust_of(pair[1]))
+        assert open_run(reader, "run").view().faults and live(reader) == 0
+    inner = MemoryStore()
+    save(SignedStore(inner, signer_of(pair[0]), None), 1)
+    save(inner, 2)
+    reader = SignedStore(inner, None, trust_of(pair[1]))
+    assert live(inner) == 2 and live(reader) == 1
+    assert [one.step for one in open_run(reader, "run").history().live] == [1]
+
+
+def test_every_bit_of_a_signed_record(pair: tuple[str, str]) -> None:
+    """Changed, and the record counts for nothing, for whoever trusts the signer and whoever trusts nobody."""
+    inner = MemoryStore()
+    save(SignedStore(inner, signer_of(pair[0]), None), 1)
+    name = records(inner)[-1]
+    whole, reader = bytes(inner._files[name]), SignedStore(inner, None, trust_of(pair[1]))
+    from relight.format.records import decode_record
+
+    seq = len(records(inner)) - 1
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << at % 8
+        inner._files[name] = bytes(changed)
+        refuses(RelightError, lambda: decode_record(reader.get(name, 1 << 20), seq, name))
+        refuses(RelightError, lambda: decode_record(inner.get(name, 1 << 20), seq, name))
+    for length in range(1, len(whole)):
+        inner._files[name] = whole[:length]
+        refuses(RelightError, lambda: decode_record(reader.get(name, 1 << 20), seq, name))
+
+
+def test_a_log_that_somebody_writes_anew(pair: tuple[str, str]) -> None:
+    """With all hashes right, from the beginning, by whoever can write to the store: refused, record for record."""
+    mine, forged = MemoryStore(), MemoryStore()
+    save(SignedStore(mine, signer_of(pair[0]), None), 1)
+    save(forged, 666)
+    for key in list(mine._files):
+        del mine._files[key]
+    mine._files.update(forged._files)
+    reader = SignedStore(mine, None, trust_of(pair[1]))
+    assert live(mine) == 1 and live(reader) == 0
+
+
+def test_specs(tmp_path: Path) -> None:
+    """What is wrong with them is said, and nothing of what was found instead."""
+    public = write_signing_key(str(tmp_path / "k"))
+    (tmp_path / "public").write_text(public)
+    assert trust_of(f"ed25519:file:{tmp_path / 'public'}").verifiers[0].by == trust_of(public).verifiers[0].by
+    write_key_file(str(tmp_path / "shared"))
+    for wrong in ("", "x", "ed25519:", "ed25519:none", f"ed25519:file:{tmp_path / 'shared'}", "hash:", "hash:vault:a/b", "rsa:file:k"):
+        refuses(ConfigError, lambda wrong=wrong: signer_of(wrong))  # type: ignore[misc]
+    for wrong in ("", "ed25519:", "ed25519:AAAA", "ed25519:file:/none", "rsa:x", "hash:x"):
+        refuses(ConfigError, lambda wrong=wrong: trust_of(wrong))  # type: ignore[misc]
+    refuses(ConfigError, lambda: Guard.of(sign=3))  # type: ignore[arg-type]
+    secret = base64.b64decode((tmp_path / "k").read_text().strip().removeprefix("relight-signing-1:"))
+    guard = Guard.of(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public)
+    assert secret.hex() not in repr(guard) and repr(secret)[2:-1] not in repr(guard)
+    heard = Guard.heard(guard.told())
+    assert heard.trust is not None and heard.signer is not None and heard.trust.believes(b"x", heard.signer.sign(b"x"))
+    assert isinstance(signer_of(f"hash:file:{tmp_path / 'shared'}"), HashSigner)
+
+
+def rolled_back(inner: MemoryStore, records_left: int) -> None:
+    """As whoever can write there would, tidily."""
+    for key in records(inner)[records_left:]:
+        del inner._files[key]
+
+
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+def test_a_log_that_is_rolled_back(kind: str, key_file: str) -> None:
+    """To any earlier end: noticed by whoever has the anchor, also with another end instead; it moves on with each record."""
+    for left in range(5):
+        anchor = MemoryStore()
+        inner = MemoryStore()
+
+        def opened(inner: MemoryStore = inner, anchor: MemoryStore = anchor) -> AnchoredStore:
+            below = EncryptedStore(inner, Guard.of(key_file).keys) if kind == "encrypted" else inner  # type: ignore[arg-type]
+            return AnchoredStore(below, anchor)
+
+        for step in (1, 2):
+            save(opened(), step)
+        count = len(records(inner))
+        assert count == 5 and live(opened()) == 2 and len(anchor._files) == 1
+        rolled_back(inner, left)
+        error = refuses(CorruptCheckpoint, lambda: open_run(opened(), "run"))
+        assert "rolled back" in error.what or left == 0
+        save(opened().inner, 7)
+        if len(records(inner)) < count:
+            save(opened().inner, 8)
+        if len(records(inner)) >= count:
+            refuses(CorruptCheckpoint, lambda: open_run(opened(), "run"))
+        refuses(CorruptCheckpoint, lambda: save(opened(), 9))
+
+
+def test_an_anchor_that_does_not_answer_keeps_nobody_from_saving(tmp_path: Path) -> None:
+    """It is told, and the next record is written down again."""
+
+    class Deaf(MemoryStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            raise relight.StoreUnavailable("no")
+
+    seen: list[str] = []
+    undo = subscribe(lambda event: seen.append(event.name))
+    store = AnchoredStore(MemoryStore(), Deaf())
+    save(store, 1)
+    undo()
+    assert live(store) == 1 and seen.count("anchor.failed") >= 2
+
+
+def test_all_of_it_in_training(tmp_path: Path, key_file: str) -> None:
+    """Encrypted, signed, anchored, by the settings alone and by the agent; with the wrong trust there is nothing to resume from."""
+    import torch
+
+    public = write_signing_key(str(tmp_path / "sign"))
+    guarded = {"encrypt": key_file, "sign": f"ed25519:file:{tmp_path / 'sign'}", "trust": public, "anchor": tmp_path / "anchor"}
+    for background in (False, True):
+        model = torch.nn.Linear(9, 9)
+        options: dict[str, Any] = {"model": model, "save": relight.every(steps=1), "background": background, **guarded}
+        with relight.Checkpointer(tmp_path / "s" / "run", **options) as ckpt:
+            start = ckpt.restore()
+            ckpt.save(start)
+    store = open_bytes(tmp_path / "s", guard=Guard.of(**guarded))
+    assert live(store) == 2 and not open_run(store, "run").view().faults
+    assert any((tmp_path / "anchor").rglob("0*"))
+    other = write_signing_key(str(tmp_path / "another"))
+    assert live(open_bytes(tmp_path / "s", guard=Guard.of(**{**guarded, "trust": other, "anchor": ""}))) == 0
+    (tmp_path / "s" / "run" / "log" / record_file(len(list((tmp_path / "s" / "run" / "log").iterdir())) - 1)).unlink()
+    refuses(CorruptCheckpoint, lambda: relight.Checkpointer(tmp_path / "s" / "run", **options).restore())
+
+
+def test_a_reader_without_any_of_it_is_told(key_file: str) -> None:
+    """Nothing of an encrypted store is listed as if it were there."""
+    inner = encrypted(key_file)
+    refuses(RelightError, lambda: open_run(inner, "run").view().records[0])
+    refuses(CheckpointNotFound, lambda: open_run(EncryptedStore(inner, Guard.of(key_file).keys), "none"))  # type: ignore[arg-type]
