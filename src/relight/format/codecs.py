@@ -48,6 +48,9 @@ SAMPLES, SAMPLE_BYTES = 4, 16 << 10
 REPEATS = 0.9
 """Repetitions are looked for if a sample comes to less than this of what it comes to without."""
 
+SPARSE = 0.2
+"""What comes to less than this is mostly one value. An entropy coder alone spends a bit on each byte of it: repetitions are looked for."""
+
 _FLOATING, _DIFFERENCES = 16, 32
 _PLANE = struct.Struct("<BI")
 _HEAD_BYTES = 3
@@ -192,7 +195,10 @@ def _try(plane: memoryview) -> tuple[str, float]:
     length = max(len(plane), 1)
     shares = {"raw": GAIN, "entropy": len(_compress(plane, "entropy")) / length}
     repeats = len(_compress(plane, "repeats")) / length
-    if repeats < REPEATS * shares["entropy"]:
+    if shares["entropy"] < SPARSE:
+        del shares["entropy"]
+        shares["repeats"] = repeats
+    elif repeats < REPEATS * shares["entropy"]:
         shares["repeats"] = repeats
     method = min(shares, key=lambda one: shares[one])
     return method, 1.0 if method == "raw" else shares[method]
