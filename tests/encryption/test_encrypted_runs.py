@@ -186,5 +186,5 @@ def test_smaller_saves_are_encrypted_too(tmp_path: Path, key_file: str) -> None:
     assert start == 7 and losses + more == straight
     found = relight.open(tmp_path / "s" / "run", encrypt=key_file)
     assert not any(findings for _, findings in found.verify())
-    assert any(one.body.requires for one in found.checkpoints())
+    assert any(one.requires for one in found.checkpoints())
     assert not files_with(tmp_path / "s", secrets_of(key_file))

@@ -29,6 +29,7 @@ COMMANDS = {
     "tag": "name a checkpoint; a tag also keeps it",
     "hold": "keep a checkpoint whatever the rules say",
     "cp": "copy checkpoints to another store or run",
+    "repack": "have checkpoints that need others' bytes stand by themselves",
     "drain": "copy to a run's further tiers what they lack",
     "scrub": "read everything again, and mend what is damaged from another tier",
     "keys": "who can open an encrypted store: new, status, add, rotate, revoke",

@@ -66,7 +66,7 @@ def entry(history: History, one: Checkpoint) -> dict[str, Any]:
         "new_bytes": body.new_bytes,
         "metrics": body.metrics,
         "tags": history.tags_of(body.id),
-        "requires": body.requires,
+        "requires": one.requires,
         "parents": body.parents,
         "suspect": body.suspect,
         "attempt": one.epoch,

@@ -70,7 +70,7 @@ def scrub(
     merged = merge([reach.history for reach in reaches])
     for place, reach in enumerate(reaches):
         live = reach.history.live
-        if not any(one.body.requires for one in live):  # else what others need comes first: mended, it mends those, too
+        if not any(one.requires for one in live):  # else what others need comes first: mended, it mends those, too
             live.reverse()
         for one in live:
             if stop():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.log.chain import View
+
+REPACKED = "repacked"
+"""Topic of the NOTE that a checkpoint, its ``id``, needs no donors any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,13 @@ class Checkpoint:
     time: str
     epoch: int
     body: CommitBody
+    alone: bool = False
+    """Whether it was repacked: all of its packs are files of its own now, though its COMMIT and its root name donors."""
+
+    @property
+    def requires(self) -> list[str]:
+        """The ids of those whose bytes it needs."""
+        return [] if self.alone else self.body.requires
 
     @property
     def id(self) -> str:
@@ -93,6 +103,8 @@ def fold(view: View | Sequence[Record]) -> History:
             history.fences.append(record)
         elif isinstance(body, NoteBody):
             history.notes.append(record)
+            if body.topic == REPACKED:
+                _repacked(history, str(body.data.get("id")))
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
                 history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
@@ -100,6 +112,12 @@ def fold(view: View | Sequence[Record]) -> History:
             history.epoch = max(history.epoch, record.epoch)  # the FENCE itself may be a damaged record
             _apply(history, record, body)
     return history
+
+
+def _repacked(history: History, checkpoint_id: str) -> None:
+    for held in (history.by_id, history.retired):
+        if checkpoint_id in held:
+            held[checkpoint_id] = replace(held[checkpoint_id], alone=True)
 
 
 def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:

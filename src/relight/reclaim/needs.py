@@ -9,13 +9,13 @@ from relight.log import Checkpoint, History, View
 
 def users_of(history: History, checkpoint_id: str) -> list[str]:
     """The ids of checkpoints that need its bytes."""
-    return [one.id for one in _there(history) if checkpoint_id in one.body.requires]
+    return [one.id for one in _there(history) if checkpoint_id in one.requires]
 
 
 def not_needed(history: History, ids: Collection[str]) -> set[str]:
     """Those of ``ids`` that may go together: the most of them of which nobody needs one but such as go, too."""
     going = set(ids)
-    needs = {one.id: set(one.body.requires) for one in _there(history) if one.body.requires}
+    needs = {one.id: set(one.requires) for one in _there(history) if one.requires}
     while True:
         stays = {donor for user, donors in needs.items() if user not in going for donor in donors} & going
         if not stays:
@@ -46,7 +46,7 @@ def unsure(view: View, history: History) -> set[str]:
     this run's checkpoints share bytes at all."""
     newest = max((fault.seq for fault in view.faults), default=-1)
     known = [*history.live, *history.retired.values()]
-    if newest < 0 or not any(one.body.requires for one in known):
+    if newest < 0 or not any(one.requires for one in known):
         return set()
     return {one.id for one in known if one.seq < newest}
 
@@ -56,7 +56,7 @@ def with_donors(history: History, ids: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for one in ids:
         retired = history.retired.get(one)
-        for donor in retired.body.requires if retired is not None else ():
+        for donor in retired.requires if retired is not None else ():
             if donor in history.recallable:
                 found[donor] = None
         found[one] = None

@@ -154,11 +154,12 @@ def beneath(store: ByteStore) -> ByteStore:
 
 
 class Rewrites(Protocol):
-    """What a store can do besides whose files can be encrypted anew, with the same meaning, where they lie. Nothing else may use it: a name
-    stands for what was written under it."""
+    """What a store can do besides whose files can be replaced by others that mean the same: encrypted anew, or mended. A name stands for
+    what was written under it."""
 
     def rewrite(self, key: str, size: int) -> Writer:
-        """A writer of what is to take the place of ``key``, whole and durable, when it is finished; until then nothing changes."""
+        """A writer of what is to take the place of ``key``, if there is one, whole and durable, when it is finished; until then nothing
+        changes."""
 
 
 def encrypts(store: ByteStore) -> bool:

@@ -53,8 +53,7 @@ class MemoryStore:
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``."""
-        self._file(key)
-        return _MemoryRewriter(self, key, bytearray(size))
+        return _MemoryRewriter(self, check_key(key, file=True), bytearray(size))
 
     def settle(self, prefix: str) -> None:
         """Nothing to do."""

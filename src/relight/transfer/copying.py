@@ -33,7 +33,7 @@ from relight.format.manifest import STORED_CHUNKS, Pack
 from relight.format.names import ROOT_FILE, CheckpointDir
 from relight.format.records import Body, CommitBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.store import PAGE, ByteStore, Reader, page_buffer, put
+from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
 
 COPIED_FROM = "relight.copied_from"
@@ -223,7 +223,11 @@ def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress:
 def write_pack_of(pack: Pack, store: ByteStore, key: str, chunks: Iterator[memoryview]) -> None:
     """Write chunks, back to back, under ``key``; nothing of it stays if they end before their time. Each is done with when the next is
     asked for. Memory: a buffer of ``BUFFER_BYTES`` where the store wants its pieces aligned."""
-    writer = store.write(key, pack.size)
+    write_pack_from(store.write(key, pack.size), chunks)
+
+
+def write_pack_from(writer: Writer, chunks: Iterator[memoryview]) -> None:
+    """The same, with a writer that was made for it."""
     try:
         for offset, length, data in poured(chunks) if writer.align > 1 else _placed(chunks):
             writer.write_at(offset, data[: -(-length // writer.align) * writer.align])

@@ -1,0 +1,47 @@
+"""``relight repack``."""
+
+from __future__ import annotations
+
+import click
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, plural, progress, size
+from relight.transfer.repack import execute_repack, plan_repack
+
+
+@click.command("repack")
+@click.argument("path")
+@click.argument("which", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Only say which, and how much it would be.")
+@json_option
+def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+    """Have checkpoints that need others' bytes stand by themselves: WHICH of a run (ids, steps, tags, latest), or all of them.
+
+    Whatever compact= stored as references and differences is written out, verified, beside it; the others may then go by the rules.
+
+    \b
+    Examples:
+      relight repack runs/demo latest
+      relight repack runs/demo --dry-run
+    """
+    found = open_run_at(path)
+    names = which or ((found.which,) if found.which else ())
+    plan = plan_repack(found.run, {found.choose(name).id for name in names} if names else None)
+    if dry_run:
+        if as_json:
+            emit_json({"repacked": [one.id for one in plan.chosen], "bytes": plan.bytes, "freed": [], "dry_run": True})
+        else:
+            click.echo(f"{plural(len(plan.chosen), 'checkpoint')} would be written out, {size(plan.bytes)}" if plan.chosen else _NOTHING)
+        return
+    with progress("repacking", plan.bytes) as meter:
+        report = execute_repack(plan, meter)
+    if as_json:
+        emit_json({"repacked": report.repacked, "bytes": report.bytes, "freed": report.freed, "dry_run": False})
+    elif not report.repacked:
+        click.echo(_NOTHING)
+    else:
+        freed = f"; {plural(len(report.freed), 'other')} needed no more" if report.freed else ""
+        click.echo(f"{plural(len(report.repacked), 'checkpoint')} stand by themselves now, {size(report.bytes)} written{freed}")
+
+
+_NOTHING = "nothing to do: they stand by themselves"

@@ -1,0 +1,166 @@
+"""``relight repack``: what needs others stands by itself, whoever is killed on the way, and the others may go."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relight
+from relight.catalog import verify_checkpoint
+from relight.catalog.run import Run
+from relight.errors import CheckpointNotFound
+from relight.log import fold
+from relight.policy import Keep
+from relight.reclaim import execute, plan_prune
+from relight.store import ByteStore, LocalStore, open_bytes
+from relight.store.base import Writer
+from relight.testing.store_suite import refuses
+from relight.transfer.repack import execute_repack, plan_repack
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class Mortal(LocalStore):
+    """Ends the process before its n-th change."""
+
+    left = -1
+
+    def _change(self) -> None:
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        self._change()
+        return super().put_once(key, data)
+
+    def rewrite(self, key: str, size: int) -> Writer:
+        self._change()
+        inner, change = super().rewrite(key, size), self._change
+
+        class Dying:
+            align, abort = inner.align, inner.abort
+
+            def write_at(self, offset: int, data: memoryview) -> None:
+                change()
+                inner.write_at(offset, data)
+
+            def finish(self, size: int | None = None) -> None:
+                change()
+                inner.finish(size)
+
+        return Dying()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """Six saves that share a frozen megabyte, and are differences of each other's rest."""
+    frozen, moving = torch.arange(300_000.0), torch.zeros(300_000)
+    url = str(tmp_path / "s" / "run")
+    options: dict[str, Any] = {"background": True, "limits": relight.Limits(when_busy="queue")}
+    compact = relight.Compact(codecs="always", full_every=50)
+    with relight.Checkpointer(url, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=compact, **options) as ckpt:
+        ckpt.restore()
+        for step in range(6):
+            moving[step * 1000 : step * 1000 + 500] += 1.5
+            ckpt.save(step)
+    return url
+
+
+def opened(url: str, store: ByteStore | None = None) -> Run:
+    return Run(store or open_bytes(Path(url).parent), "run")
+
+
+def sound(found: Run) -> list[int]:
+    """The steps of all that is live, each whole."""
+    view = found.view()
+    live = fold(view).live
+    assert not any(verify_checkpoint(found.store, view, one) for one in live)
+    return [one.step for one in live]
+
+
+def state(url: str, step: int) -> tuple[Any, ...]:
+    loaded = relight.load(url, step)
+    return loaded["frozen"], loaded["moving"]
+
+
+def test_what_was_needed_may_go(run: str) -> None:
+    """Repacked, a checkpoint has the same bits, needs nobody, and stays whole when all others go."""
+    found = opened(run)
+    before = [state(run, step) for step in range(6)]
+    newest = found.history().live[-1]
+    assert len(newest.requires) >= 2
+    report = execute_repack(plan_repack(found, {newest.id}))
+    assert report.repacked == [newest.id] and set(report.freed) < set(newest.requires) | {newest.id}
+    assert found.history().live[-1].requires == [] and found.history().live[-2].requires
+    assert not plan_repack(found, {newest.id}).chosen
+    report = execute_repack(plan_repack(found))
+    assert not any(one.requires for one in found.history().live) and report.freed
+    assert sound(found) == list(range(6))
+    execute(plan_prune(found.store, "run", Keep(last=1)), found.store)
+    assert sound(found) == [5]
+    assert all(torch.equal(one, other) for one, other in zip(before[5], state(run, 5), strict=True))
+
+
+def test_killed_anywhere(run: str, tmp_path: Path) -> None:
+    """At each change of the store: what is live is whole, and doing it again ends it."""
+    for left in range(100):
+        copy = tmp_path / f"{left}" / "run"
+        shutil.copytree(Path(run).parent, copy.parent)
+        store = Mortal(copy.parent)
+        store.left = left
+        try:
+            execute_repack(plan_repack(opened(str(copy), store)))
+        except Killed:
+            assert sound(opened(str(copy))) == list(range(6))
+            execute_repack(plan_repack(opened(str(copy))))
+            assert not any(one.requires for one in opened(str(copy)).history().live)
+            continue
+        break
+    assert left > 12
+
+
+def test_one_that_is_retired_meanwhile(run: str) -> None:
+    """Nothing is said of it then."""
+    found = opened(run)
+    plan = plan_repack(found)
+    execute(plan_prune(found.store, "run", Keep(last=1)), found.store)  # all stay that the last one needs
+    execute_repack(plan_repack(found))
+    execute(plan_prune(found.store, "run", Keep(last=1)), found.store)
+    refuses((CheckpointNotFound, relight.CorruptCheckpoint), lambda: execute_repack(plan))
+
+
+def test_later_saves_go_by_what_was_repacked(run: str) -> None:
+    """A run goes on behind it, shares with it again, and restores."""
+    execute_repack(plan_repack(opened(run)))
+    frozen, moving = torch.zeros(300_000), torch.zeros(300_000)
+    with relight.Checkpointer(run, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=True, background=False) as ckpt:
+        start = ckpt.restore()
+        assert start == 6 and torch.equal(ckpt["frozen"], torch.arange(300_000.0))
+        for step in range(start, start + 4):
+            ckpt.save(step)
+    assert sound(opened(run)) == list(range(10))
+
+
+def test_the_command(run: str) -> None:
+    """Says what it would do, does it, and has nothing to do the next time; ``ls`` shows that nothing is needed."""
+
+    def relight_(*arguments: str) -> Any:
+        done = subprocess.run([sys.executable, "-m", "relight", *arguments], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+    assert "would be written out" in relight_("repack", run, "--dry-run")
+    assert len(relight_("repack", run, "latest", "--json")["repacked"]) == 1
+    assert relight_("ls", run, "--json")[-1]["requires"] == []
+    assert "stand by themselves now" in relight_("repack", run)
+    assert "nothing to do" in relight_("repack", run)
+    assert "repacked" in relight_("log", run)
