@@ -133,12 +133,45 @@ class StoredReader:
                 self._reader(one).read_into(one.offset, into)
                 return
             stored = self._sound(one)
+            if one.derived:
+                self._derive(stored, into)
+                return
             if not one.coded:
                 into[:] = stored
                 continue
             from relight.format.codecs import decode  # numpy takes a tenth of a second to import, and most packs are files
 
             decode(stored, into, into if one.base is not None else None)
+
+    def _derive(self, stored: memoryview, into: memoryview) -> None:
+        """A chunk of others in this pack, none of which is derived itself."""
+        from relight.format.derived import parse_derived, rounded
+
+        kind, runs = parse_derived(stored, len(into))
+        held: dict[int, memoryview] = {}
+        at = 0
+        for offset, length in runs:
+            if offset + 2 * length > self.size:
+                raise CorruptCheckpoint("a chunk is derived of what lies behind the pack's end", where=self._where)
+            source = memoryview(bytearray(2 * length))
+            self._gather(offset, source, held)
+            rounded(kind, source, into[at : at + length])
+            at += length
+
+    def _gather(self, offset: int, into: memoryview, held: dict[int, memoryview]) -> None:
+        """A range of this pack. ``held``: the chunk that was decoded last, as the next range may begin in it."""
+        number = bisect_right(self._ends, offset)
+        while into:
+            start = self._ends[number - 1] if number else 0
+            if number not in held:
+                if self._pieces[number].derived:
+                    raise CorruptCheckpoint("a chunk is derived of one that is derived", where=self._where)
+                held.clear()
+                held[number] = memoryview(bytearray(self._ends[number] - start))
+                self._chunk(self._pieces[number], held[number])
+            step = min(len(into), self._ends[number] - offset)
+            into[:step] = held[number][offset - start :][:step]
+            offset, into, number = offset + step, into[step:], number + 1
 
     def lies(self, offset: int) -> str:
         """Where the chunk that holds that byte of the pack is stored."""

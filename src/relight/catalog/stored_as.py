@@ -12,7 +12,7 @@ from relight.format.stored import OWN
 @dataclass(slots=True)
 class StoredAs:
     """Chunks of one dtype and role, headers apart. ``stored_bytes`` is what they take, wherever they lie; then how many of them are coded,
-    are differences, and lie with other checkpoints."""
+    are differences, lie with other checkpoints, and are derived from others."""
 
     dtype: str
     role: str
@@ -22,6 +22,7 @@ class StoredAs:
     coded: int = 0
     differences: int = 0
     elsewhere: int = 0
+    derived: int = 0
 
     def to_dict(self) -> dict[str, str | int]:
         """For ``--json``."""
@@ -42,7 +43,8 @@ def stored_as(opened: Opened) -> list[StoredAs]:
                     continue
                 piece = pack.stored.pieces[number]
                 row.stored_bytes += sum(link.length for link in piece.links())
-                row.coded += piece.coded
+                row.coded += bool(piece.coded)
                 row.differences += piece.base is not None
                 row.elsewhere += piece.home != OWN
+                row.derived += piece.derived
     return sorted(found.values(), key=lambda row: (-row.bytes, row.dtype, row.role))

@@ -205,10 +205,10 @@ def _codecs(rows: Sequence[StoredAs]) -> None:
     """A line for each kind of chunk."""
     cells = [
         [row.dtype, row.role, row.chunks, size(row.bytes), size(row.stored_bytes), f"{row.stored_bytes / max(row.bytes, 1):.0%}",
-         row.coded, row.differences, row.elsewhere]
+         row.coded, row.differences, row.elsewhere, row.derived]
         for row in rows
     ]  # fmt: skip
-    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "coded", "differences", "elsewhere"]
+    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "coded", "differences", "elsewhere", "derived"]
     table(columns, cells, right=tuple(columns[2:]))
 
 

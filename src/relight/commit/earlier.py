@@ -50,7 +50,8 @@ class Known(NamedTuple):
         if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
             return None
         data, where = self.before.packs[pack][at : at + length], self.rows[pack][number]
-        return (data, where) if len(data) == length and len(where.homes) < CHAIN_MAX else None
+        fits = len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived
+        return (data, where) if fits else None
 
 
 NOTHING = Known({}, [], None)
@@ -141,4 +142,5 @@ def chunks_of(packs: Iterable[Pack], rows: Rows) -> Chunks:
         (value, length): where
         for pack, row in zip(packs, rows, strict=True)
         for (length, value), where in zip(pack.chunks, row, strict=True)
+        if not where.piece.derived
     }

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.commit.earlier import Known, Where
+from relight.commit.masters import Masters
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
@@ -23,7 +24,7 @@ from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
 from relight.format.manifest import Pack, contents
 from relight.format.names import stored_file
-from relight.format.stored import OWN, Piece, Stored
+from relight.format.stored import DERIVED, OWN, Piece, Stored
 from relight.layout.sources import copy_from
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 
@@ -45,7 +46,7 @@ class _Chunk(NamedTuple):
     """Where it lies already."""
     body: memoryview | bytes
     """What is to be stored, if it does not."""
-    coded: bool
+    coded: bool | int
     base: Where | None = None
     """Where the chunk lies that it was coded as differences from."""
 
@@ -57,6 +58,7 @@ class _Coder(NamedTuple):
     known: Known
     place: int
     coded: bool
+    masters: Masters | None = None
 
     def make(self, number: int, at: int, data: memoryview) -> _Chunk:
         """Of chunk ``number``, which begins at byte ``at`` of the pack."""
@@ -66,6 +68,9 @@ class _Coder(NamedTuple):
             return _Chunk(value, where, _NO_BYTES, False)
         if not self.coded:
             return _Chunk(value, None, data, False)
+        derived = self.masters.derive(number, data) if self.masters is not None else None
+        if derived is not None:
+            return _Chunk(value, None, derived, DERIVED)
         base, where = self.known.base(self.place, number, at, len(data)) or (None, None)
         way = choose(data, kind, base)
         if way is not None and way.difference and self.known.before is not None:
@@ -84,7 +89,7 @@ def write_smaller_packs(
     took, in seconds. ``known``: what need not be written, or not all of it; ``coded``: whether what is written is coded, where it becomes
     smaller."""
     written = [
-        write_smaller(store, prefix, pack, _Coder(kinds_of(pack, plan.tensors, index), known, index, coded), pace)
+        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, coded), pace)
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
@@ -123,6 +128,10 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
         raise
     stored = Stored(out.size, list(homes), pieces)
     return Pack(plan.file, plan.size, list(zip(plan.chunks, hashes, strict=True)), stored), fsync_s
+
+
+def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, coded: bool) -> _Coder:
+    return _Coder(kinds_of(plan, tensors, index), known, index, coded, Masters(plan, tensors, index) if coded else None)
 
 
 def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kind]:

@@ -17,6 +17,8 @@ from relight.format.digest import DIGEST_BYTES
 
 CHAIN_MAX = 64
 """So many differences one behind the other at most: a reader holds two chunks whatever the number, and reads each."""
+DERIVED = 2
+"""``coded`` of a derived chunk: see ``format.derived``."""
 OWN = 0
 """The home that is this checkpoint's own file; 1 is the first of ``homes``."""
 
@@ -24,15 +26,21 @@ OWN = 0
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
-    ``coded``: whether they are a coded chunk, or its very bytes. ``base``: where the chunk is stored that a coded one differs from.
+    ``coded``: whether they are a coded chunk, or its very bytes; 2: they say which others in its pack it is made of.
+    ``base``: where the chunk is stored that a coded one differs from.
     """
 
     home: int
     offset: int
     length: int
-    coded: bool
+    coded: bool | int
     hash: bytes
     base: Piece | None = None
+
+    @property
+    def derived(self) -> bool:
+        """Whether it only says of which others in its pack the chunk is made: of no use in another pack."""
+        return self.coded == DERIVED
 
     def links(self) -> Iterator[Piece]:
         """This one, what it differs from, and so on."""
@@ -90,11 +98,13 @@ def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -
 
 def _check_piece(one: Piece, length: int, homes: int, number: int, where: str) -> None:
     wrong = (
-        not 0 <= one.home <= homes
+        one.coded not in (False, True, DERIVED)
+        or not 0 <= one.home <= homes
         or not 0 <= one.offset < 2**62
         or len(one.hash) != DIGEST_BYTES
         or not (0 < one.length < length if one.coded else one.length == length)
-        or (one.base is not None and not one.coded)
+        or (one.base is not None and (not one.coded or one.base.derived))
+        or (one.derived and (one.home != OWN or one.base is not None))
     )
     if wrong:
         raise UnsafeContent(f"chunk {number}: a stored piece that makes no sense", where=where)

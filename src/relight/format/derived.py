@@ -1,0 +1,69 @@
+"""Chunks that need not be stored, as they are what others in the same pack come to when they are rounded: 16-bit weights of masters. Pure.
+
+A derived chunk is stored as a byte 2, a byte for the kind (1: bfloat16, 2: float16), and for each run of it, in order, 12 bytes: where in
+the logical pack the float32 begin that the run is rounded from, 64 bits, and the run's own length in bytes, 32 bits, both little-endian.
+Rounding is to nearest, ties to even, as every processor does it; that it gives the very bytes is seen before a chunk is stored so, and
+checked by its hash when it is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from relight.errors import CorruptCheckpoint
+
+KINDS = {"bfloat16": 1, "float16": 2}
+"""By dtype."""
+_RUN = struct.Struct("<QI")
+_VERSION = 2
+
+
+class Run(NamedTuple):
+    """So many bytes of a chunk, and where in the pack twice as many bytes of float32 begin that they are rounded from."""
+
+    offset: int
+    length: int
+
+
+def encode_derived(kind: int, runs: Sequence[Run]) -> bytes:
+    """The stored bytes."""
+    return bytes((_VERSION, kind)) + b"".join(_RUN.pack(*run) for run in runs)
+
+
+def parse_derived(stored: memoryview, length: int) -> tuple[int, list[Run]]:
+    """The kind, and the runs, of a chunk of so many bytes. ``CorruptCheckpoint`` if they make no sense."""
+    if len(stored) < 2 + _RUN.size or (len(stored) - 2) % _RUN.size or stored[0] != _VERSION or stored[1] not in KINDS.values():
+        raise CorruptCheckpoint("a chunk cannot be derived: its head makes no sense")
+    runs = [Run(*found) for found in _RUN.iter_unpack(stored[2:])]
+    if sum(run.length for run in runs) != length or any(run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs):
+        raise CorruptCheckpoint("a chunk cannot be derived: its runs make no sense")
+    return stored[1], runs
+
+
+def rounded(kind: int, source: memoryview, into: memoryview) -> None:
+    """Float32 into half as many bytes. Memory: as much as ``source``, for a moment."""
+    out = np.frombuffer(into, "<u2")
+    if kind == KINDS["float16"]:
+        with np.errstate(all="ignore"):
+            out[:] = np.frombuffer(source, "<f4").astype("<f2").view("<u2")
+        return
+    bits = np.frombuffer(source, "<u4")
+    up = (bits >> np.uint32(16)) & np.uint32(1)
+    up += np.uint32(0x7FFF)
+    up += bits
+    up >>= np.uint32(16)
+    out[:] = up
+
+
+def is_rounded(kind: int, source: memoryview, data: memoryview) -> bool:
+    """Whether ``data`` is what ``source`` comes to. Costs little if it is not."""
+    for end in (min(len(data), 4096), len(data)):
+        held = memoryview(bytearray(end))
+        rounded(kind, source[: 2 * end], held)
+        if held != data[:end]:
+            return False
+    return True

@@ -1,0 +1,157 @@
+"""Weights that are their masters, rounded: they take no room, come back to the bit, and are never taken for what they are not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import relight
+from relight.catalog.locate import locate, locate_destination
+from relight.catalog.opened import Opened
+from relight.catalog.run import Run
+from relight.catalog.stored_as import stored_as
+from relight.errors import CorruptCheckpoint
+from relight.format.derived import KINDS, encode_derived, is_rounded, parse_derived, rounded
+from relight.format.derived import Run as Piece
+from relight.store import open_bytes
+from relight.testing.store_suite import refuses
+from relight.transfer import execute_copy, plan_copy
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPACT = relight.Compact(codecs="always", full_every=3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(values=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
+def test_rounding_is_torchs(name: str, values: list[int]) -> None:
+    """Of any bits: what torch makes of them is recognised, unless a NaN's payload says otherwise, which is then seen."""
+    bits = np.array(values, "<u4")
+    wide = torch.from_numpy(bits.view("<f4").copy())
+    narrow = wide.to(TYPES[name])
+    data = memoryview(narrow.view(torch.int16).numpy().tobytes())
+    source = memoryview(bits.tobytes())
+    held = memoryview(bytearray(len(data)))
+    rounded(KINDS[name], source, held)
+    same = np.frombuffer(held, "<u2") == np.frombuffer(data, "<u2")
+    assert (same | torch.isnan(wide).numpy()).all()
+    assert is_rounded(KINDS[name], source, data) == bool(same.all())
+
+
+def test_heads_that_make_no_sense() -> None:
+    """Are refused, whatever they say."""
+    good = encode_derived(1, [Piece(0, 100), Piece(1000, 28)])
+    assert parse_derived(memoryview(good), 128) == (1, [Piece(0, 100), Piece(1000, 28)])
+    draw = random.Random(0)
+    bad = [b"", good[:1], good[:-1], good + b"x", b"\1" + good[1:], b"\2\3" + good[2:], encode_derived(1, [Piece(0, 127)])]
+    bad += [encode_derived(1, [Piece(1 << 63, 128)]), encode_derived(1, [Piece(0, 0), Piece(0, 128)])]
+    for data in [*bad, *(draw.randbytes(draw.randrange(60)) for _ in range(300))]:
+        refuses(CorruptCheckpoint, lambda data=data: parse_derived(memoryview(data), 128))  # type: ignore[misc]
+    refuses(CorruptCheckpoint, lambda: parse_derived(memoryview(good), 126))
+
+
+class Mixed:
+    """Weights in 16 bits, masters and moments in 32, as mixed precision has them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(700, 900), nn.LayerNorm(900), nn.Linear(900, 3000), nn.Linear(3000, 10)).to(dtype)
+        self.master = nn.ParameterList([nn.Parameter(one.detach().float().clone()) for one in self.model.parameters()])
+        self.optimizer = torch.optim.AdamW(self.master.parameters(), lr=1e-3)
+
+    def step(self) -> None:
+        for one in self.master:
+            one.grad = torch.randn_like(one) * 1e-2
+        self.optimizer.step()
+        with torch.no_grad():
+            for narrow, wide in zip(self.model.parameters(), self.master, strict=True):
+                narrow.copy_(wide)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        return {"model": self.model, "master": self.master, "optimizer": self.optimizer}
+
+
+def opened(url: Path) -> list[Opened]:
+    run = Run(open_bytes(url.parent), "run")
+    return [run.open(one) for one in run.history().live]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
+    """Its weights take next to nothing, in plain saves and differences alike; it restores and loads to the bit, and goes on to it."""
+    url = tmp_path / "s" / "run"
+    mixed = Mixed(TYPES[name])
+    wanted = []
+    with relight.Checkpointer(
+        url, **mixed.components, save=relight.every(steps=1), compact=COMPACT, background=True, limits=relight.Limits(when_busy="queue")
+    ) as ckpt:
+        ckpt.restore()
+        for step in range(5):
+            mixed.step()
+            ckpt.save(step)
+            wanted.append([one.detach().clone() for one in mixed.model.parameters()])
+    found = opened(url)
+    assert len(found) == 5
+    for one in found:
+        rows = {(row.dtype, row.role): row for row in stored_as(one)}
+        narrow = rows[name, "param"]
+        assert narrow.derived == narrow.chunks and narrow.stored_bytes < narrow.bytes / 1000
+        assert not any(row.derived for key, row in rows.items() if key[0] == "float32")
+    assert found[0].root.stored_bytes < 0.74 * found[0].root.logical_bytes
+    assert not any(findings for _, findings in relight.open(url).verify())
+    for step in range(5):
+        loaded = relight.load(url, step)["model"]
+        assert all(torch.equal(one, other) for one, other in zip(wanted[step], loaded.values(), strict=True))
+    again = Mixed(TYPES[name])
+    with torch.no_grad():
+        for one in [*again.model.parameters(), *again.master]:
+            one.zero_()
+    ckpt = relight.Checkpointer(url, **again.components, background=False)
+    assert ckpt.restore() == 5
+    assert all(torch.equal(one, other) for one, other in zip(wanted[4], again.model.parameters(), strict=True))
+    ckpt.close(save=False)
+    copied = tmp_path / "copy" / "run"
+    source = Run(locate(str(url)).store, "run")
+    execute_copy(plan_copy(source, source.history().live, locate_destination(str(copied), "run").store, "run"))
+    assert all(torch.equal(one, other) for one, other in zip(wanted[4], relight.load(copied)["model"].values(), strict=True))
+
+
+def test_what_is_only_nearly_so_is_stored(tmp_path: Path) -> None:
+    """One bit of one weight, and the chunk that holds it is stored; the others are not."""
+    url = tmp_path / "s" / "run"
+    mixed = Mixed(torch.bfloat16)
+    mixed.step()
+    with torch.no_grad():
+        mixed.model[2].weight.view(torch.int16)[7, 7] ^= 1
+    wanted = [one.detach().clone() for one in mixed.model.parameters()]
+    with relight.Checkpointer(url, **mixed.components, compact=COMPACT, background=True) as ckpt:
+        ckpt.restore()
+        ckpt.save(0)
+    row = next(row for row in stored_as(opened(url)[0]) if row.dtype == "bfloat16")
+    assert row.derived == row.chunks - 1
+    assert all(torch.equal(one, other) for one, other in zip(wanted, relight.load(url)["model"].values(), strict=True))
+
+
+def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:
+    """It is found, and said of both."""
+    url = tmp_path / "s" / "run"
+    mixed = Mixed(torch.bfloat16)
+    mixed.step()
+    with relight.Checkpointer(url, **mixed.components, compact=COMPACT, background=True) as ckpt:
+        ckpt.restore()
+        ckpt.save(0)
+    pack = next(url.glob("*/pack-*.chunks"))
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    findings = [finding for _, found in relight.open(url).verify() for finding in found]
+    assert findings and all(finding.kind == "corrupt" for finding in findings)
+    refuses(CorruptCheckpoint, lambda: relight.load(url))
