@@ -14,7 +14,7 @@ from relight.catalog import Run
 from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, PackPlan, SaveRequest
 from relight.commit.earlier import Smaller, chunks_of, rows_of
 from relight.errors import NoSpace
 from relight.format import encode_tree
@@ -308,3 +308,18 @@ def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
     second = attempt.save(request(1, held, smaller))
     assert body_of(store, "r", second.id).new_bytes < 8192
     check(store, "r", second.id, held)
+
+
+@pytest.mark.parametrize("cuts", [[100], [1, 99], [33, 33, 34], [50, 50]])
+def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
+    """A pack that lies in several sources is sampled as one that lies in memory."""
+    from relight.commit.smaller import _range
+
+    data, at, sources = bytes(range(100)), 0, []
+    for length in cuts:
+        sources.append(Bytes(data[at : at + length]))
+        at += length
+    plan = PackPlan("pack-00000-000.safetensors", 100, sources, [100])
+    for begin in range(0, 100, 7):
+        for length in (1, 20, 100 - begin):
+            assert bytes(_range(plan, begin, min(length, 100 - begin))) == data[begin : begin + min(length, 100 - begin)]

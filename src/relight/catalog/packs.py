@@ -136,6 +136,11 @@ class StoredReader:
             if one.derived:
                 self._derive(stored, into)
                 return
+            if one.lossy:
+                from relight.format.lossy import decode_lossy
+
+                decode_lossy(stored, into)
+                return
             if not one.coded:
                 into[:] = stored
                 continue

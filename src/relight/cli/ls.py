@@ -67,6 +67,7 @@ def entry(history: History, one: Checkpoint) -> dict[str, Any]:
         "metrics": body.metrics,
         "tags": history.tags_of(body.id),
         "requires": one.requires,
+        "lossy": body.lossy,
         "parents": body.parents,
         "suspect": body.suspect,
         "attempt": one.epoch,
@@ -91,9 +92,11 @@ def _table(rows: list[dict[str, Any]]) -> None:
         add("metrics", [metrics_text(row["metrics"]) for row in rows])
     if any(row["tags"] for row in rows):
         add("tags", [" ".join(row["tags"]) for row in rows], "green")
-    if any(row["suspect"] or row["requires"] for row in rows):
+    if any(row["suspect"] or row["requires"] or row["lossy"] for row in rows):
         flags = [
-            ("suspect " if row["suspect"] else "") + (f"needs {len(row['requires'])}" if row["requires"] else "")
+            ("suspect " if row["suspect"] else "")
+            + (f"needs {len(row['requires'])} " if row["requires"] else "")
+            + (f"lossy, ±{100 * row['lossy']:.2g} %" if row["lossy"] else "")
             for row in rows
         ]
         add("flags", [text.strip() for text in flags], "yellow")

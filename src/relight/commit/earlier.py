@@ -50,7 +50,7 @@ class Known(NamedTuple):
         if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
             return None
         data, where = self.before.packs[pack][at : at + length], self.rows[pack][number]
-        fits = len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived
+        fits = len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived and not where.piece.lossy
         return (data, where) if fits else None
 
 

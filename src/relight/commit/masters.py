@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.commit.plan import PackPlan
@@ -32,7 +33,8 @@ class _Wide(NamedTuple):
 class Masters:
     """Those of one pack, which lies in memory. Any thread; what is asked for a chunk looks only at what comes before it in the pack."""
 
-    def __init__(self, plan: PackPlan, tensors: list[Tensor], index: int) -> None:
+    def __init__(self, plan: PackPlan, tensors: list[Tensor], index: int, exact: Callable[[Tensor], bool] = lambda tensor: True) -> None:
+        """``exact``: whether what is stored of a tensor is what it was, to the bit: of others nothing is derived."""
         self._image = plan.image
         self._lock = threading.Lock()
         self._heads: dict[tuple[_Key, int], dict[bytes, list[_Wide]]] = {}
@@ -42,7 +44,7 @@ class Masters:
             return
         held = sorted((one for one in tensors if one.pack == index and one.length), key=lambda one: one.offset)
         for tensor in held:
-            if tensor.dtype == "float32":
+            if tensor.dtype == "float32" and exact(tensor):
                 self._wide.setdefault(_key(tensor), []).append(_Wide(tensor.offset, tensor.length))
         self._chunks = self._found(plan.chunks, held) if any(one.dtype in KINDS for one in held) else {}
 

@@ -25,6 +25,7 @@ from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, View, fold
 from relight.log.identity import now_text
+from relight.policy.compact import LOSSY_BOUNDS
 from relight.store import ByteStore, put
 from relight.store.again import decoded
 from relight.store.base import Uncertain, beneath, lanes_of
@@ -34,6 +35,8 @@ SUSPECT = "relight.suspect"
 """In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
 COMPACT = "relight.compact"
 """In a root's ``user``: how its chunks are stored, and why so."""
+LOSSY = "relight.lossy"
+"""In a root's ``user``: which tensors are stored inexactly, as what, and how far off no value is more than."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -203,8 +206,20 @@ def _said(request: SaveRequest) -> dict[str, Any]:
     """How the packs are stored, and why so."""
     if request.smaller is None:
         return {}
-    chosen = None if request.urgent else request.smaller.chosen
-    return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"} if chosen is None else chosen._asdict()}
+    chosen, rules = None if request.urgent else request.smaller.chosen, request.smaller.rules
+    if chosen is None:
+        return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"}}
+    said: dict[str, Any] = {COMPACT: chosen._asdict()}
+    if rules.lossy:
+        said[LOSSY] = {pattern: {"as": way, "relative_error": LOSSY_BOUNDS[way]} for pattern, way in rules.lossy.items()}
+    return said
+
+
+def _inexact(request: SaveRequest) -> list[str]:
+    """Why a resume from it is not exact, if tensors are stored so."""
+    if request.smaller is None or request.urgent:
+        return []
+    return [f"{pattern} is stored as {way}" for pattern, way in request.smaller.rules.lossy.items()]
 
 
 def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
@@ -219,9 +234,9 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     if smaller.donors:
         smaller.check_there([one.id for one in fold(place.log.read()).live])
     choice = smaller.choice(pace.threads, min(lanes_of(place.store), len(plan.packs)))
-    if choice.reuse or choice.coded:
+    if choice.reuse or choice.coded or smaller.rules.lossy:
         known = smaller.known(request.before)
-        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace)
+        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace, smaller.rules)
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
     smaller.met(spent.bytes, spent.seconds)
@@ -254,7 +269,7 @@ def root_of(
         user={**request.user, **_said(request)},
         environment=dict(request.environment),
         components=dict(request.components),
-        exact=list(request.exact),
+        exact=[*request.exact, *_inexact(request)],
         world=len(parts) or 1,
         parts=parts,
         logical_bytes=logical_bytes,
@@ -297,7 +312,15 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
         new_bytes=root.new_bytes,
         requires=root.requires,
         suspect=SUSPECT in root.user,
+        lossy=_lossy(root),
     )
+
+
+def _lossy(root: Root) -> float:
+    """The largest error that some value may have, relative to what it was."""
+    said = root.user.get(LOSSY)
+    bounds = [one.get("relative_error") for one in said.values() if isinstance(one, dict)] if isinstance(said, dict) else []
+    return max((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=0.0)
 
 
 def refuse_if_fenced(view: View, epoch: int) -> None:

@@ -22,10 +22,12 @@ from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
+from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
 from relight.format.manifest import Pack, contents
 from relight.format.names import stored_file
-from relight.format.stored import DERIVED, OWN, Piece, Stored
+from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
+from relight.policy.compact import Compact, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 
 HELD_BYTES = 16 << 20
@@ -59,9 +61,17 @@ class _Coder(NamedTuple):
     place: int
     coded: bool
     masters: Masters | None = None
+    lossy: Mapping[int, list[Stretch]] = {}
+    """How chunks are stored that need not be exact, by their numbers."""
 
     def make(self, number: int, at: int, data: memoryview) -> _Chunk:
         """Of chunk ``number``, which begins at byte ``at`` of the pack."""
+        inexact = encode_lossy(data, self.lossy[number]) if number in self.lossy else None
+        if inexact is not None:
+            stored, near = inexact
+            value = Digest(near).digest()
+            where = self.known.chunks.get((value, len(near)))
+            return _Chunk(value, where, _NO_BYTES, False) if where is not None else _Chunk(value, None, stored, LOSSY)
         value, kind = Digest(data).digest(), self.kinds[number]
         where = self.known.chunks.get((value, len(data)))
         if where is not None:
@@ -83,13 +93,13 @@ class _Coder(NamedTuple):
 
 
 def write_smaller_packs(
-    store: ByteStore, prefix: str, plan: SavePlan, known: Known, coded: bool, pace: Pace
+    store: ByteStore, prefix: str, plan: SavePlan, known: Known, coded: bool, pace: Pace, rules: Compact
 ) -> tuple[list[Pack], float]:
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
     took, in seconds. ``known``: what need not be written, or not all of it; ``coded``: whether what is written is coded, where it becomes
     smaller."""
     written = [
-        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, coded), pace)
+        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, coded, rules), pace)
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
@@ -130,8 +140,33 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     return Pack(plan.file, plan.size, list(zip(plan.chunks, hashes, strict=True)), stored), fsync_s
 
 
-def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, coded: bool) -> _Coder:
-    return _Coder(kinds_of(plan, tensors, index), known, index, coded, Masters(plan, tensors, index) if coded else None)
+def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, coded: bool, rules: Compact) -> _Coder:
+    def exact(tensor: Tensor) -> bool:
+        return lossy_way(rules, tensor.name, tensor.dtype) is None
+
+    masters = Masters(plan, tensors, index, exact) if coded else None
+    return _Coder(kinds_of(plan, tensors, index), known, index, coded, masters, lossy_of(plan, tensors, index, rules))
+
+
+def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, list[Stretch]]:
+    """Of each chunk of pack ``index`` some of which may be stored inexactly: its runs, a tensor each, or a piece of one."""
+    if not rules.lossy:
+        return {}
+    held = sorted((one for one in tensors if one.pack == index and one.length), key=lambda one: one.offset)
+    found, at, first = dict[int, list[Stretch]](), 0, 0
+    for number, length in enumerate(plan.chunks):
+        while first < len(held) and held[first].offset + held[first].length <= at:
+            first += 1
+        runs, place = list[Stretch](), first
+        while place < len(held) and held[place].offset < at + length:
+            tensor = held[place]
+            end = min(at + length, tensor.offset + tensor.length)
+            runs.append(Stretch(end - max(at, tensor.offset), lossy_way(rules, tensor.name, tensor.dtype)))
+            place += 1
+        if any(run.way for run in runs) and len(runs) <= RUNS_MAX:
+            found[number] = runs
+        at += length
+    return found
 
 
 def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kind]:
@@ -152,7 +187,7 @@ def _placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
 
 def sampled(plan: SavePlan) -> tuple[float, float] | None:
     """What a few chunks of the largest kinds come to, coded, as a share of them; and seconds a byte, of one thread. None if there is
-    nothing to sample, or it does not lie in memory. Cost: coding ``SAMPLED`` chunks."""
+    nothing to sample. Cost: coding ``SAMPLED`` chunks."""
     by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int, Kind]]] = {}
     for index, pack in enumerate(plan.packs):
         for (dtype, role), at, length in contents(pack.chunks, plan.tensors, index):
@@ -162,9 +197,7 @@ def sampled(plan: SavePlan) -> tuple[float, float] | None:
     for held in classes:
         weight = sum(length for length, *_ in held)
         length, pack, at, kind = held[len(held) // 2]
-        if pack.image is None:
-            return None
-        data = pack.image[at : at + length]
+        data = _range(pack, at, length)
         before = time.thread_time()
         way = choose(data, kind)
         body = None if way is None else encode(data, way)
@@ -172,6 +205,21 @@ def sampled(plan: SavePlan) -> tuple[float, float] | None:
         coded += (length if body is None else len(body)) * weight / length
         raw += weight
     return (coded / raw, spent / raw) if raw else None
+
+
+def _range(plan: PackPlan, at: int, length: int) -> memoryview:
+    """So many bytes of a pack that is all there."""
+    if plan.image is not None:
+        return plan.image[at : at + length]
+    into, begin, filled = memoryview(bytearray(length)), 0, 0
+    for source in plan.sources:
+        skip = at + filled - begin
+        if skip < source.length and filled < length:
+            step = min(length - filled, source.length - skip)
+            copy_from(source, skip, into[filled : filled + step])
+            filled += step
+        begin += source.length
+    return into
 
 
 def _made(plan: PackPlan, coder: _Coder, threads: int) -> Iterator[_Chunk]:

@@ -69,6 +69,8 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     new_bytes: int
     requires: list[str]
     suspect: bool = False
+    lossy: float = 0.0
+    """Above 0: some values are stored inexactly, and none further off than this, relative to what it was. Left out of the record if 0."""
     origin: str = ""
     """The id it has where it was copied from, if that is another. Left out of the record if it is empty."""
 
@@ -125,7 +127,7 @@ _BODIES: dict[str, type[Any]] = {
     TAG: TagBody,
     NOTE: NoteBody,
 }
-_LEFT_OUT = {"origin": "", "undo_s": 0.0}
+_LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0}
 """Fields that a record has only if they say something."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}
 
@@ -231,6 +233,8 @@ def _check_body(body: Body, where: str) -> None:
         if not is_hex(body.root):
             raise UnsafeContent("malformed root hash", where=where)
         sizes = (body.root_bytes, body.logical_bytes, body.stored_bytes, body.new_bytes)
+        if not 0 <= body.lossy <= 1:
+            raise UnsafeContent("an error out of range", where=where)
         if any(not 0 <= size < 2**63 for size in sizes):
             raise UnsafeContent("a size out of range", where=where)
         _check_ids([*body.parents, *body.requires, *([body.origin] if body.origin else [])], where)

@@ -19,6 +19,8 @@ CHAIN_MAX = 64
 """So many differences one behind the other at most: a reader holds two chunks whatever the number, and reads each."""
 DERIVED = 2
 """``coded`` of a derived chunk: see ``format.derived``."""
+LOSSY = 3
+"""``coded`` of a lossy chunk: see ``format.lossy``."""
 OWN = 0
 """The home that is this checkpoint's own file; 1 is the first of ``homes``."""
 
@@ -26,7 +28,8 @@ OWN = 0
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
-    ``coded``: whether they are a coded chunk, or its very bytes; 2: they say which others in its pack it is made of.
+    ``coded``: whether they are a coded chunk, or its very bytes; 2: they say which others in its pack it is made of; 3:
+    what they decode to is near what was saved, and is the chunk.
     ``base``: where the chunk is stored that a coded one differs from.
     """
 
@@ -41,6 +44,11 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def derived(self) -> bool:
         """Whether it only says of which others in its pack the chunk is made: of no use in another pack."""
         return self.coded == DERIVED
+
+    @property
+    def lossy(self) -> bool:
+        """Whether it is not what was saved, to the bit: of no use to tell differences from what was."""
+        return self.coded == LOSSY
 
     def links(self) -> Iterator[Piece]:
         """This one, what it differs from, and so on."""
@@ -98,12 +106,12 @@ def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -
 
 def _check_piece(one: Piece, length: int, homes: int, number: int, where: str) -> None:
     wrong = (
-        one.coded not in (False, True, DERIVED)
+        one.coded not in (False, True, DERIVED, LOSSY)
         or not 0 <= one.home <= homes
         or not 0 <= one.offset < 2**62
         or len(one.hash) != DIGEST_BYTES
         or not (0 < one.length < length if one.coded else one.length == length)
-        or (one.base is not None and (not one.coded or one.base.derived))
+        or (one.base is not None and (one.coded is not True or one.base.coded in (DERIVED, LOSSY)))
         or (one.derived and (one.home != OWN or one.base is not None))
     )
     if wrong:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from relight.errors import ConfigError
@@ -10,6 +12,10 @@ from relight.errors import ConfigError
 CODECS = ("auto", "never", "always")
 EQUAL_MIN = 0.01
 """If less than this share of the last two saves was equal, looking for it is not worth a file of another kind."""
+LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
+"""How far off a value may be: of its own magnitude (as ``float16``, or by 2^-25), or, as ``int8``, of the largest of its 256."""
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "second_moment", "sum_sq")
+"""What optimizers call what they divide by the root of."""
 SLACK = 0.9
 """Coding must make a save at least so much shorter: what is measured is not exact."""
 
@@ -22,6 +28,8 @@ class Compact:
     stored is coded: ``"auto"`` where that takes no longer than storing it as it is would, ``"always"``, or ``"never"``. ``full_every``:
     each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake, and codecs
     may store differences from the save before; None: how long is left to retention, and there are no differences.
+    ``lossy``: float32 tensors whose names fit a pattern (``"optimizer/*"``) are stored as ``"bfloat16"``, ``"float16"`` or ``"int8"``, with
+    no value further off than that allows (``LOSSY_BOUNDS``); the first pattern that fits counts. Then a restore is not exact.
 
     Signals', exceptions' and other urgent saves are stored as they are.
     """
@@ -29,14 +37,32 @@ class Compact:
     reuse: bool = True
     codecs: str = "auto"
     full_every: int | None = None
+    lossy: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for pattern, way in dict(self.lossy).items():
+            if way not in LOSSY_BOUNDS:
+                raise ConfigError(f"Compact(lossy=…) stores values as {', '.join(LOSSY_BOUNDS)}, not {way!r}", where=str(pattern))
+            if way == "int8" and any(name in pattern for name in SECOND_MOMENTS):
+                hint = "small ones would be zero: bfloat16 keeps them"
+                raise ConfigError("second moments are never stored in 8 bits", where=pattern, hint=hint)
         if not isinstance(self.reuse, bool):
             raise ConfigError(f"Compact(reuse=…) is True or False, not {self.reuse!r}")
         if self.codecs not in CODECS:
             raise ConfigError(f"Compact(codecs=…) is one of {', '.join(map(repr, CODECS))}, not {self.codecs!r}")
         if self.full_every is not None and (type(self.full_every) is not int or self.full_every < 1):
             raise ConfigError(f"Compact(full_every=…) is a whole number from 1 on, not {self.full_every!r}")
+
+
+def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:
+    """How a tensor of that name is stored; None: as it is."""
+    way = next((way for pattern, way in rules.lossy.items() if fnmatchcase(name, pattern)), None) if dtype == "float32" else None
+    return None if way == "int8" and any(one in name for one in SECOND_MOMENTS) else way
+
+
+def lossy_bound(rules: Compact) -> float:
+    """The largest error that the rules allow; 0 if none."""
+    return max((LOSSY_BOUNDS[way] for way in rules.lossy.values()), default=0.0)
 
 
 @dataclass(slots=True)

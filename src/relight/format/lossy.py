@@ -1,0 +1,166 @@
+"""Chunks that are stored with an error, and never more than is said: down-casts of float32, and blocks of 8 bits. Pure.
+
+A lossy chunk is a byte 3, the number of its runs, 16 bits, for each run 9 bytes (the way, plus 16 if a coded chunk stands for its bytes;
+its length in the chunk, 32 bits; its stored length, 32 bits), and what is stored of them, one after the other; all little-endian. What
+they stand for *is* the chunk: its hash is of what they decode to, so nothing above knows of it. Whoever stores it sees first that no value
+is off by more than the way allows, and stores the run as it is if one is.
+
+=== ============== ============================================ =========================================
+way                bytes                                        no value is off by more than
+=== ============== ============================================ =========================================
+0                  as they are                                  nothing
+1   ``bfloat16``   its upper half, rounded to nearest, ties to  1/256 of itself
+                   even
+2   ``float16``    so                                           1/2048 of itself, or 2^-25; none above 65504
+3   ``int8``       for each 256 values a float32, the largest   1/254 of the largest of its 256
+                   magnitude over 127; then a byte each
+=== ============== ============================================ =========================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from relight.errors import CorruptCheckpoint
+from relight.format import codecs, derived
+
+WAYS = {"bfloat16": 1, "float16": 2, "int8": 3}
+BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
+"""The largest error, as ``policy.compact`` promises: of a value's own magnitude, or, for ``int8``, of the largest in its block."""
+SMALLEST = 2.0**-25
+"""What ``float16`` may be off by where values have no more than that of themselves."""
+BLOCK = 256
+_VERSION = 3
+_HALF, _FULL = codecs.Kind(2, True), codecs.Kind(4, True)
+_NAMES = {0: "", **{number: name for name, number in WAYS.items()}}
+_HEAD, _RUN = struct.Struct("<BH"), struct.Struct("<BII")
+RUNS_MAX = 0xFFFF
+
+
+class Stretch(NamedTuple):
+    """A run of a chunk, and how it may be stored: None as it is."""
+
+    length: int
+    way: str | None
+
+
+def encode_lossy(data: memoryview, runs: Sequence[Stretch]) -> tuple[bytes, memoryview] | None:
+    """The stored bytes, and what they decode to; None if nothing is gained, or all is as it was. Memory: the chunk, three times."""
+    found, heads, bodies, at, lossy = bytearray(data), list[bytes](), list[bytes | memoryview](), 0, False
+    for length, way in runs:
+        piece = data[at : at + length]
+        near = _near(piece, way) if way is not None else None
+        if near is None or way is None:
+            body, flags = _packed(piece, _FULL if length % 4 == 0 else codecs.BYTES)
+        else:
+            body, flags = _packed(near[0], _HALF) if way != "int8" else (near[0], 0)
+            flags, lossy = flags + WAYS[way], True
+            found[at : at + length] = near[1]
+        heads.append(_RUN.pack(flags, length, len(body)))
+        bodies.append(body)
+        at += length
+    stored = b"".join((_HEAD.pack(_VERSION, len(runs)), *heads, *bodies))
+    return (stored, memoryview(found)) if lossy and len(stored) < len(data) else None
+
+
+def decode_lossy(stored: memoryview, into: memoryview) -> None:
+    """The chunk that they stand for. ``CorruptCheckpoint`` if they make no sense."""
+    version, count = _HEAD.unpack_from(stored) if len(stored) >= _HEAD.size else (0, 0)
+    begin = _HEAD.size + count * _RUN.size
+    if version != _VERSION or not count or begin > len(stored):
+        raise CorruptCheckpoint("a chunk cannot be decoded: its head makes no sense")
+    at = 0
+    for number in range(count):
+        flags, length, held = _RUN.unpack_from(stored, _HEAD.size + number * _RUN.size)
+        if flags & 15 not in _NAMES or flags > 31 or at + length > len(into) or begin + held > len(stored) or (flags & 15 and length % 4):
+            raise CorruptCheckpoint("a chunk cannot be decoded: its runs make no sense")
+        _decode(_NAMES[flags & 15], bool(flags & 16), stored[begin : begin + held], into[at : at + length])
+        at, begin = at + length, begin + held
+    if at != len(into) or begin != len(stored):
+        raise CorruptCheckpoint("a chunk cannot be decoded: its runs are not as long as it is")
+
+
+def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
+    count = len(into) // 4
+    length = {"": len(into), "int8": 4 * -(-count // BLOCK) + count}.get(way, 2 * count)
+    if coded:
+        held = memoryview(bytearray(length))
+        codecs.decode(body, held)
+        body = held
+    if len(body) != length:
+        raise CorruptCheckpoint("a chunk cannot be decoded: a run is not as long as it should be")
+    if not way:
+        into[:] = body
+        return
+    with np.errstate(all="ignore"):
+        _DECODERS[way](body, np.frombuffer(into, "<f4"))
+
+
+def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
+    """What is stored of float32 values, and what that decodes to; None if one would be further off than is allowed."""
+    values = np.frombuffer(data, "<f4")
+    if not len(values) or not np.isfinite(values).all():
+        return None
+    body = memoryview(_int8(values)) if way == "int8" else _half(data, way)
+    found = memoryview(bytearray(len(data)))
+    _decode(way, False, body, found)
+    return (body, found) if _within(values, np.frombuffer(found, "<f4"), way) else None
+
+
+def _half(data: memoryview, way: str) -> memoryview:
+    held = memoryview(bytearray(len(data) // 2))
+    derived.rounded(derived.KINDS[way], data, held)
+    return held
+
+
+def _packed(held: memoryview, kind: codecs.Kind) -> tuple[bytes | memoryview, int]:
+    """It, coded if that is shorter, and the flag that says so."""
+    best = codecs.choose(held, kind) if held else None
+    body = None if best is None else codecs.encode(held, best)
+    return (held, 0) if body is None else (body, 16)
+
+
+def _int8(values: np.ndarray) -> bytes:
+    blocks = -(-len(values) // BLOCK)
+    padded = np.zeros(blocks * BLOCK, "<f4")
+    padded[: len(values)] = values
+    rows = padded.reshape(blocks, BLOCK)
+    scales = (np.abs(rows).max(axis=1) / np.float32(127)).astype("<f4")
+    with np.errstate(all="ignore"):
+        steps = np.rint(rows / np.where(scales > 0, scales, 1)[:, None]).clip(-127, 127).astype("i1")
+    return b"".join((scales.tobytes(), steps.reshape(-1)[: len(values)].tobytes()))
+
+
+def _from_bfloat16(body: memoryview, out: np.ndarray) -> None:
+    out.view("<u4")[:] = np.frombuffer(body, "<u2").astype("<u4") << np.uint32(16)
+
+
+def _from_float16(body: memoryview, out: np.ndarray) -> None:
+    out[:] = np.frombuffer(body, "<f2")
+
+
+def _from_int8(body: memoryview, out: np.ndarray) -> None:
+    blocks = -(-len(out) // BLOCK)
+    scales = np.repeat(np.frombuffer(body[: 4 * blocks], "<f4"), BLOCK)[: len(out)]
+    out[:] = np.frombuffer(body[4 * blocks :], "i1") * scales
+
+
+_DECODERS: dict[str, Callable[[memoryview, np.ndarray], None]] = {
+    "bfloat16": _from_bfloat16, "float16": _from_float16, "int8": _from_int8,
+}  # fmt: skip
+
+
+def _within(values: np.ndarray, found: np.ndarray, way: str) -> bool:
+    error = np.abs(values.astype("f8") - found)
+    if way != "int8":
+        least = SMALLEST if way == "float16" else 0.0
+        return bool((error <= np.maximum(np.abs(values, dtype="f8") * BOUNDS[way], least)).all())
+    blocks = -(-len(values) // BLOCK)
+    padded = np.zeros(blocks * BLOCK)
+    padded[: len(values)] = np.abs(values)
+    largest = np.repeat(padded.reshape(blocks, BLOCK).max(axis=1), BLOCK)[: len(values)]
+    return bool((error <= largest * (BOUNDS[way] * (1 + 1e-6))).all())
