@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,20 @@ def test_the_first_difference_is_ordered_by_cause() -> None:
     _, difference = compare([a], [b], kinds={"model": "module", "scheduler": "scheduler"})
     assert difference is not None
     assert (difference.what, difference.also) == ("scheduler/last_epoch", ("model/w",))
+
+
+def test_what_inexact_values_do_to_the_loss() -> None:
+    """With moments in 8 and 16 bits the resumed run's losses are near the straight one's; the command shows both, and how far off."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "relight", "prove", "-n", "4", "-k", "3", "--json",
+            "--lossy", "optimizer/*/exp_avg=int8", "--lossy", "optimizer/*/exp_avg_sq=bfloat16", SCRIPT, "none",
+        ],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = json.loads(done.stdout)["drift"]
+    assert [row["step"] for row in rows if row["metric"] == "loss"] == [4, 5, 6]
+    assert 0 < max(row["relative"] for row in rows) < 0.05
+    command = [sys.executable, "-m", "relight", "prove", "--lossy", "nonsense", SCRIPT, "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "PATTERN=WAY" in done.stderr

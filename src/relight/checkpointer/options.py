@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from relight.capture import Captured
@@ -13,6 +14,7 @@ from relight.checkpointer.observer import observers
 from relight.errors import ConfigError
 from relight.format import dtype_named
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger
+from relight.policy.compact import LOSSY, lossy_of
 from relight.store.urls import split_run
 
 EVERY, ONE = "every rank", "rank 0"
@@ -67,7 +69,9 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
     """How saves are made smaller; ``True`` is the usual way."""
     if compact is not None and not isinstance(compact, (Compact, bool)):
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {compact!r}")
-    return Compact() if compact is True else compact or None
+    rules = Compact() if compact is True else compact or None
+    asked = lossy_of(os.environ.get(LOSSY, ""))
+    return replace(rules or Compact(reuse=False, codecs="never"), lossy=asked) if asked else rules
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:

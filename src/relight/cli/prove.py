@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape
+from relight.cli.output import emit_json, escape, table
+from relight.policy.compact import lossy_of
 from relight.prove import ProveOptions, run
 
 
@@ -13,23 +14,35 @@ from relight.prove import ProveOptions, run
 @click.option("-n", "n", type=click.IntRange(min=1), default=5, show_default=True, help="Steps before the kill.")
 @click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
+@click.option("--lossy", multiple=True, metavar="PATTERN=WAY", help="Store such tensors inexactly, and show what it does.")
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(n: int, k: int, keep: str | None, as_json: bool, script: str, args: tuple[str, ...]) -> int:
+def command(n: int, k: int, keep: str | None, lossy: tuple[str, ...], as_json: bool, script: str, args: tuple[str, ...]) -> int:
     """Does SCRIPT resume to the bit? What follows SCRIPT is its own.
 
     Runs it N+K steps straight, and N, SIGKILL, resume, K; compares every tensor, value, random number, sample and batch, step
     by step; names the first thing that differs. The script's own store is not touched. Exit code 1 if something differs.
 
+    With --lossy the run that is killed stores tensors whose names fit PATTERN as bfloat16, float16 or int8; how far off the metrics
+    are behind the resume, step by step, is then the answer.
+
     \b
     Example:
       relight prove -n 20 -k 5 train.py --batch-size 8
     """
+    lossy_of(" ".join(lossy))
     args = args[1:] if args[:1] == ("--",) else args
-    report = run(ProveOptions(script, args, n, k, keep, say=lambda text: click.echo(text, err=True)))
+    report = run(ProveOptions(script, args, n, k, keep, lossy, say=lambda text: click.echo(text, err=True)))
     if as_json:
         emit_json(report.to_dict())
+    elif report.drift:
+        table(
+            ["step", "metric", "straight", "resumed", "off by"],
+            [[one.step, one.metric, f"{one.straight:.8g}", f"{one.resumed:.8g}", f"{one.relative:.2e}"] for one in report.drift],
+            right=("step", "straight", "resumed", "off by"),
+        )
+        click.echo(f"{report.steps_compared} steps behind the resume; at most {max(one.relative for one in report.drift):.2e} off")
     elif report.ok:
         compared = f"{report.things_compared} things compared"
         click.echo(f"exact: {report.steps_compared} steps after the resume equal the straight run's, {compared}")

@@ -12,6 +12,8 @@ from relight.errors import ConfigError
 CODECS = ("auto", "never", "always")
 EQUAL_MIN = 0.01
 """If less than this share of the last two saves was equal, looking for it is not worth a file of another kind."""
+LOSSY = "RELIGHT_LOSSY"
+"""The setting that stores tensors inexactly, whatever a script says: ``prove --lossy`` uses it."""
 LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """How far off a value may be: of its own magnitude (as ``float16``, or by 2^-25), or, as ``int8``, of the largest of its 256."""
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "second_moment", "sum_sq")
@@ -52,6 +54,17 @@ class Compact:
             raise ConfigError(f"Compact(codecs=…) is one of {', '.join(map(repr, CODECS))}, not {self.codecs!r}")
         if self.full_every is not None and (type(self.full_every) is not int or self.full_every < 1):
             raise ConfigError(f"Compact(full_every=…) is a whole number from 1 on, not {self.full_every!r}")
+
+
+def lossy_of(text: str) -> dict[str, str]:
+    """``PATTERN=WAY``, parted by spaces."""
+    found = {}
+    for one in text.split():
+        pattern, equals, way = one.rpartition("=")
+        if not equals or not pattern:
+            raise ConfigError(f"{one[:80]!r} is not PATTERN=WAY", hint="such as optimizer/*=bfloat16")
+        found[pattern] = way
+    return found
 
 
 def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from relight.prove.trace import Entry
 
@@ -24,6 +24,32 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return asdict(self)
+
+
+class Drift(NamedTuple):
+    """A metric of one step after the resume, in both runs; ``relative``: how far off the resumed one's is."""
+
+    step: int
+    metric: str
+    straight: float
+    resumed: float
+    relative: float
+
+
+def drift(straight: Sequence[Entry], resumed: Sequence[Entry]) -> tuple[Drift, ...]:
+    """Every metric that is a number, of every step that both have."""
+    by_step, rows = {entry.step: entry for entry in straight if entry.kind == "step"}, []
+    for entry in resumed:
+        other = by_step.get(entry.step) if entry.kind == "step" else None
+        if other is None:
+            continue
+        for name, text in entry.metrics.items():
+            try:
+                one, two = float.fromhex(other.metrics[name]), float.fromhex(text)
+            except (KeyError, ValueError, OverflowError):
+                continue
+            rows.append(Drift(entry.step, name, one, two, abs(two - one) / max(abs(one), 1e-30)))
+    return tuple(rows)
 
 
 def compare(straight: Sequence[Entry], resumed: Sequence[Entry], *, kinds: dict[str, str]) -> tuple[int, Difference | None]:

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.prove.compare import Difference, compare
+from relight.policy.compact import LOSSY
+from relight.prove.compare import Difference, Drift, compare, drift
 from relight.prove.recorder_config import Config
 from relight.prove.trace import read_trace
 
@@ -30,6 +31,8 @@ class ProveOptions:
     n: int = 5
     k: int = 3
     keep: str | None = None
+    lossy: Sequence[str] = ()
+    """``PATTERN=WAY``: what the killed run stores inexactly; what that does to the metrics is told then, not whether all is equal."""
     timeout_s: float = 3600.0
     say: Callable[[str], None] = field(default=lambda text: None)
 
@@ -45,6 +48,7 @@ class ProveReport:
     things_compared: int
     difference: Difference | None
     seconds: float
+    drift: tuple[Drift, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -56,6 +60,7 @@ class ProveReport:
             "things_compared": self.things_compared,
             "difference": self.difference.to_dict() if self.difference else None,
             "seconds": round(self.seconds, 3),
+            "drift": [one._asdict() for one in self.drift],
         }
 
 
@@ -87,6 +92,11 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     straight = read_trace(folder / "straight.trace")
     killed = read_trace(folder / "killed.trace")
     resumed = read_trace(folder / "resumed.trace")
+    if options.lossy:
+        rows = drift(straight, resumed)
+        if not rows:
+            raise ConfigError("the runs told no metric to compare", hint="ckpt.step(step, loss=loss) tells one")
+        return ProveReport(True, n, k, len({row.step for row in rows}), len(rows), None, time.monotonic() - started, rows)
     kinds = msgspec.json.decode((folder / "straight.kinds").read_bytes(), type=dict[str, str])
     _, unstable = compare(straight, killed, kinds=kinds)
     if unstable is not None:
@@ -124,11 +134,13 @@ def _start(
     )
     command = [sys.executable, "-m", "relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args]
     output = folder / f"{name}.log"
+    environment = {**os.environ, LOSSY: " ".join(options.lossy)} if options.lossy and name != "straight" else None
     with output.open("wb") as log:
         try:
             done = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=options.timeout_s, check=False
-            )
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=options.timeout_s,
+                check=False, env=environment,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise ConfigError(f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k") from None
     wanted = -signal.SIGKILL if kill else 0
