@@ -155,3 +155,26 @@ def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:
     findings = [finding for _, found in relight.open(url).verify() for finding in found]
     assert findings and all(finding.kind == "corrupt" for finding in findings)
     refuses(CorruptCheckpoint, lambda: relight.load(url))
+
+
+@pytest.mark.parametrize("offset", [0, 60, 64, 100, 128, 200, 1 << 40])
+def test_what_is_derived_of_itself_or_of_nothing(offset: int) -> None:
+    """Of itself, of another that is derived, of what is behind the end: refused, in no time."""
+    from relight.catalog.packs import StoredReader
+    from relight.format import Digest
+    from relight.format.manifest import Pack
+    from relight.format.stored import Piece as StoredPiece
+    from relight.format.stored import Stored
+    from relight.store import MemoryStore, put
+
+    store, body = MemoryStore(), encode_derived(1, [Piece(offset, 64)])
+    put(store, "run/x/pack-00000-000.chunks", bytes(64) + body + body)
+    value = Digest(body).digest()
+    pieces = [StoredPiece(0, 0, 64, False, Digest(bytes(64)).digest())]
+    pieces += [StoredPiece(0, 64 + number * len(body), len(body), 2, value) for number in range(2)]
+    stored = Stored(64 + 2 * len(body), [], pieces)
+    pack = Pack("pack-00000-000.safetensors", 192, [(64, bytes(32))] * 3, stored)
+    reader = StoredReader(store, "run/x", pack)
+    for begin in (64, 128):
+        refuses(CorruptCheckpoint, lambda begin=begin: reader.read_into(begin, memoryview(bytearray(64))))  # type: ignore[misc]
+    reader.close()

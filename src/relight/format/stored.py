@@ -106,7 +106,7 @@ def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -
 
 def _check_piece(one: Piece, length: int, homes: int, number: int, where: str) -> None:
     wrong = (
-        one.coded not in (False, True, DERIVED, LOSSY)
+        not (type(one.coded) is bool or one.coded in (DERIVED, LOSSY))
         or not 0 <= one.home <= homes
         or not 0 <= one.offset < 2**62
         or len(one.hash) != DIGEST_BYTES
