@@ -42,7 +42,9 @@ from relight.store.buffers import page_buffer
 from relight.store.keyring import Ring, open_ring, slots_in
 
 BATCH_PAGES = 32
-"""What is encrypted before it is handed on: 4 MiB. Two such buffers take turns, one being written."""
+"""What is encrypted before it is handed on: 4 MiB."""
+ROOMS = 3
+"""Buffers of that size that take turns: one is filled while the others are written, so that the device always has something to do."""
 _TRIES = 2
 
 
@@ -54,7 +56,7 @@ def is_clear(key: str) -> bool:
 class EncryptedStore(Around):
     """``inner``, encrypted. Threads may share it; a fork draws a data key of its own.
 
-    Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: two buffers of 4 MiB a writer, a range and two
+    Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: three buffers of 4 MiB a writer, a range and two
     pages a reading thread. Cost: a pass of AES-GCM over what is read or written, beside what the store does meanwhile.
     """
 
@@ -209,7 +211,7 @@ class _EncryptingWriter:
         """The page with the highest number: it is written at the end, with what comes behind it."""
         self._rooms: list[memoryview] = []
         self._turn = 0
-        self._writing: list[Future[None] | None] = [None, None]
+        self._writing: list[Future[None] | None] = [None] * ROOMS
         self._thread: ThreadPoolExecutor | None = None
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -287,11 +289,11 @@ class _EncryptingWriter:
         self._tags[number] = bytes(room[len(data) : len(data) + TAG_BYTES])
 
     def _room(self, length: int) -> tuple[memoryview, int]:
-        """One of two buffers, once what it held is written."""
-        turn = self._turn = 1 - self._turn
-        if len(self._rooms) < 2:
+        """One of the buffers, once what it held is written."""
+        turn = self._turn = (self._turn + 1) % ROOMS
+        if not self._rooms:
             size = min(BATCH_PAGES, pages_of(self._size)) * PAGE_BYTES + PAGE
-            self._rooms = [page_buffer(size), page_buffer(size)]
+            self._rooms = [page_buffer(size) for _ in range(ROOMS)]
         self._wait(turn)
         return self._rooms[turn], turn
 
@@ -300,7 +302,7 @@ class _EncryptingWriter:
             self._inner.write_at(offset, data)
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="relight-cipher")
+            self._thread = ThreadPoolExecutor(ROOMS - 1, thread_name_prefix="relight-cipher")
         self._writing[mine] = self._thread.submit(self._inner.write_at, offset, data)
 
     def _wait(self, turn: int) -> None:
@@ -309,7 +311,7 @@ class _EncryptingWriter:
             writing.result()
 
     def _settle(self) -> None:
-        for turn in (0, 1):
+        for turn in range(ROOMS):
             self._wait(turn)
 
     def _end(self, size: int, last: int) -> None:
