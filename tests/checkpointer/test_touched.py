@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import relight
+from relight.catalog.run import Run
+from relight.store import open_bytes
 
 SAVES = 6
 OPTIONS: dict[str, Any] = {"background": True, "limits": relight.Limits(when_busy="queue"), "keep": relight.keep(last=50)}
@@ -110,3 +112,27 @@ def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -
         first = loaded[next(iter(parts))]
         flat = torch.cat([torch.as_tensor(value).flatten() for value in first.values()])
         assert torch.equal(flat, digests[one.id])
+
+
+def test_a_chain_is_read_from_half_as_much_again(tmp_path: Path) -> None:
+    """Ten saves of values that all move a little, as differences: of none of them more than 1.5 times its bytes is to be read, and they are
+    fewer than without differences."""
+    torch.manual_seed(0)
+    x = torch.randn(1_000_000)
+    compact = relight.Compact(codecs="always", full_every=50)
+    with relight.Checkpointer(tmp_path / "s" / "run", x=x, compact=compact, **OPTIONS) as ckpt:
+        ckpt.restore()
+        for number in range(11):
+            x += 1e-4 * torch.randn(1_000_000)
+            ckpt.save(number)
+    run = Run(open_bytes(tmp_path / "s"), "run")
+    longest = 0
+    for one in run.history().live:
+        for pack in run.open(one).parts[0].packs:
+            assert pack.stored is not None
+            for (length, _), piece in zip(pack.chunks, pack.stored.pieces, strict=True):
+                assert piece.reach <= 1.5 * length
+                longest = max(longest, len(list(piece.links())))
+    assert longest > 1
+    sizes = [one.body.new_bytes for one in run.history().live]
+    assert sum(sizes[1:]) < 0.95 * 10 * sizes[0]

@@ -37,6 +37,8 @@ AHEAD = 8
 INLINE_BYTES = 1 << 20
 SAMPLED = 6
 """Kinds of chunks of which one is coded to see what it comes to."""
+READ_MAX = 1.5
+"""What a reader may have to read of a chunk, all that it differs from included, over the chunk itself: so long are chains at most."""
 _NO_BYTES = memoryview(b"")
 
 
@@ -85,11 +87,16 @@ class _Coder(NamedTuple):
         way = choose(data, kind, base)
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base)
-            if body is not None and self.known.before.still():  # what it differs from did not change meanwhile
+            if body is not None and self._may_stand(where, len(body), len(data)):
                 return _Chunk(value, None, body, True, where)
             way = choose(data, kind)
         body = None if way is None else encode(data, way)
         return _Chunk(value, None, data if body is None else body, body is not None)
+
+    def _may_stand(self, where: Where | None, stored: int, length: int) -> bool:
+        """Whether differences from there are read for little enough, and what they differ from did not change while they were made."""
+        before = self.known.before
+        return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()
 
 
 def write_smaller_packs(

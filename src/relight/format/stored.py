@@ -46,6 +46,11 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return self.coded == DERIVED
 
     @property
+    def reach(self) -> int:
+        """What is to be read of it, with all that it differs from."""
+        return sum(link.length for link in self.links())
+
+    @property
     def lossy(self) -> bool:
         """Whether it is not what was saved, to the bit: of no use to tell differences from what was."""
         return self.coded == LOSSY
