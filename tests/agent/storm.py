@@ -78,8 +78,9 @@ def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
             optimizer.state[parameter]["exp_avg_sq"].fill_(step)
 
 
-def arm(phase: str, victim: str, saves: int, promises: Promises) -> None:
-    """Have this process kill ``victim`` at that point of its ``saves``-th save."""
+def arm(phase: str, victim: str, saves: int, promises: Promises, first: int) -> None:
+    """Have this process kill ``victim`` at that point of its ``saves``-th save; the first is of step ``first``. Training may be a step further
+    by then: what was sealed is that save."""
     kind, name, behind, sealed = PHASES[phase]
     usual = getattr(kind, name)
     calls = saves * 15 if name == "help" else saves
@@ -95,9 +96,8 @@ def arm(phase: str, victim: str, saves: int, promises: Promises) -> None:
         return found
 
     def kill() -> None:
-        step = promises.get()[4]
         if sealed:
-            promises.put(0, max(step, promises.get()[0]))
+            promises.put(0, max(first + saves - 1, promises.get()[0]))
         promises.put(3, promises.get()[1])
         if victim in ("agent", "both"):
             for one in agents_of(os.getpid()):
@@ -109,17 +109,17 @@ def arm(phase: str, victim: str, saves: int, promises: Promises) -> None:
 
 
 class Promises:
-    """Shared memory: the newest step that was sealed, that was durable, that was begun; what was durable at the kill; the step now."""
+    """Shared memory: the newest step that was sealed, that was durable, that was begun; what was durable at the kill."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, 4096)
-        self._map[:40] = struct.pack("5q", -1, -1, -1, -1, -1)
+        self._map[:32] = struct.pack("4q", -1, -1, -1, -1)
 
     def put(self, index: int, value: int) -> None:
         struct.pack_into("q", self._map, 8 * index, value)
 
-    def get(self) -> tuple[int, int, int, int, int]:
-        return struct.unpack("5q", self._map[:40])  # type: ignore[return-value]
+    def get(self) -> tuple[int, int, int, int]:
+        return struct.unpack("4q", self._map[:32])  # type: ignore[return-value]
 
 
 def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: tuple[str, str, int] | None) -> None:
@@ -133,9 +133,8 @@ def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: t
         weight = model.weight.detach()
         assert float(weight.min()) == float(weight.max()) == step - 1, "the state restored is not one step's"
     if ambush is not None:
-        arm(*ambush, promises)
+        arm(*ambush, promises, step)
     while time.monotonic() < ends:
-        promises.put(4, step)
         optimizer.step()  # the hook: what is being copied is finished first; the gradients are zeros
         fill(model, optimizer, step)
         save = ckpt.save(step, block=False)
@@ -286,6 +285,8 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
             victim, wrong = trial(number, base)
             kills[victim] += 1
             violations += [{"seed": number, "victim": victim, "wrong": one} for one in wrong]
+            for one in wrong:
+                print(f"\nseed {number}, {victim}: {one}", file=sys.stderr, flush=True)
             if progress:
                 done = number - seed + 1
                 print(f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
