@@ -14,12 +14,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference-cli.md"
 
 def test_each_command_has_a_section_with_all_its_options() -> None:
     """The line under a heading names the options that the command has, by one of their names."""
-    sections = dict(re.findall(r"^## relight (\w+)\n\n`relight \w+ ?(.*)`\n", PAGE.read_text(), re.MULTILINE))
-    assert list(sections) == list(COMMANDS)
-    for name, usage in sections.items():
+    sections = re.findall(r"^## relight (\w+)\n\n((?:`relight .*`\n)+)", PAGE.read_text(), re.MULTILINE)
+    assert [name for name, _ in sections] == list(COMMANDS)
+    usages: list[tuple[str, click.Command, str]] = []
+    for name, lines in sections:
         with click.Context(cli) as context:
             command = cli.get_command(context, name)
         assert command is not None
+        if isinstance(command, click.Group):
+            written = dict(re.findall(rf"^`relight {name} (\w+) ?(.*)`$", lines, re.MULTILINE))
+            assert written.keys() == command.commands.keys()
+            usages += [(f"{name} {one}", command.commands[one], usage) for one, usage in written.items()]
+        else:
+            usages.append((name, command, lines))
+    for name, command, usage in usages:
         options = [set(one.opts) for one in command.params if isinstance(one, click.Option)]
         written = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", usage))
         assert all(one & written for one in options), (name, options, written)

@@ -75,7 +75,7 @@ def test_a_drain_reads_a_record_once(monkeypatch) -> None:
     near, far = Far(), Far()
     attempt = Attempt.begin(near, "run")
     announce(attempt.place.log, Tiers(near="memory://near/run", far="memory://far/run").tiers, attempt.epoch)
-    monkeypatch.setattr("relight.drain.outwards.open_tier", lambda tier: (far, "run"))
+    monkeypatch.setattr("relight.drain.outwards.open_tier", lambda tier, guard: (far, "run"))
     for step in range(12):
         save(attempt, step)
         drain(near, "run")

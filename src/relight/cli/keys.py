@@ -33,8 +33,8 @@ def command() -> None:
     \b
     Examples:
       relight keys new ~/relight.key
-      RELIGHT_KEY=file:~/relight.key relight keys status runs
-      RELIGHT_KEY=file:old.key relight keys rotate runs file file:new.key
+      relight keys status runs --key file:relight.key
+      relight keys rotate runs 7203f59e file:new.key
     """
 
 
@@ -72,7 +72,7 @@ def show_status(path: str, specs: tuple[str, ...], max_age: float | None, as_jso
         click.echo("no key: this store is not encrypted")
     else:
         cells = [
-            [row.generation, row.kek, row.kind, row.label, row.created, _state(row.revoked, row.opens)] for row in rows
+            [row.generation, row.kek, row.kind, row.label, row.created[:10], _state(row.revoked, row.opens)] for row in rows
         ]  # fmt: skip
         table(["generation", "id", "kind", "label", "since", ""], cells)
         if not opened:
@@ -157,5 +157,5 @@ def _tell(changed: Changed, as_json: bool) -> None:
 
 def _state(revoked: str, opens: bool) -> object:
     if revoked:
-        return Styled(f"revoked {revoked}", "yellow")
+        return Styled(f"revoked {revoked[:10]}", "yellow")
     return Styled("opened by a key at hand", "green") if opens else ""

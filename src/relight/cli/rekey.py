@@ -30,8 +30,8 @@ def command(
 
     \b
     Examples:
-      RELIGHT_KEY=file:relight.key relight rekey runs
-      RELIGHT_KEY="file:new.key file:old.key" relight rekey runs --leaked 7203f59e --keep file:new.key
+      relight rekey runs
+      relight rekey runs --leaked 7203f59e --keep file:new.key
     """
     if leaked and everything:
         raise ConfigError("--leaked and --all: one of them")
