@@ -201,8 +201,8 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
     leaked = "" if what == "plain" else kek(old)
     at_hand = Keychain.of(new if what != "leaked" else [old, new])
 
-    def work(inner: Any) -> object:
-        return rekey(inner, at_hand, leaked=leaked, keep=Keychain.of(new))
+    def work(inner: Any, again: bool = False) -> object:
+        return rekey(inner, at_hand, leaked=leaked, keep=Keychain.of(new), encrypt_plain=again)
 
     before = {key: bytes(data) for key, data in make()._files.items()} if what == "plain" else {}
     deaths = 0
@@ -215,7 +215,7 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
                 assert not view.faults and len(open_run(with_both, "run").history().live) == 2
                 assert not any(verify_checkpoint(with_both, view, one) for one in open_run(with_both, "run").history().live)
             if not leaked or any(slot.kek == kek(old) for slot in slots_in(inner)) or what == "revoked before":
-                work(inner)
+                work(inner, again=True)
         assert sound(inner, new) == 2
         refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
         if leaked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,21 +71,25 @@ class Masters:
         kind, parts = self._chunks.get(number, (0, ()))
         if not parts or self._image is None:
             return None
-        runs, at = list[Run](), 0
+        runs, at, least = list[Run](), 0, 0
         for length, tensor, begin in parts:
             piece = data[at : at + length]
-            offset = self._master(kind, tensor, begin, piece)
+            offset = self._master(kind, tensor, begin, piece, least)
             if offset is None:
                 return None
+            least = offset + 2 * length
             runs.append(Run(offset, length))
             at += length
         found = encode_derived(kind, runs)
         return found if len(found) < len(data) else None
 
-    def _master(self, kind: int, tensor: Tensor, begin: int, piece: memoryview) -> int | None:
+    def _master(self, kind: int, tensor: Tensor, begin: int, piece: memoryview, least: int) -> int | None:
+        """Where it begins, from ``least`` on: runs are in order, so that a reader decodes each chunk once."""
         assert self._image is not None
         head = bytes(self._image[tensor.offset : tensor.offset + min(HEAD, tensor.length)])
-        for wide in self._by_head(kind, tensor).get(head, ())[:TRIED_MAX]:
+        alike = self._by_head(kind, tensor).get(head, [])
+        first = bisect_left(alike, least, key=lambda wide: wide.offset + 2 * begin)
+        for wide in alike[first : first + TRIED_MAX]:
             offset = wide.offset + 2 * begin
             if is_rounded(kind, self._image[offset : offset + 2 * len(piece)], piece):
                 return offset

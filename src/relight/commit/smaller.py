@@ -83,7 +83,8 @@ class _Coder(NamedTuple):
         derived = self.masters.derive(number, data) if self.masters is not None else None
         if derived is not None:
             return _Chunk(value, None, derived, DERIVED)
-        base, where = self.known.base(self.place, number, at, len(data)) or (None, None)
+        earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
+        base, where = earlier or (None, None)
         way = choose(data, kind, base)
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ def parse_derived(stored: memoryview, length: int) -> tuple[int, list[Run]]:
     runs = [Run(*found) for found in _RUN.iter_unpack(stored[2:])]
     if sum(run.length for run in runs) != length or any(run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs):
         raise CorruptCheckpoint("a chunk cannot be derived: its runs make no sense")
+    if any(one.offset + 2 * one.length > other.offset for one, other in pairwise(runs)):  # so each chunk is decoded once
+        raise CorruptCheckpoint("a chunk cannot be derived: its runs are not in order")
     return stored[1], runs
 
 

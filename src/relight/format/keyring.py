@@ -22,6 +22,7 @@ WRAPPED_BYTES_MAX = 8 << 10
 GENERATION_MAX = 999_999
 _SLOT = re.compile(r"([0-9]{6})-([0-9a-f]{16})\.json\Z")
 _GONE = re.compile(r"[0-9]{6}-[0-9a-f]{16}-[0-9a-f]{8}\.revoked\.json\Z")
+_TIME = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9]Z\Z")
 _RING = re.compile(r"[0-9a-f]{32}\Z")
 _SHORT_TEXT_MAX = 500
 
@@ -123,6 +124,8 @@ def decode_slot(data: bytes, name: str, where: str) -> Slot:
     slot = convert(value, Slot, where)
     if slot.file != name or not names.RUN_ID.match(slot.store) or not _RING.match(slot.ring):
         raise UnsafeContent("the slot belongs to another key, generation or store", where=where)
+    if not _TIME.match(slot.created):
+        raise UnsafeContent("a slot whose time is none", where=where)
     texts = [slot.kind, slot.label, slot.created, *slot.told, *(str(one) for one in slot.told.values())]
     if any(len(one) > _SHORT_TEXT_MAX for one in texts) or not 0 < slot.generation <= GENERATION_MAX:
         raise UnsafeContent("a slot that makes no sense", where=where)

@@ -33,6 +33,8 @@ BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """The largest error, as ``policy.compact`` promises: of a value's own magnitude, or, for ``int8``, of the largest in its block."""
 SMALLEST = 2.0**-25
 """What ``float16`` may be off by where values have no more than that of themselves."""
+LEAST = 2.0**-100
+"""Smaller values are never stored as ``int8``."""
 BLOCK = 256
 _VERSION = 3
 _HALF, _FULL = codecs.Kind(2, True), codecs.Kind(4, True)
@@ -105,6 +107,8 @@ def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
     values = np.frombuffer(data, "<f4")
     if not len(values) or not np.isfinite(values).all():
         return None
+    if way == "int8" and (0 < np.abs(values[values != 0]).min(initial=1.0) < LEAST):
+        return None  # products that some processors, told so, take for zero
     body = memoryview(_int8(values)) if way == "int8" else _half(data, way)
     found = memoryview(bytearray(len(data)))
     _decode(way, False, body, found)

@@ -102,6 +102,12 @@ def parse_record_file(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_record_key(key: str) -> bool:
+    """Whether a key in a store is a record's of a run's log."""
+    parts = key.split("/")
+    return len(parts) == 3 and parts[1] == LOG_DIR and parse_record_file(parts[2]) is not None
+
+
 def part_file(rank: int) -> str:
     """The file name of ``rank``'s part."""
     return f"part-{rank:05d}.msgpack"

@@ -42,7 +42,7 @@ class Guard:
             Keychain.of(keys) if keys else None,
             signer_of(signing) if signing else None,
             trust_of(trusted) if trusted else None,
-            os.fspath(anchor) if anchor is not None else os.environ.get(ANCHOR, "").strip(),
+            _absolute(os.fspath(anchor) if anchor is not None else os.environ.get(ANCHOR, "").strip()),
         )
 
     def __bool__(self) -> bool:
@@ -67,3 +67,8 @@ class Guard:
             trust_of([spec for spec, _ in trust], [value for _, value in trust]) if trust is not None else None,
             told["anchor"],
         )
+
+
+def _absolute(anchor: str) -> str:
+    """Other processes, which it is told to, have other working directories."""
+    return anchor if not anchor or "://" in anchor or anchor.startswith("stripe:") else os.path.abspath(os.path.expanduser(anchor))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import os
 import secrets
+import threading
 from typing import Protocol
 
 from relight.errors import ConfigError, WrongKey
 from relight.format.cipher import NONCE_BYTES, Secret, hkdf, unwrap, wrap
 
+_DERIVING = threading.Lock()
+"""The library's threads for lanes wait for each other for ever where two derivations run at once (cryptography 50.0.2)."""
+os.register_at_fork(after_in_child=_DERIVING._at_fork_reinit)  # type: ignore[attr-defined]
 Told = dict[str, str | int]
 """What a slot says of how it was wrapped, for whoever is to unwrap it."""
 ARGON_MEMORY_KIB, ARGON_PASSES, ARGON_LANES = 64 << 10, 3, 4
 """What a passphrase costs to try: RFC 9106's second recommendation."""
-_ARGON_MEMORY_MAX_KIB, _ARGON_PASSES_MAX, _ARGON_LANES_MAX = 1 << 20, 16, 16
+_ARGON_MEMORY_MAX_KIB, _ARGON_PASSES_MAX, _ARGON_LANES_MAX = 256 << 10, 8, 16
 
 
 class Provider(Protocol):
@@ -129,4 +134,5 @@ class Passphrase:
             raise WrongKey("the slot's salt makes no sense", where=where) from None
         except UnsupportedAlgorithm:
             raise ConfigError("this library's OpenSSL has no Argon2id", hint="a newer cryptography has: upgrade it") from None
-        return Secret(kdf.derive(self._passphrase.reveal()))
+        with _DERIVING:
+            return Secret(kdf.derive(self._passphrase.reveal()))

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable, WrongKey
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
+from relight.format.keyring import KEYS_DIR
 from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_file, record_file
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys.chain import SETTING
@@ -54,6 +55,9 @@ def require_store(store: ByteStore) -> StoreRecord:
         try:
             return read_store(store)
         except CheckpointNotFound:
+            if not encrypts(store) and any(True for _ in store.list(KEYS_DIR)):
+                hint = f"{SETTING}=file:PATH, or encrypt="
+                raise WrongKey("this store is encrypted, and its relight.json is gone", where=store.url, hint=hint) from None
             record = StoreRecord(id=_recorded_id(store) or secrets.token_hex(16), created=now_text(), encrypted=encrypts(store))
             if store.put_once(STORE_FILE, encode_store(record)):
                 return record

@@ -7,19 +7,18 @@ It goes by the URL, as what the store says of itself may have been replaced as w
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import hexdigest
-from relight.format.names import LOG_DIR, parse_record_file, record_file
+from relight.format.names import LOG_DIR, is_record_key, parse_record_file, record_file
+from relight.format.records import decode_record
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.observe import emit
 from relight.store.around import Around
 from relight.store.base import ByteStore, Entry
-from relight.store.signed import is_record
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f]{64})\Z")
 _ROOM = 512
@@ -56,7 +55,7 @@ class AnchoredStore(Around):
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
         created = self.inner.put_once(key, data)
-        if created and is_record(key):
+        if created and is_record_key(key):
             run, _, name = key.split("/")
             seq = parse_record_file(name)
             assert seq is not None
@@ -74,31 +73,38 @@ class AnchoredStore(Around):
     def _check(self, run: str, there: set[int]) -> None:
         head, first = max(there, default=-1), run not in self._seen
         seen = self._read(run) if first else self._seen[run]
-        if seen is not None and head < seen.seq:
-            with contextlib.suppress(CheckpointNotFound):  # a listing may be older than what it lists
-                self.inner.get(f"{run}/{LOG_DIR}/{record_file(seen.seq)}", SEALED_BYTES_MAX + _ROOM)
-                return
-            raise CorruptCheckpoint(
-                f"the log ends at record {head}; record {seen.seq} was seen there: it was rolled back, or its end was lost",
-                where=f"{self.url}/{run}",
-                hint=f"the anchor {self._anchor.url} says so; if that was meant, delete its {self._folder(run)}",
-            )
-        if first and seen is not None and self._hash_of(run, seen.seq) != seen.hash:
-            raise CorruptCheckpoint(
-                f"record {seen.seq} is another than was seen there: the log's end was replaced",
-                where=f"{self.url}/{run}", hint=f"the anchor {self._anchor.url} says so",
-            )  # fmt: skip
+        if seen is not None and (first or head < seen.seq):  # a listing may be older than what it lists: the record itself is asked for
+            found = self._hash_of(run, seen.seq)
+            if found != seen.hash:
+                what = f"the log ends at record {head}; record {seen.seq}, which was seen there, is gone" if head < seen.seq else ""
+                raise CorruptCheckpoint(
+                    f"{what or f'record {seen.seq} is not the one that was seen there'}: it was rolled back, or its end was lost",
+                    where=f"{self.url}/{run}",
+                    hint=f"the anchor {self._anchor.url} says so; if that was meant, delete its {self._folder(run)}",
+                )
         if first:
             self._seen[run] = seen
-            if head > (seen.seq if seen is not None else -1):
-                self._advance(run, Seen(head, self._hash_of(run, head)))
+            for seq in sorted((one for one in there if one > (seen.seq if seen is not None else -1)), reverse=True):
+                if self._is_sound(run, seq):  # the newest that is: what cannot be read may be put there by anybody
+                    self._advance(run, Seen(seq, self._hash_of(run, seq)))
+                    return
+
+    def _get(self, run: str, seq: int) -> bytes:
+        return self.inner.get(f"{run}/{LOG_DIR}/{record_file(seq)}", SEALED_BYTES_MAX + _ROOM)
+
+    def _is_sound(self, run: str, seq: int) -> bool:
+        try:
+            decode_record(self._get(run, seq), seq, run)
+        except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
+            return False
+        return True
 
     def _hash_of(self, run: str, seq: int) -> str:
-        """Of a record as it lies there; of one that cannot be read, of nothing."""
+        """Of a record as it lies there; nothing of one that is not there, or cannot be read."""
         try:
-            return hexdigest(self.inner.get(f"{run}/{LOG_DIR}/{record_file(seq)}", SEALED_BYTES_MAX + _ROOM))
-        except CorruptCheckpoint:
-            return hexdigest(b"")
+            return hexdigest(self._get(run, seq))
+        except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
+            return ""
 
     def _read(self, run: str) -> Seen | None:
         found = [match for entry in self._anchor.list(self._folder(run)) if (match := _NAME.match(entry.name))]

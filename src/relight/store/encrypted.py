@@ -34,12 +34,12 @@ from relight.format.cipher import (
     unwrap_data_key,
 )
 from relight.format.keyring import KEYS_DIR
-from relight.format.names import STORE_FILE
+from relight.format.names import STORE_FILE, is_record_key
 from relight.keys import Keychain
 from relight.store.around import Around, rewrites
 from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, forget_copies
 from relight.store.buffers import page_buffer
-from relight.store.keyring import Ring, open_ring, slots_in
+from relight.store.keyring import Ring, open_ring, slots_in, some_unreadable
 
 BATCH_PAGES = 32
 """What is encrypted before it is handed on: 4 MiB."""
@@ -65,22 +65,28 @@ class EncryptedStore(Around):
     def __init__(self, inner: ByteStore, keychain: Keychain, *, takes_plain: bool = False) -> None:
         """``takes_plain``: what lies there in the clear is read, too, while it is being encrypted."""
         super().__init__(inner)
-        self.keychain, self._takes_plain = keychain, takes_plain
+        self.keychain, self.takes_plain = keychain, takes_plain
         self._lock = threading.Lock()
         self._ring: Ring | None = None
         self._data_key: tuple[int, DataKey] | None = None
+        self._slots: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return (EncryptedStore, (self.inner, self.keychain))
 
     def _over(self, below: ByteStore) -> ByteStore:
-        found = EncryptedStore(below, self.keychain, takes_plain=self._takes_plain)
+        found = EncryptedStore(below, self.keychain, takes_plain=self.takes_plain)
         found._ring, found._data_key = self._ring, self._data_key
         return found
 
     def put_once(self, key: str, data: bytes) -> bool:
-        """See ``ByteStore``."""
-        return self.inner.put_once(key, data if is_clear(key) or not data else encrypt_file(self._new_cipher(key), data))
+        """See ``ByteStore``. Before a record is, it is seen that nobody has encrypted the store anew: ``WrongKey`` if what was written
+        until then could not be opened any more; what comes later is written with the new ring key."""
+        if is_clear(key) or not data:
+            return self.inner.put_once(key, data)
+        if is_record_key(key):
+            self._look_at_slots()
+        return self.inner.put_once(key, encrypt_file(self._new_cipher(key), data))
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""
@@ -98,6 +104,12 @@ class EncryptedStore(Around):
             return parse_trailer(bytes(end), reader.size, key).ring if is_encrypted(bytes(end)) else None
         finally:
             reader.close()
+
+    def is_empty(self, key: str) -> bool:
+        """Whether nothing is in that file, which is then stored as such."""
+        reader = self.inner.open(key)
+        reader.close()
+        return not reader.size
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``: encrypted with the newest ring key."""
@@ -118,7 +130,7 @@ class EncryptedStore(Around):
         raise AssertionError("it is read at least once")
 
     def _decrypted(self, key: str, data: bytes, limit: int) -> bytes:
-        if not data or (self._takes_plain and not is_encrypted(data)):
+        if not data or (self.takes_plain and not is_encrypted(data)):
             return data
         trailer = parse_trailer(data[-TRAILER_BYTES:], len(data), key)
         if trailer.size > limit:
@@ -129,18 +141,25 @@ class EncryptedStore(Around):
         return bytes(found)
 
     def open(self, key: str) -> Reader:
-        """See ``ByteStore``. Cost: reading the trailer, and the tags, besides."""
+        """See ``ByteStore``. Cost: reading the trailer, and the tags, besides. A copy nearby may be of before the store was rekeyed."""
+        try:
+            return self._opened(key)
+        except CorruptCheckpoint:
+            forget_copies(self.inner, key)
+            return self._opened(key)
+
+    def _opened(self, key: str) -> Reader:
         reader = self.inner.open(key)
         if is_clear(key) or not reader.size:
             return reader
         try:
             if reader.size <= TRAILER_BYTES:
-                if self._takes_plain:
+                if self.takes_plain:
                     return reader
                 raise CorruptCheckpoint("too short for an encrypted file", where=key)
             end = bytearray(TRAILER_BYTES)
             reader.read_into(reader.size - TRAILER_BYTES, memoryview(end))
-            if self._takes_plain and not is_encrypted(bytes(end)):
+            if self.takes_plain and not is_encrypted(bytes(end)):
                 return reader
             trailer = parse_trailer(bytes(end), reader.size, key)
             return _DecryptingReader(reader, self._cipher_of(trailer, key), trailer.size, key)
@@ -170,7 +189,7 @@ class EncryptedStore(Around):
             with self._lock:
                 self._ring = open_ring(self.inner, self.keychain)
                 key = self._ring.keys.get(ring)
-        if key is None and any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner)):
+        if key is None and (some_unreadable(self.inner) or any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner))):
             raise WrongKey("none of the keys at hand opens what it is encrypted with", where=where, hint="relight keys status STORE")
         if key is None:
             raise CorruptCheckpoint(
@@ -178,6 +197,20 @@ class EncryptedStore(Around):
                 where=where,
             )
         return key
+
+    def _look_at_slots(self) -> None:
+        names = frozenset(entry.name for entry in self.inner.list(KEYS_DIR))
+        with self._lock:
+            known, self._slots = self._slots, names
+            if self._ring is None or self._data_key is None or known in (None, names):
+                return
+            self._ring = open_ring(self.inner, self.keychain)
+            if self._data_key[1].ring in self._ring.keys:
+                if self._data_key[1].ring != self._ring.newest:
+                    self._data_key = None
+                return
+            self._data_key = None
+        raise WrongKey("the store was encrypted anew meanwhile", where=self.url, hint="the next save is made with its new key")
 
     def _cipher_of(self, trailer: Trailer, key: str) -> FileCipher:
         ring_key, store_id = self._ring_with(trailer.ring, key), self._ring_now().store_id

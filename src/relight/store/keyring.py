@@ -70,6 +70,11 @@ def slots_in(inner: ByteStore) -> list[Slot]:
     return found
 
 
+def some_unreadable(inner: ByteStore) -> bool:
+    """Whether there is a slot that cannot be read: it may be of any ring key."""
+    return sum(parse_slot_file(entry.name) is not None for entry in inner.list(KEYS_DIR)) > len(slots_in(inner))
+
+
 def open_slot(slot: Slot, keychain: Keychain) -> Secret | None:
     """The ring key in it; None if none of these keys opens it. ``StoreUnavailable`` if a service that may does not answer."""
     where = f"{KEYS_DIR}/{slot.file}"
@@ -122,6 +127,8 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ri
                 f"none of the keys at hand opens this store: {_named(keychain.providers)}",
                 where=inner.url, hint=f"it is opened by {_labels(slots)}; a key that was revoked opens nothing any more",
             )  # fmt: skip
+        if not make:
+            raise WrongKey("this store's slots are gone", where=f"{inner.url}/{KEYS_DIR}", hint="restore .keys from a copy of the store")
         put_slot(inner, store_id, 1, Secret(secrets.token_bytes(KEY_BYTES)), keychain.providers[0])
     raise WrongKey("a slot for this key can neither be made nor read", where=f"{inner.url}/{KEYS_DIR}")
 

@@ -6,7 +6,7 @@ A record names the root by its hash, the root its parts, and these all bytes: so
 from __future__ import annotations
 
 from relight.errors import CorruptCheckpoint
-from relight.format.names import LOG_DIR, parse_record_file
+from relight.format.names import is_record_key
 from relight.format.signed import apart, with_signature
 from relight.keys.signing import Ed25519Signer, HashSigner, Trust
 from relight.store.around import Around
@@ -14,12 +14,6 @@ from relight.store.base import ByteStore
 
 _ROOM = 512
 """What a signature takes at most."""
-
-
-def is_record(key: str) -> bool:
-    """Whether it is a record of a run's log."""
-    parts = key.split("/")
-    return len(parts) == 3 and parts[1] == LOG_DIR and parse_record_file(parts[2]) is not None
 
 
 class SignedStore(Around):
@@ -37,14 +31,14 @@ class SignedStore(Around):
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
-        if self._signer is not None and is_record(key):
+        if self._signer is not None and is_record_key(key):
             record, signature = apart(data, key)
             data = data if signature is not None else with_signature(record, self._signer.sign(record))
         return self.inner.put_once(key, data)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``. A record without its signature; ``CorruptCheckpoint`` for one that nobody who is trusted has signed."""
-        if not is_record(key):
+        if not is_record_key(key):
             return self.inner.get(key, limit)
         record, signature = apart(self.inner.get(key, limit + _ROOM), key)
         if self._trust is not None:

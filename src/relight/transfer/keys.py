@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, WrongKey
-from relight.format.cipher import KEY_BYTES, Secret
+from relight.format.cipher import KEY_BYTES, Secret, ring_id
 from relight.format.keyring import KEYS_DIR, Slot
 from relight.format.names import STORE_FILE
 from relight.format.records import decode_store, encode_store
@@ -61,6 +61,9 @@ class Rekeyed:
     files: int = 0
     bytes: int = 0
     left: int = 0
+    plain: int = 0
+    """Files that lie in the clear in a store that is encrypted: somebody put them there, and they are left alone."""
+    damaged: int = 0
     generation: int = 0
 
 
@@ -78,7 +81,7 @@ def status(inner: ByteStore, keychain: Keychain | None) -> list[KeyStatus]:
 def add(inner: ByteStore, keychain: Keychain, new: Provider, label: str = "") -> Changed:
     """Have ``new`` open what the keys at hand open. ``WrongKey`` if there is a generation that they don't."""
     changed = Changed()
-    for generation, slots in _generations(inner).items():
+    for (generation, _), slots in _rings(inner).items():
         key = _opened(slots, keychain, generation)
         if not any(_opens(slot, new) for slot in slots):
             changed.added.append(_put(inner, slots[0].store, generation, key, new, label))
@@ -100,7 +103,7 @@ def rotate(inner: ByteStore, keychain: Keychain, old: str, new: Provider, label:
 def revoke(inner: ByteStore, keychain: Keychain, old: str) -> Changed:
     """Have ``old``, an id or a label, open nothing. ``ConfigError`` if the keys at hand would open less than now without it."""
     mine, changed = _slots_of(inner, old), Changed()
-    for generation, slots in _generations(inner).items():
+    for (generation, _), slots in _rings(inner).items():
         if any(slot in mine for slot in slots) and not any(open_slot(slot, keychain) for slot in slots if slot not in mine):
             raise ConfigError(
                 f"without it none of the keys at hand opens generation {generation}",
@@ -120,9 +123,11 @@ def rekey(
     keep: Keychain | None = None,
     progress: Callable[[int], None] = lambda length: None,
     plan_only: bool = False,
+    encrypt_plain: bool = False,
 ) -> Rekeyed:
-    """Encrypt anew, under a new ring key, what ``leaked`` could open, an id or a label, also one that was revoked; all that lies in the
-    clear; or, if ``leaked`` is "*", everything. Then those old ring keys' slots go.
+    """Encrypt anew, under a new ring key, what ``leaked`` could open, an id or a label, also one that was revoked; or, if ``leaked`` is
+    "*", everything; then those old ring keys' slots go. In a store that is not encrypted: all of it. In one that is, what lies in the
+    clear was put there by somebody, and is taken for what the store holds only if ``encrypt_plain``: to end what was interrupted.
 
     ``keychain`` opens what is there, ``keep`` (the same, if None) what will be: a slot for each of them. A file is replaced as a whole, so
     whoever is killed leaves nothing but whole files, each under one key or the other; done again it goes on. Processes that have the
@@ -132,33 +137,46 @@ def rekey(
     keep = keep or keychain
     if leaked and plain:
         raise ConfigError("this store is not encrypted: no key could leak it", where=inner.url)
+    if any(slot.store != store_id_of(inner) for slot in slots_in(inner)):
+        raise WrongKey("its slots are of another store: relight.json was replaced", where=inner.url, hint="restore it from a copy")
     touched = _touched(inner, leaked) if leaked else set()
     if plan_only:
-        for _, size in _to_do(EncryptedStore(inner, keychain, takes_plain=True), touched):
+        for _, size in _to_do(EncryptedStore(inner, keychain, takes_plain=plain or encrypt_plain), touched, report):
             report.files, report.bytes = report.files + 1, report.bytes + size
         return report
     if plain:
         _mark(inner)
     report.generation = _new_generation(inner, keychain, keep, touched)
-    store = EncryptedStore(inner, Keychain([*keep.providers, *keychain.providers]), takes_plain=True)
+    store = EncryptedStore(inner, Keychain([*keep.providers, *keychain.providers]), takes_plain=plain or encrypt_plain)
+    damaged: set[str] = set()
     for again in range(2):
-        for key, size in _to_do(store, touched):
-            if again:
-                report.left += 1
-            _rewrite(store, key, size, progress)
+        report.plain = 0
+        for key, size in _to_do(store, touched, report):
+            if key in damaged:
+                continue
+            try:
+                _rewrite(store, key, size, progress)
+            except CorruptCheckpoint:  # nobody can write it anew: it goes on being damaged
+                damaged.add(key)
+                continue
+            report.left += again
             report.files, report.bytes = report.files + 1, report.bytes + size
-    if not any(True for _ in _to_do(store, touched)):
+    report.damaged = len(damaged)
+    if not any(key not in damaged for key, _ in _to_do(store, touched, Rekeyed())):
         for slot in slots_in(inner):
             if bytes.fromhex(slot.ring) in touched:
                 drop_slot(inner, slot)
     return report
 
 
-def _to_do(store: EncryptedStore, touched: set[bytes]) -> Iterator[tuple[str, int]]:
-    """Files, and their lengths, of what is to be written anew."""
+def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed) -> Iterator[tuple[str, int]]:
+    """Files, and their lengths, of what is to be written anew; counts what lies in the clear and is not."""
     for key in _files(store, ""):
         try:
             ring = store.ring_of(key)
+            if ring is None and not store.takes_plain:
+                report.plain += not store.is_empty(key)
+                continue
             if ring is not None and ring not in touched:
                 continue
             reader = store.open(key)
@@ -205,15 +223,16 @@ def _new_generation(inner: ByteStore, keychain: Keychain, keep: Keychain, touche
     """One whose ring key nobody knew before, with a slot for each key that is kept; the newest, if it is one that was begun and not
     touched. Its number."""
     store_id = require_encrypted(inner)
-    generations = _generations(inner)
-    newest = max(generations, default=0)
-    if newest and bytes.fromhex(generations[newest][0].ring) not in touched:
-        key = _opened(generations[newest], keychain, newest)
+    rings = _rings(inner)
+    newest, ring = max(rings, default=(0, ""))
+    held = rings.get((newest, ring), [])
+    if newest and bytes.fromhex(ring) not in touched:
+        key = _opened(held, keychain, newest)
     else:
-        newest, key = newest + 1, Secret(secrets.token_bytes(KEY_BYTES))
+        newest, held, key = newest + 1, [], Secret(secrets.token_bytes(KEY_BYTES))
     for provider in keep.providers:
-        if not any(_opens(slot, provider) for slot in generations.get(newest, [])):
-            known = [slot.label for slots in generations.values() for slot in slots if provider.fits(slot.kind, slot.kek)]
+        if not any(_opens(slot, provider) for slot in held):
+            known = [slot.label for slots in rings.values() for slot in slots if provider.fits(slot.kind, slot.kek)]
             _put(inner, store_id, newest, key, provider, known[-1] if known else "")
     open_ring(inner, keep)
     return newest
@@ -228,10 +247,11 @@ def _touched(inner: ByteStore, leaked: str) -> set[bytes]:
     return found
 
 
-def _generations(inner: ByteStore) -> dict[int, list[Slot]]:
-    found: dict[int, list[Slot]] = {}
+def _rings(inner: ByteStore) -> dict[tuple[int, str], list[Slot]]:
+    """Slots by generation and ring key. Two who begin a store at one moment, with keys of two names, may make two rings of a generation."""
+    found: dict[tuple[int, str], list[Slot]] = {}
     for slot in slots_in(inner):
-        found.setdefault(slot.generation, []).append(slot)
+        found.setdefault((slot.generation, slot.ring), []).append(slot)
     return dict(sorted(found.items()))
 
 
@@ -265,8 +285,10 @@ def _put(inner: ByteStore, store_id: str, generation: int, key: Secret, provider
     slot = put_slot(inner, store_id, generation, key, provider, label)
     inner.settle(KEYS_DIR)
     there = [one for one in slots_in(inner) if one.file == slot.file]
-    if not there or not _opens(there[0], provider):
-        raise WrongKey("a slot that was just made does not open", where=f"{KEYS_DIR}/{slot.file}", hint="nothing was taken away")
+    if not there or there[0].ring != ring_id(key).hex() or not _opens(there[0], provider):
+        what = "a slot that was just made does not open, or another was made of that name"
+        hint = "nothing was taken away; of two rings of one generation relight rekey --all makes one"
+        raise WrongKey(what, where=f"{KEYS_DIR}/{slot.file}", hint=hint)
     return _named(there[0])
 
 
