@@ -55,6 +55,8 @@ def test_heads_that_make_no_sense() -> None:
     for data in [*bad, *(draw.randbytes(draw.randrange(60)) for _ in range(300))]:
         refuses(CorruptCheckpoint, lambda data=data: parse_derived(memoryview(data), 128))  # type: ignore[misc]
     refuses(CorruptCheckpoint, lambda: parse_derived(memoryview(good), 126))
+    parse_derived(memoryview(encode_derived(1, [Piece(0, 2)] * 64)), 128)
+    refuses(CorruptCheckpoint, lambda: parse_derived(memoryview(encode_derived(1, [Piece(0, 2)] * 65)), 130))
 
 
 class Mixed:

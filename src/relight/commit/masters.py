@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.commit.plan import PackPlan
 from relight.format import Tensor
-from relight.format.derived import KINDS, Run, encode_derived, is_rounded, rounded
+from relight.format.derived import KINDS, RUNS_MAX, Run, encode_derived, is_rounded, rounded
 
 HEAD = 32
 """Bytes of a 16-bit tensor by which its masters are known."""
@@ -69,27 +68,23 @@ class Masters:
     def derive(self, number: int, data: memoryview) -> bytes | None:
         """What stands for chunk ``number``, if it is what float32 before it come to; None if it is not. Cost: rounding as much."""
         kind, parts = self._chunks.get(number, (0, ()))
-        if not parts or self._image is None:
+        if not parts or len(parts) > RUNS_MAX or self._image is None:
             return None
-        runs, at, least = list[Run](), 0, 0
+        runs, at = list[Run](), 0
         for length, tensor, begin in parts:
             piece = data[at : at + length]
-            offset = self._master(kind, tensor, begin, piece, least)
+            offset = self._master(kind, tensor, begin, piece)
             if offset is None:
                 return None
-            least = offset + 2 * length
             runs.append(Run(offset, length))
             at += length
         found = encode_derived(kind, runs)
         return found if len(found) < len(data) else None
 
-    def _master(self, kind: int, tensor: Tensor, begin: int, piece: memoryview, least: int) -> int | None:
-        """Where it begins, from ``least`` on: runs are in order, so that a reader decodes each chunk once."""
+    def _master(self, kind: int, tensor: Tensor, begin: int, piece: memoryview) -> int | None:
         assert self._image is not None
         head = bytes(self._image[tensor.offset : tensor.offset + min(HEAD, tensor.length)])
-        alike = self._by_head(kind, tensor).get(head, [])
-        first = bisect_left(alike, least, key=lambda wide: wide.offset + 2 * begin)
-        for wide in alike[first : first + TRIED_MAX]:
+        for wide in self._by_head(kind, tensor).get(head, ())[:TRIED_MAX]:
             offset = wide.offset + 2 * begin
             if is_rounded(kind, self._image[offset : offset + 2 * len(piece)], piece):
                 return offset
