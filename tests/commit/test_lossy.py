@@ -45,7 +45,7 @@ def checked(values: np.ndarray, way: str) -> bool:
     if way == "int8":
         blocks = [scale[at : at + BLOCK].max() for at in range(0, len(scale), BLOCK)]
         scale = np.repeat(blocks, BLOCK)[: len(scale)]
-    least = 2.0**-25 if way == "float16" else 0
+    least = {"float16": 2.0**-25, "bfloat16": 2.0**-133}.get(way, 0.0)
     assert (np.abs(near - exact) <= np.maximum(scale * BOUNDS[way] * (1 + 1e-5), least)).all()
     return True
 
@@ -142,7 +142,7 @@ def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
     opened = run.open(run.history().live[-1])
     assert opened.root.exact and "exp_avg" in opened.root.exact[-1]
     rows = {(row.dtype, row.role): row for row in stored_as(opened)}
-    assert rows["float32", "optim"].stored_bytes < 0.45 * rows["float32", "optim"].bytes
+    assert rows["float32", "optim"].stored_bytes < 0.7 * rows["float32", "optim"].bytes
     assert not any(findings for _, findings in relight.open(url).verify())
     done = subprocess.run([sys.executable, "-m", "relight", "ls", url], capture_output=True, text=True, check=True)
     assert "lossy, ±0.39 %" in done.stdout

@@ -475,7 +475,7 @@ def run(tmp_path: Path) -> CountingStore:
 
 
 def load(store: ByteStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    monkeypatch.setattr("relight.api.open_bytes", lambda url: store)
+    monkeypatch.setattr("relight.api.open_bytes", lambda url, **options: store)
     return relight.load("anything/run")
 
 

@@ -9,7 +9,7 @@ is off by more than the way allows, and stores the run as it is if one is.
 way                bytes                                        no value is off by more than
 === ============== ============================================ =========================================
 0                  as they are                                  nothing
-1   ``bfloat16``   its upper half, rounded to nearest, ties to  1/256 of itself
+1   ``bfloat16``   its upper half, rounded to nearest, ties to  1/256 of itself, or 2^-133
                    even
 2   ``float16``    so                                           1/2048 of itself, or 2^-25; none above 65504
 3   ``int8``       for each 256 values a float32, the largest   1/254 of the largest of its 256
@@ -31,10 +31,10 @@ from relight.format import codecs, derived
 WAYS = {"bfloat16": 1, "float16": 2, "int8": 3}
 BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """The largest error, as ``policy.compact`` promises: of a value's own magnitude, or, for ``int8``, of the largest in its block."""
-SMALLEST = 2.0**-25
-"""What ``float16`` may be off by where values have no more than that of themselves."""
+SMALLEST = {"bfloat16": 2.0**-133, "float16": 2.0**-25}
+"""What values may be off by that are so small that they have hardly a digit."""
 LEAST = 2.0**-100
-"""Smaller values are never stored as ``int8``."""
+"""Blocks whose step is smaller are never stored as ``int8``."""
 BLOCK = 256
 _VERSION = 3
 _HALF, _FULL = codecs.Kind(2, True), codecs.Kind(4, True)
@@ -107,9 +107,11 @@ def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
     values = np.frombuffer(data, "<f4")
     if not len(values) or not np.isfinite(values).all():
         return None
-    if way == "int8" and (0 < np.abs(values[values != 0]).min(initial=1.0) < LEAST):
-        return None  # products that some processors, told so, take for zero
     body = memoryview(_int8(values)) if way == "int8" else _half(data, way)
+    if way == "int8":
+        scales = np.frombuffer(body[: 4 * -(-len(values) // BLOCK)], "<f4")
+        if ((scales > 0) & (scales < LEAST)).any():
+            return None  # products that some processors, told so, take for zero
     found = memoryview(bytearray(len(data)))
     _decode(way, False, body, found)
     return (body, found) if _within(values, np.frombuffer(found, "<f4"), way) else None
@@ -161,7 +163,7 @@ _DECODERS: dict[str, Callable[[memoryview, np.ndarray], None]] = {
 def _within(values: np.ndarray, found: np.ndarray, way: str) -> bool:
     error = np.abs(values.astype("f8") - found)
     if way != "int8":
-        least = SMALLEST if way == "float16" else 0.0
+        least = SMALLEST[way]
         return bool((error <= np.maximum(np.abs(values, dtype="f8") * BOUNDS[way], least)).all())
     blocks = -(-len(values) // BLOCK)
     padded = np.zeros(blocks * BLOCK)
