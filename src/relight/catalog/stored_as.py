@@ -42,7 +42,7 @@ def stored_as(opened: Opened) -> list[StoredAs]:
                     row.stored_bytes += length
                     continue
                 piece = pack.stored.pieces[number]
-                row.stored_bytes += sum(link.length for link in piece.links())
+                row.stored_bytes += piece.reach
                 row.coded += bool(piece.coded)
                 row.differences += piece.base is not None
                 row.elsewhere += piece.home != OWN

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from relight.commit.plan import PackPlan
 from relight.format import Tensor
 from relight.format.derived import KINDS, RUNS_MAX, Run, encode_derived, is_rounded, rounded
+from relight.format.manifest import tensors_in
 
 HEAD = 32
 """Bytes of a 16-bit tensor by which its masters are known."""
@@ -42,27 +43,20 @@ class Masters:
         self._chunks: dict[int, tuple[int, list[_Part]]] = {}
         if plan.image is None:
             return
-        held = sorted((one for one in tensors if one.pack == index and one.length), key=lambda one: one.offset)
-        for tensor in held:
+        held = [one for one in tensors if one.pack == index and one.length]
+        for tensor in sorted(held, key=lambda one: one.offset):
             if tensor.dtype == "float32" and exact(tensor):
                 self._wide.setdefault(_key(tensor), []).append(_Wide(tensor.offset, tensor.length))
-        self._chunks = self._found(plan.chunks, held) if any(one.dtype in KINDS for one in held) else {}
+        if any(one.dtype in KINDS for one in held):
+            self._chunks = self._found(plan.chunks, held, index)
 
-    def _found(self, lengths: list[int], held: list[Tensor]) -> dict[int, tuple[int, list[_Part]]]:
+    def _found(self, lengths: list[int], held: list[Tensor], index: int) -> dict[int, tuple[int, list[_Part]]]:
         """Chunks of 16-bit tensors of one dtype that all have float32 of their shape and box before them: the kind, and the runs."""
-        found, at, first = dict[int, tuple[int, list[_Part]]](), 0, 0
-        for number, length in enumerate(lengths):
-            while first < len(held) and held[first].offset + held[first].length <= at:
-                first += 1
-            parts, kinds, place = list[_Part](), set[int](), first
-            while place < len(held) and held[place].offset < at + length:
-                tensor, begin = held[place], max(at, held[place].offset)
-                parts.append(_Part(min(at + length, tensor.offset + tensor.length) - begin, tensor, begin - tensor.offset))
-                kinds.add(KINDS.get(tensor.dtype, 0) if self._before(tensor, at) else 0)
-                place += 1
+        found: dict[int, tuple[int, list[_Part]]] = {}
+        for number, (at, inside) in enumerate(tensors_in(lengths, held, index)):
+            kinds = {KINDS.get(tensor.dtype, 0) if self._before(tensor, at) else 0 for tensor, _, _ in inside}
             if len(kinds) == 1 and kinds != {0}:
-                found[number] = kinds.pop(), parts
-            at += length
+                found[number] = kinds.pop(), [_Part(end - begin, tensor, begin - tensor.offset) for tensor, begin, end in inside]
         return found
 
     def derive(self, number: int, data: memoryview) -> bytes | None:

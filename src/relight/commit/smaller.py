@@ -23,7 +23,7 @@ from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
 from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
-from relight.format.manifest import Pack, contents
+from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
 from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
@@ -160,20 +160,11 @@ def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) 
     """Of each chunk of pack ``index`` some of which may be stored inexactly: its runs, a tensor each, or a piece of one."""
     if not rules.lossy:
         return {}
-    held = sorted((one for one in tensors if one.pack == index and one.length), key=lambda one: one.offset)
-    found, at, first = dict[int, list[Stretch]](), 0, 0
-    for number, length in enumerate(plan.chunks):
-        while first < len(held) and held[first].offset + held[first].length <= at:
-            first += 1
-        runs, place = list[Stretch](), first
-        while place < len(held) and held[place].offset < at + length:
-            tensor = held[place]
-            end = min(at + length, tensor.offset + tensor.length)
-            runs.append(Stretch(end - max(at, tensor.offset), lossy_way(rules, tensor.name, tensor.dtype)))
-            place += 1
+    found = dict[int, list[Stretch]]()
+    for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
+        runs = [Stretch(end - begin, lossy_way(rules, tensor.name, tensor.dtype)) for tensor, begin, end in held]
         if any(run.way for run in runs) and len(runs) <= RUNS_MAX:
             found[number] = runs
-        at += length
     return found
 
 

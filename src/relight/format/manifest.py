@@ -300,6 +300,23 @@ def contents(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> I
         at += length
 
 
+def tensors_in(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> Iterator[tuple[int, list[tuple[Tensor, int, int]]]]:
+    """Of each chunk of pack ``index``: where it begins, and the tensors in it, in order, each with where in the pack what is of it in the
+    chunk begins and ends."""
+    held = sorted((one for one in tensors if one.pack == index and one.length), key=lambda one: one.offset)
+    at = first = 0
+    for length in lengths:
+        while first < len(held) and held[first].offset + held[first].length <= at:
+            first += 1
+        found, place = list[tuple[Tensor, int, int]](), first
+        while place < len(held) and held[place].offset < at + length:
+            tensor = held[place]
+            found.append((tensor, max(at, tensor.offset), min(at + length, tensor.offset + tensor.length)))
+            place += 1
+        yield at, found
+        at += length
+
+
 def donors_of(packs: Iterable[Pack]) -> list[str]:
     """The ids of other checkpoints whose bytes these packs need."""
     return sorted({donor for pack in packs if pack.stored is not None for donor in pack.stored.donors()})

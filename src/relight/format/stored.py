@@ -73,7 +73,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @property
     def bytes(self) -> int:
         """What all chunks take, wherever they lie, with what they differ from."""
-        return sum(link.length for piece in self.pieces for link in piece.links())
+        return sum(piece.reach for piece in self.pieces)
 
     def donors(self) -> list[str]:
         """The ids of checkpoints whose bytes this pack needs."""

@@ -76,25 +76,39 @@ class HeldKey:
         return self._key.reveal()
 
 
-class Passphrase:
-    """Argon2id of a passphrase; a salt for each slot."""
+class NamedKey:
+    """One that is known by what it is named by, and may have several names: any slot of its kind may be its."""
+
+    kind: str
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.spec!r})"
+
+    @property
+    def kek(self) -> str:
+        """See ``Provider``."""
+        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
+
+    def fits(self, kind: str, kek: str) -> bool:
+        """See ``Provider``."""
+        return kind == self.kind
+
+    def resolved(self) -> bytes | None:
+        """See ``Provider``."""
+        return None
+
+
+class Passphrase(NamedKey):
+    """Argon2id of a passphrase; a salt for each slot. It has no id of its own: that would help to guess it."""
 
     kind = "passphrase"
 
     def __init__(self, spec: str, passphrase: Secret) -> None:
-        self.spec, self._passphrase = spec, passphrase
-
-    def __repr__(self) -> str:
-        return f"Passphrase({self.spec!r})"
-
-    @property
-    def kek(self) -> str:
-        """See ``Provider``: of where it comes from, as one of its own would help to guess it."""
-        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
-
-    def fits(self, kind: str, kek: str) -> bool:
-        """See ``Provider``: it may come from elsewhere than when the slot was made."""
-        return kind == self.kind
+        super().__init__(spec)
+        self._passphrase = passphrase
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
         """See ``Provider``. Cost: a tenth of a second, and 64 MiB."""

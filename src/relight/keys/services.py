@@ -8,30 +8,19 @@ from typing import Any
 
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret, hkdf
-from relight.keys.providers import Told
+from relight.keys.providers import NamedKey, Told
 
 _TIMEOUT_S = 10
 
 
-class KmsKey:
+class KmsKey(NamedKey):
     """``kms:KEY``, a key's id, ARN or alias; region, credentials and endpoint as boto3 finds them."""
 
     kind = "kms"
 
     def __init__(self, spec: str) -> None:
-        self.spec, self._id = spec, spec.partition(":")[2]
-
-    def __repr__(self) -> str:
-        return f"KmsKey({self.spec!r})"
-
-    @property
-    def kek(self) -> str:
-        """See ``Provider``: of what it is named by."""
-        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
-
-    def fits(self, kind: str, kek: str) -> bool:
-        """See ``Provider``: one key may have several names."""
-        return kind == self.kind
+        super().__init__(spec)
+        self._id = spec.partition(":")[2]
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
         """See ``Provider``. Cost: one request."""
@@ -41,10 +30,6 @@ class KmsKey:
     def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
         """See ``Provider``. Cost: one request."""
         return Secret(self._ask("decrypt", where, KeyId=self._id, CiphertextBlob=wrapped, EncryptionContext=_context(said))["Plaintext"])
-
-    def resolved(self) -> bytes | None:
-        """See ``Provider``."""
-        return None
 
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
         boto3, config, errors = _library("kms", "boto3", "botocore.config", "botocore.exceptions")
@@ -61,28 +46,16 @@ class KmsKey:
             raise StoreUnavailable(f"KMS does not answer: {type(error).__name__}", where=self.spec) from None
 
 
-class VaultKey:
+class VaultKey(NamedKey):
     """``vault:MOUNT/KEY`` of the transit engine; address, token and namespace from ``VAULT_ADDR``, ``VAULT_TOKEN``, ``VAULT_NAMESPACE``."""
 
     kind = "vault"
 
     def __init__(self, spec: str) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._mount, _, self._name = spec.partition(":")[2].rpartition("/")
         if not self._mount or not self._name:
             raise ConfigError(f"{spec!r} names no key of Vault", hint="vault:transit/KEY")
-
-    def __repr__(self) -> str:
-        return f"VaultKey({self.spec!r})"
-
-    @property
-    def kek(self) -> str:
-        """See ``Provider``: of what it is named by."""
-        return hkdf(self.spec.encode(), b"", b"relight key id", 8).hex()
-
-    def fits(self, kind: str, kek: str) -> bool:
-        """See ``Provider``: one key may have several names."""
-        return kind == self.kind
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
         """See ``Provider``. Cost: one request. What it is for goes in front of the key: not every kind of Vault's keys binds it."""
@@ -96,10 +69,6 @@ class VaultKey:
         if not data.startswith(_bound(said)):
             raise WrongKey("this slot was written for another store or ring key", where=where)
         return Secret(data[len(_bound(said)) :])
-
-    def resolved(self) -> bytes | None:
-        """See ``Provider``."""
-        return None
 
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
         hvac, requests = _library("vault", "hvac", "requests")

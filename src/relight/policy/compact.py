@@ -73,11 +73,6 @@ def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:
     return None if way == "int8" and any(one in name for one in SECOND_MOMENTS) else way
 
 
-def lossy_bound(rules: Compact) -> float:
-    """The largest error that the rules allow; 0 if none."""
-    return max((LOSSY_BOUNDS[way] for way in rules.lossy.values()), default=0.0)
-
-
 @dataclass(slots=True)
 class Experience:
     """What earlier saves of this attempt have shown; None: nothing yet."""

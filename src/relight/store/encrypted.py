@@ -442,5 +442,3 @@ def _with_room(sealed: memoryview, scratch: memoryview) -> memoryview:
     """``sealed``, which lies in ``scratch``, and what is behind it there."""
     at = ctypes.addressof(ctypes.c_char.from_buffer(sealed)) - ctypes.addressof(ctypes.c_char.from_buffer(scratch))
     return scratch[at:]
-
-
