@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -105,6 +106,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """The rank's, where several save together."""
     patient: bool = True
     """Whether it may be held back for want of room, or made smaller; False if it is urgent."""
+    same: bytes = b""
+    """The numbers, as bits, of tensors that have not changed since save ``since``, as far as the trainer can tell."""
+    since: int = 0
 
 
 class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -181,6 +185,21 @@ class Hurry(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The run ends here as it should: finish what is sealed, keep nothing."""
+
+
+@lru_cache(maxsize=4)
+def to_bits(numbers: frozenset[int]) -> bytes:
+    """The numbers as bits, the lowest first."""
+    found = bytearray(max(numbers, default=-1) // 8 + 1)
+    for number in numbers:
+        found[number // 8] |= 1 << number % 8
+    return bytes(found)
+
+
+@lru_cache(maxsize=4)
+def from_bits(data: bytes) -> frozenset[int]:
+    """What ``to_bits`` was given."""
+    return frozenset(8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1)
 
 
 ToAgent = Place | Want | Layout | Begun | Save | Hurry | Ask | Meet | Join | Bye

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relight.agent.follow import Abandoned, Follow
-from relight.agent.messages import Layout, Place, Report, Request
+from relight.agent.messages import Layout, Place, Report, Request, from_bits
 from relight.arena import SEALED, Slot, lay_out
 from relight.catalog.tiers import tiers_of
 from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
 from relight.commit import Place as CommitPlace
-from relight.commit.earlier import Before
+from relight.commit.earlier import Before, Vouched
 from relight.commit.pack_writer import Pace
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format.records import TagBody
@@ -139,6 +139,7 @@ class Writer:
                     waits=waits,
                     urgent=not request.patient,
                     before=self._before(slot, slots, prepared),
+                    vouched=self._vouched(request, prepared),
                 )
             )
             if request.tag and (request.seat is None or request.seat.rank == 0):
@@ -161,6 +162,13 @@ class Writer:
             return None
         packs = [other.view[start : start + pack.size] for start, pack in zip(prepared.starts, prepared.plan.packs, strict=True)]
         return Before(self._last, packs, lambda: other.state() == (SEALED, number))
+
+    def _vouched(self, request: Request, prepared: Prepared) -> Vouched | None:
+        """What the trainer says is as it was, if the last save was made since then: it has the same."""
+        if not request.same or self._last is None or self._last_in is None:
+            return None
+        _, number, laid_out = self._last_in
+        return Vouched(self._last, from_bits(request.same), None) if laid_out is prepared and number >= request.since else None
 
     def has_tiers(self) -> bool:
         """Whether what is saved is to go further."""

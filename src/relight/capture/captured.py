@@ -21,7 +21,7 @@ from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
 from relight.errors import ConfigError
 from relight.format.collector import collector_paused
-from relight.format.tree import Encoded, join_path
+from relight.format.tree import Encoded, Leaf, join_path
 from relight.layout import Item
 
 
@@ -50,6 +50,8 @@ class Captured:
     """What ``items`` begins with and the tree has encoded, the same object as long as it is the same."""
     spreads: Mapping[int, Spread] = field(default_factory=dict)
     """How those of ``items`` are spread over ranks that are not whole here, by index: their shape is the global one."""
+    frozen: frozenset[int] = frozenset()
+    """Which of ``fixed``'s items are parameters that need no gradient and that no optimizer has."""
 
     @property
     def logical_bytes(self) -> int:
@@ -112,7 +114,8 @@ def capture(
         kinds["rng"] = RNG
         found.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
     walker.finish()
-    return Captured(tree, walker.items, kinds, notes, found, told, fixed, walker.spreads)
+    frozen = fixed.frozen if fixed is not None else frozenset[int]()
+    return Captured(tree, walker.items, kinds, notes, found, told, fixed, walker.spreads, frozen)
 
 
 def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
@@ -164,7 +167,7 @@ def _keep(
             encoded[name] = Moments(Encoded.of(node.state), [Encoded.of(names) for names in node.params], masters)
     return Fixed(
         basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
-        dict(walker.spreads),
+        dict(walker.spreads), frozenset(i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable),
     )  # fmt: skip
 
 
@@ -208,7 +211,9 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 walker.refuse(at, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
-            node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
+            leaf = node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
+            if is_parameter and not value.requires_grad and isinstance(leaf, Leaf) and leaf.kind == "tensor":
+                walker.frozen.update(leaf.tensors)
         else:
             node[key] = walker.value(value, at)
     return node

@@ -164,6 +164,8 @@ class Fixed:
     missed: dict[str, list[str]]
     spreads: Mapping[int, Spread]
     """How those of ``items`` are spread that are not whole here, by index."""
+    frozen: frozenset[int]
+    """Which of ``items`` are parameters that need no gradient and that no optimizer has."""
 
     def holds(self, components: Mapping[str, object]) -> bool:
         """Whether a walk would give the same again. Half a microsecond a tensor."""

@@ -38,6 +38,7 @@ class Walker:
     def __init__(self, fixed: Fixed | None = None, before: Sequence[Item] = ()) -> None:
         self.items: list[Item] = [*before, *(fixed.items if fixed is not None else ())]
         self.spreads: dict[int, Spread] = dict(fixed.spreads) if fixed is not None else {}
+        self.frozen: set[int] = set(fixed.frozen) if fixed is not None else set()
         self.refused: list[str] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.names: set[str] = set()

@@ -19,11 +19,13 @@ import torch
 from relight.agent import Agent, AgentDied, Done, Layout, Request, connect
 from relight.agent import Item as AgentItem
 from relight.agent import Place as AgentPlace
+from relight.agent.messages import to_bits
 from relight.agent.writing import plan_layout
-from relight.arena import Slot, SlotLayout, lay_out
+from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
 from relight.capture.captured import Beginning
 from relight.checkpointer.copies import Copies, in_order, register, unregister
+from relight.checkpointer.trusted import Trusted
 from relight.commit import Attempt, Place, SavePlan
 from relight.commit.lanes import lanes_of_rank
 from relight.commit.save import new_id
@@ -34,11 +36,12 @@ from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
-from relight.snapshot import Copier, DeviceSnapshot, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
+from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
+_WAYS_MAX = 4
 REQUEST_ROOM = 1 << 20
 """Beyond twice the first tree: what later trees, metrics and settings may need."""
 
@@ -54,8 +57,10 @@ class _Shape:
     busy: dict[int, int]
     fixed: Beginning | None = None
     rest: tuple[Any, ...] = ()
-    copies: dict[bool, Copies] = field(default_factory=dict)
-    """Of what is fixed, by whether some of it is copied while training goes on."""
+    copies: dict[tuple[bool, frozenset[int]], Copies] = field(default_factory=dict)
+    """Of what is fixed, by whether some of it is copied while training goes on, and what is left out."""
+    filled: dict[int, tuple[int, Frozen, Look]] = field(default_factory=dict)
+    """By slot: the save that it was filled with, and how what is frozen looked then."""
     pinned: frozenset[str] = frozenset()
     """Kinds of accelerators that write to the slots by themselves."""
 
@@ -69,17 +74,37 @@ class _Shape:
         """How that accelerator copies while training goes on; None if it cannot."""
         return torch.cuda if device.type in self.pinned else None  # type: ignore[return-value]
 
-    def copies_of(self, state: Captured, overlap: bool) -> list[Copies]:
-        """How the state gets into a slot; for the fixed part, worked out once."""
+    def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[Copies]:
+        """How the state gets into a slot; for the fixed part, worked out once. ``same``: what is there already."""
         places, packs, streams_of = self.plan.tensors, self.layout.packs, self.streams_of
         if state.fixed is None:
             return [Copies(state.items, places, packs, overlap, streams_of)]
         count = len(state.fixed.items)
         if self.fixed is not state.fixed:
             self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
-        if overlap not in self.copies:
-            self.copies[overlap] = Copies(state.items[:count], places[:count], packs, overlap, streams_of)
-        return [self.copies[overlap], Copies(state.items[count:], places[count:], packs, overlap, streams_of)]
+        if (overlap, same) not in self.copies:
+            if len(self.copies) >= _WAYS_MAX:
+                self.copies.clear()
+            kept = [number for number in range(count) if number not in same]
+            items, there = [state.items[number] for number in kept], [places[number] for number in kept]
+            self.copies[overlap, same] = Copies(items, there, packs, overlap, streams_of)
+        return [self.copies[overlap, same], Copies(state.items[count:], places[count:], packs, overlap, streams_of)]
+
+    def address(self, index: int) -> int:
+        """Where a slot begins."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
+
+    def same_there(self, index: int, frozen: Frozen, now: Look, wrong: Callable[[str], None]) -> frozenset[int]:
+        """What is frozen and lies in a slot as it is, of the save that it was filled with last. ``wrong`` is told of what only seemed so."""
+        number, before, then = self.filled.get(index, (0, None, None))
+        if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
+            return frozenset()
+        same, base, places = frozen.same(then, now), self.address(index), self.plan.tensors
+        one = frozen.wrong(same, {i: base + self.layout.packs[places[i].pack] + places[i].offset for i in same})
+        if one is None:
+            return same
+        wrong(places[one].name)
+        return frozenset()
 
 
 class Background:
@@ -95,7 +120,9 @@ class Background:
         on_sealed: Callable[[int, float], None],
         rank: int = 0,
         world: int = 1,
+        trusted: Trusted | None = None,
     ) -> None:
+        self._trusted = trusted or Trusted(None)
         self._attempt, self._components, self._limits = attempt, components, limits
         self._keep = msgspec.msgpack.encode(keep)
         self._rank, self._lanes = rank, lanes_of_rank(attempt.place.store, world)
@@ -204,7 +231,11 @@ class Background:
         assert agent is not None
         number = self._number = self._number + 1
         checkpoint_id = checkpoint_id or new_id()
-        asked = request(number, checkpoint_id, tree)
+        frozen, same, asked = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
+        look = frozen.look() if frozen is not None else None
+        if frozen is not None and look is not None:
+            same = shape.same_there(index, frozen, look, self._trusted.wrong)
+            asked = msgspec.structs.replace(asked, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
         if not asked.patient:
             agent.hurry(number)
         body = msgspec.msgpack.encode(asked)
@@ -219,9 +250,9 @@ class Background:
             slot.view[shape.layout.request : shape.layout.request + len(body)] = body
             if self._finishing is not None:
                 self._finishing.result(self._limits.deadline_s)  # what arrives from devices arrives in the same memory each time
-            base = ctypes.addressof(ctypes.c_char.from_buffer(slot.view))
+            base = shape.address(index)
             self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
-            copies = shape.copies_of(state, self._overlaps)
+            copies = shape.copies_of(state, self._overlaps, same)
             for one in copies:
                 devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in one.devices]
             for one in copies:
@@ -262,6 +293,8 @@ class Background:
                 self._on_done(Done(_report(number, checkpoint_id), error))
                 return
             slot.seal(number, shape.layout.request, len(body))
+            if frozen is not None and look is not None:
+                shape.filled[index] = (number, frozen, look)
             self._on_sealed(number, time.perf_counter() - started)
             agent.save(index, number, checkpoint_id)
 

@@ -29,6 +29,7 @@ from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.save_handle import Begun, Save
 from relight.checkpointer.signals import ENDS, URGENT, Signals
 from relight.checkpointer.stale import Stale
+from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
@@ -106,7 +107,7 @@ class Checkpointer:
         self._begun: dict[int, Begun] = {}
         self._outcomes: deque[Done] = deque()
         self._due: str | None = None
-        self._warmed, self._recall = False, Recall()
+        self._warmed, self._closed, self._failed_in_a_row, self._recall, self._trusted = False, False, 0, Recall(), Trusted(self._compact)
         self._components = options.check_components(state, components)
         if self._ranks is not None:
             self._ranks.split(self._components)
@@ -116,14 +117,12 @@ class Checkpointer:
         self._signals = Signals(self._on_signal) if signals else None
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
-        self._resumed = Resumed()
-        self._best, self._stale = BestSoFar(self._trigger), Stale(self._components)
+        self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
         self._verified: dict[str, bool] = {}
         self._parent: str | None = None
         self._last_saved_step: int | None = None
         self._last_step: int | None = None
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
-        self._failed_in_a_row, self._closed = 0, False
         watch_loaders(self._components)
         for observer in observers:
             observer.on_start(self)
@@ -386,7 +385,7 @@ class Checkpointer:
     def _in_background(self) -> Background | BackgroundElsewhere | None:
         if self._wants_background and self._background is None and self._attempt is not None:
             self._background = background_of(
-                self._ranks, self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed
+                self._ranks, self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed, self._trusted
             )
         return self._background
 
@@ -552,16 +551,17 @@ class Checkpointer:
                 id=self._ranks.id_of(attempt.place) if self._ranks is not None else "",
                 seat=self._ranks.seat if self._ranks is not None else None,
                 urgent=reason in URGENT or reason.startswith("exception"),
+                vouched=self._trusted.vouched(state),
             )
         )
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
-        self._failed_in_a_row = 0
+        self._trusted.committed(report.id)
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         save.say_durable(f" in {seconds:.3f} s")
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
-        self._parent, self._last_saved_step, self._last_save_s = report.id, save.step, monotonic()
+        self._failed_in_a_row, self._parent, self._last_saved_step, self._last_save_s = 0, report.id, save.step, monotonic()
         self._best.learn(metrics)
 
     def _save_boundary(self, error: Exception) -> None:

@@ -27,6 +27,7 @@ from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
 from relight.checkpointer.outwards import open_further
 from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.trusted import Trusted
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.errors import ConfigError
 from relight.keys import Guard
@@ -106,11 +107,12 @@ def background_of(
     limits: Limits,
     on_done: Callable[[Done], None],
     on_sealed: Callable[[int, float], None],
+    trusted: Trusted,
 ) -> Background | BackgroundElsewhere:
     """The way through the agent."""
     if not isinstance(ranks, OneWriter):
         rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
-        return Background(attempt, components, keep, limits, on_done, on_sealed, rank, world)
+        return Background(attempt, components, keep, limits, on_done, on_sealed, rank, world, trusted)
     if ranks.leads:
         return BackgroundForAll(ranks, attempt, components, keep, limits, on_done, on_sealed)
     return BackgroundElsewhere(ranks, attempt.place, on_done, on_sealed)

@@ -38,12 +38,33 @@ class Before(NamedTuple):
     still: Callable[[], bool]
 
 
+class Vouched(NamedTuple):
+    """Whoever saves vouches for some tensors, by their numbers: they are what they were in the checkpoint ``id``."""
+
+    id: str
+    tensors: frozenset[int]
+    wrong: Callable[[str], None] | None
+    """To be told the name of one that is not; then it vouches for none. None: what is read now is not what it goes by."""
+
+
 class Known(NamedTuple):
     """What a save may make use of: chunks that are there, and those of the save before to code differences from."""
 
     chunks: Chunks
     rows: Rows
     before: Before | None
+    hashes: Sequence[Sequence[tuple[int, bytes]]] = ()
+    """Length and hash of the chunks of the save before, by pack and number."""
+    same: frozenset[int] = frozenset()
+    """Tensors that are in that one as they are in this."""
+
+    def there(self, pack: int, number: int, length: int) -> tuple[bytes, Where] | None:
+        """Hash of the chunk in that place of the save before, and where it is stored; None if there is no such, or it is of no use."""
+        if pack >= len(self.hashes) or number >= len(self.hashes[pack]):
+            return None
+        then, value = self.hashes[pack][number]
+        where = self.chunks.get((value, length)) if then == length else None
+        return None if where is None else (value, where)
 
     def base(self, pack: int, number: int, at: int, length: int) -> tuple[memoryview, Where] | None:
         """The chunk in that place of the save before, and where it is stored."""
@@ -67,6 +88,9 @@ class Smaller:
     """Those of the last checkpoint."""
     rows: Rows = field(default_factory=list)
     """The same, by their places."""
+    hashes: Sequence[Sequence[tuple[int, bytes]]] = ()
+    audited: int = 0
+    """How many chunks were compared that are said to be unchanged."""
     base: int = 0
     """The number of its COMMIT."""
     donors: tuple[str, ...] = ()
@@ -89,12 +113,13 @@ class Smaller:
         if not set(self.donors) <= set(live):
             self.forget()
 
-    def known(self, before: Before | None) -> Known:
+    def known(self, before: Before | None, vouched: Vouched | None = None) -> Known:
         """What the save that was chosen for may make use of."""
         if self.chosen is None or len(self.donors) > DONORS_MAX:
             return NOTHING
         fits = before is not None and self.chosen.differences and self.donors[:1] == (before.id,)
-        return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None)
+        same = vouched.tensors if vouched is not None and self.donors[:1] == (vouched.id,) else frozenset[int]()
+        return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None, self.hashes, same)
 
     def met(self, length: int, seconds: float) -> None:
         """The store took so long for so much. Of a few bytes that says nothing."""
@@ -107,13 +132,13 @@ class Smaller:
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
-        self.chunks, self.rows, self.base, self.donors, self.seen.equal = {}, [], 0, (), None
+        self.chunks, self.rows, self.hashes, self.base, self.donors, self.seen.equal = {}, [], (), 0, (), None
 
     def learn(self, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
         """The checkpoint that was committed last, as record ``seq``, and whose bytes it requires."""
         self.base, self.donors = seq, (directory.id, *requires)
         before, self.rows = self.chunks, rows_of(directory, part.packs)
-        self.chunks = chunks_of(part.packs, self.rows)
+        self.chunks, self.hashes = chunks_of(part.packs, self.rows), [pack.chunks for pack in part.packs]
         if before:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)
             equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import Before, Smaller
+from relight.commit.earlier import Before, Smaller, Vouched
 from relight.commit.lanes import write_packs
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import SavePlan, plan_save
@@ -49,7 +49,7 @@ class SaveRequest:
     this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
     called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
     ``smaller``: only what is new is written, and coded; not of what is ``urgent``.
-    ``before``: the bytes of the save before, if they are in memory.
+    ``before``: the bytes of the save before, if they are in memory. ``vouched``: tensors that need be neither read nor hashed.
     """
 
     step: int
@@ -71,6 +71,7 @@ class SaveRequest:
     smaller: Smaller | None = None
     urgent: bool = False
     before: Before | None = None
+    vouched: Vouched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     smaller = request.smaller
     if smaller is None or request.urgent:
         return write_packs(place.store, prefix, plan, request.pace)
-    from relight.commit.smaller import write_smaller_packs  # with numpy, which takes a tenth of a second to import
+    from relight.commit.smaller import audited, write_smaller_packs  # with numpy, which takes a tenth of a second to import
 
     spent = Spent()
     pace = replace(request.pace or Pace(), spent=spent)
@@ -235,7 +236,9 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
         smaller.check_there([one.id for one in fold(place.log.read()).live])
     choice = smaller.choice(pace.threads, min(lanes_of(place.store), len(plan.packs)))
     if choice.reuse or choice.coded or smaller.rules.lossy:
-        known = smaller.known(request.before)
+        known = smaller.known(request.before, request.vouched)
+        if known.same and request.vouched is not None and request.vouched.wrong is not None:
+            known = audited(smaller, plan, known, request.vouched.wrong)
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace, smaller.rules)
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import Known, Where
+from relight.commit.earlier import Known, Smaller, Where
 from relight.commit.masters import Masters
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
@@ -27,7 +27,7 @@ from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
 from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
-from relight.policy.compact import Compact, lossy_way
+from relight.policy.compact import AUDIT_BYTES, Compact, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 
 HELD_BYTES = 16 << 20
@@ -65,9 +65,14 @@ class _Coder(NamedTuple):
     masters: Masters | None = None
     lossy: Mapping[int, list[Stretch]] = {}
     """How chunks are stored that need not be exact, by their numbers."""
+    same: Mapping[int, tuple[bytes, Where]] = {}
+    """Of chunks that are what they were, by their numbers: the hash, and where they are. They are not read."""
 
     def make(self, number: int, at: int, data: memoryview) -> _Chunk:
         """Of chunk ``number``, which begins at byte ``at`` of the pack."""
+        if number in self.same:
+            value, where = self.same[number]
+            return _Chunk(value, where, _NO_BYTES, False)
         inexact = encode_lossy(data, self.lossy[number]) if number in self.lossy else None
         if inexact is not None:
             stored, near = inexact
@@ -153,7 +158,44 @@ def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, c
         return lossy_way(rules, tensor.name, tensor.dtype) is None
 
     masters = Masters(plan, tensors, index, exact) if coded else None
-    return _Coder(kinds_of(plan, tensors, index), known, index, coded, masters, lossy_of(plan, tensors, index, rules))
+    same = same_chunks(plan, tensors, index, known)
+    return _Coder(kinds_of(plan, tensors, index), known, index, coded, masters, lossy_of(plan, tensors, index, rules), same)
+
+
+def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: Known) -> dict[int, tuple[bytes, Where]]:
+    """Chunks of pack ``index`` that hold nothing but what is as it was, by their numbers: hash, and where they are."""
+    if not known.same:
+        return {}
+    same, found = {id(tensors[number]) for number in known.same}, dict[int, tuple[bytes, Where]]()
+    for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
+        there = known.there(index, number, plan.chunks[number])
+        if there is not None and held and all(id(tensor) in same for tensor, _, _ in held):
+            found[number] = there
+    return found
+
+
+def audited(smaller: Smaller, plan: SavePlan, known: Known, wrong: Callable[[str], None]) -> Known:
+    """``known``, once some of the chunks that are said to be as they were, others each time, have been read and hashed: if one is not, none
+    is believed, and the name of a tensor in it is told. Cost: hashing ``AUDIT_BYTES``."""
+    chunks = [
+        (pack, number, value)
+        for index, pack in enumerate(plan.packs)
+        for number, (value, where) in same_chunks(pack, plan.tensors, index, known).items()
+        if not where.piece.lossy
+    ]
+    left = AUDIT_BYTES
+    for _ in range(len(chunks)):
+        pack, number, value = chunks[smaller.audited % len(chunks)]
+        smaller.audited += 1
+        at, length = sum(pack.chunks[:number]), pack.chunks[number]
+        if Digest(_range(pack, at, length)).digest() != value:
+            index = plan.packs.index(pack)
+            wrong(next(one.name for one in plan.tensors if one.pack == index and one.offset < at + length and at < one.offset + one.length))
+            return known._replace(same=frozenset())
+        left -= length
+        if left <= 0:
+            break
+    return known
 
 
 def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, list[Stretch]]:
@@ -224,12 +266,12 @@ def _range(plan: PackPlan, at: int, length: int) -> memoryview:
 def _made(plan: PackPlan, coder: _Coder, threads: int) -> Iterator[_Chunk]:
     """The chunks in order, each hashed, and coded if it is new. Small packs use no threads."""
     if plan.size <= INLINE_BYTES:
-        yield from (coder.make(number, at, data) for number, (at, data) in enumerate(_chunks(plan)))
+        yield from (coder.make(number, at, data) for number, (at, data) in enumerate(_chunks(plan, coder.same)))
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
-            for number, (at, data) in enumerate(_chunks(plan)):
+            for number, (at, data) in enumerate(_chunks(plan, coder.same)):
                 jobs.append(pool.submit(coder.make, number, at, data))
                 if len(jobs) >= AHEAD:
                     yield jobs.popleft().result()
@@ -239,8 +281,8 @@ def _made(plan: PackPlan, coder: _Coder, threads: int) -> Iterator[_Chunk]:
             pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
 
 
-def _chunks(plan: PackPlan) -> Iterator[tuple[int, memoryview]]:
-    """Where each chunk begins, and its bytes, as they come."""
+def _chunks(plan: PackPlan, without: Collection[int] = ()) -> Iterator[tuple[int, memoryview]]:
+    """Where each chunk begins, and its bytes, as they come; none of those ``without``, which are not read."""
     if plan.image is not None:
         at = there = 0
         for length in plan.chunks:
@@ -251,13 +293,15 @@ def _chunks(plan: PackPlan) -> Iterator[tuple[int, memoryview]]:
         return
     sources = iter(plan.sources)
     source, used, at = next(sources), 0, 0
-    for length in plan.chunks:
-        data, filled = memoryview(bytearray(length)), 0
+    for number, length in enumerate(plan.chunks):
+        left_out = number in without
+        data, filled = _NO_BYTES if left_out else memoryview(bytearray(length)), 0
         while filled < length:
             if used == source.length:
                 source, used = next(sources), 0
             step = min(length - filled, source.length - used)
-            copy_from(source, used, data[filled : filled + step])
+            if not left_out:
+                copy_from(source, used, data[filled : filled + step])
             filled, used = filled + step, used + step
         yield at, data
         at += length

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from relight.errors import ConfigError
 
 CODECS = ("auto", "never", "always")
+AUDIT_BYTES = 8 << 20
+"""Of what is taken to be unchanged, so much is compared in each save all the same."""
 EQUAL_MIN = 0.01
 """If less than this share of the last two saves was equal, looking for it is not worth a file of another kind."""
 LOSSY = "RELIGHT_LOSSY"
@@ -30,6 +32,10 @@ class Compact:
     stored is coded: ``"auto"`` where that takes no longer than storing it as it is would, ``"always"``, or ``"never"``. ``full_every``:
     each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake, and codecs
     may store differences from the save before; None: how long is left to retention, and there are no differences.
+    ``trust_versions``: parameters that need no gradient, and that no optimizer has, are neither copied nor hashed while their version
+    counters, addresses and samples of their bytes stay the same; some of them are compared in each save all the same. What writes to them
+    through ``.data``, or by kernels that PyTorch knows nothing of, need not leave such traces: leave it off then. Where ranks share one
+    checkpoint, all are copied and hashed.
     ``lossy``: float32 tensors whose names fit a pattern (``"optimizer/*"``) are stored as ``"bfloat16"``, ``"float16"`` or ``"int8"``, with
     no value further off than that allows (``LOSSY_BOUNDS``); the first pattern that fits counts. Then a restore is not exact.
 
@@ -39,6 +45,7 @@ class Compact:
     reuse: bool = True
     codecs: str = "auto"
     full_every: int | None = None
+    trust_versions: bool = False
     lossy: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,6 +57,8 @@ class Compact:
                 raise ConfigError("second moments are never stored in 8 bits", where=pattern, hint=hint)
         if not isinstance(self.reuse, bool):
             raise ConfigError(f"Compact(reuse=…) is True or False, not {self.reuse!r}")
+        if not isinstance(self.trust_versions, bool):
+            raise ConfigError(f"Compact(trust_versions=…) is True or False, not {self.trust_versions!r}")
         if self.codecs not in CODECS:
             raise ConfigError(f"Compact(codecs=…) is one of {', '.join(map(repr, CODECS))}, not {self.codecs!r}")
         if self.full_every is not None and (type(self.full_every) is not int or self.full_every < 1):

@@ -6,6 +6,7 @@ Always holds: a tensor in a finished snapshot has the bytes it had at the call, 
 
 from relight.snapshot.copier import Copier, Snapshot
 from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot, segments
+from relight.snapshot.frozen import Frozen, Look
 from relight.snapshot.hooks import StepHook, can_overlap
 from relight.snapshot.watch import Gathered, Watched
 
@@ -13,7 +14,9 @@ __all__ = [
     "Copier",
     "DeviceCopies",
     "DeviceSnapshot",
+    "Frozen",
     "Gathered",
+    "Look",
     "Placed",
     "Snapshot",
     "StepHook",

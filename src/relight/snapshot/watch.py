@@ -86,6 +86,17 @@ class Marks:
         """Whether a tensor's memory has not been taken away."""
         return self.watched.tensors[number].data_ptr() == self.watched.addresses[number]
 
+    def differs(self, other: Marks) -> set[int]:
+        """Numbers of the tensors whose versions or samples are others there."""
+        slices = self.watched.slices
+        changed = _where_they_differ(self._versions, other._versions)
+        if self._samples != other._samples:
+            for number in range(len(self.watched.sampled)):
+                place = slice(number * SAMPLE, number * SAMPLE + SAMPLE)
+                if self._samples[place] != other._samples[place]:
+                    changed.add(slices[number % len(slices)].tensor)
+        return changed
+
     def fits(self, index: int, copied: int) -> bool:
         """Whether slice ``index``, copied to the address ``copied``, begins and ends as it did at the call."""
         watched = self.watched
@@ -103,14 +114,12 @@ class Marks:
         """
         watched = self.watched
         gone = {number for number in range(len(watched.tensors)) if not self.is_there(number)}
-        changed = {number for number, pair in enumerate(zip(self._versions, watched.versions(), strict=True)) if pair[0] != pair[1]}
-        if not gone and watched.sample() != self._samples:
-            now, slices = bytes(watched.samples), watched.slices
-            for number in range(len(watched.sampled)):
-                place = slice(number * SAMPLE, number * SAMPLE + SAMPLE)
-                if now[place] != self._samples[place]:
-                    changed.add(slices[number % len(slices)].tensor)
+        changed = _where_they_differ(self._versions, watched.versions()) if gone else self.differs(Marks(watched))
         return {watched.names[number] for number in gone | changed}
+
+
+def _where_they_differ(then: Sequence[int], now: Sequence[int]) -> set[int]:
+    return {number for number, (a, b) in enumerate(zip(then, now, strict=True)) if a != b}
 
 
 class Gathered:

@@ -1,0 +1,240 @@
+"""Parameters that nothing trains are not copied and hashed again; and are, however they were written to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.checkpointer.copies import Copies
+from relight.commit import smaller
+from relight.observe import Event, subscribe
+
+SIDE = 1024
+BASE = 4 * SIDE * SIDE * 4
+RULES = relight.Compact(trust_versions=True, codecs="never")
+WAYS = pytest.mark.parametrize("in_background", [False, True], ids=["here", "background"])
+
+
+class Adapted(nn.Module):
+    """Four frozen layers of 4 MiB, and a little to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.ModuleList(nn.Linear(SIDE, SIDE, bias=False).requires_grad_(False) for _ in range(4))
+        self.adapter = nn.Linear(SIDE, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.base:
+            x = layer(x)
+        result: torch.Tensor = self.adapter(x)
+        return result
+
+
+class Run:
+    """A training, saved into ``path`` at each step; what was saved, and what was then."""
+
+    def __init__(self, path: Path, in_background: bool, rules: relight.Compact = RULES) -> None:
+        torch.manual_seed(0)
+        self.model, self.path = Adapted(), path / "s" / "run"
+        self.optimizer = torch.optim.SGD(self.model.adapter.parameters(), 0.1)
+        limits = relight.Limits(when_busy="queue")
+        self.ckpt = relight.Checkpointer(
+            self.path, compact=rules, model=self.model, optimizer=self.optimizer, background=in_background, limits=limits
+        )
+        self.ckpt.restore()
+        self.saved: dict[str, dict[str, torch.Tensor]] = {}
+        self.steps = 0
+
+    def step(self) -> None:
+        """Train one, and save."""
+        self.optimizer.zero_grad()
+        self.model(torch.randn(2, SIDE)).square().mean().backward()
+        self.optimizer.step()
+        save = self.ckpt.save(self.steps)
+        then = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        save.wait()
+        self.saved[save.id] = then
+        self.steps += 1
+
+    def check(self, without: tuple[str, ...] = ()) -> None:
+        """Every save restores to what was then."""
+        for one, then in self.saved.items():
+            loaded = relight.load(self.path, one)["model"]
+            assert one in without or all(torch.equal(torch.as_tensor(loaded[name]), value) for name, value in then.items()), one
+
+
+@pytest.fixture
+def told() -> Iterator[list[Event]]:
+    """What happened."""
+    seen: list[Event] = []
+    undo = subscribe(seen.append)
+    yield seen
+    undo()
+
+
+def of(told: list[Event], name: str) -> list[Event]:
+    """Those of that name."""
+    return [event for event in told if event.name == name]
+
+
+@WAYS
+def test_each_save_restores(tmp_path: Path, in_background: bool, told: list[Event]) -> None:
+    """And nothing is said to be wrong."""
+    run = Run(tmp_path, in_background)
+    with run.ckpt:
+        for _ in range(8):
+            run.step()
+    run.check()
+    assert not of(told, "versions.wrong") and not of(told, "save.failed")
+
+
+def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third save on, which knows that two were alike: what is trained, and what is compared to be sure."""
+    hashed = [0]
+    make = smaller._Coder.make
+
+    def counted(coder: smaller._Coder, number: int, at: int, data: memoryview) -> Any:
+        hashed[0] += len(data)
+        return make(coder, number, at, data)
+
+    monkeypatch.setattr(smaller._Coder, "make", counted)
+    run, each = Run(tmp_path, False), []
+    with run.ckpt:
+        for _ in range(6):
+            hashed[0] = 0
+            run.step()
+            each.append(hashed[0])
+    assert each[2] > 0 and max(each[2:]) < 0.02 * BASE, each
+    run.check()
+
+
+def test_what_is_frozen_is_copied_once_into_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background's way: two slots, two copies."""
+    copied: list[int] = []
+    made = Copies.__init__
+
+    def counted(self: Copies, items: Any, *rest: Any) -> None:
+        made(self, items, *rest)
+        copied.append(sum(item.source.length for item in items))
+
+    monkeypatch.setattr(Copies, "__init__", counted)
+    run, each = Run(tmp_path, True), []
+    with run.ckpt:
+        for _ in range(6):
+            copied.clear()
+            run.step()
+            each.append(sum(copied))
+    assert each[0] >= BASE and max(each[2:]) < 0.02 * BASE, each
+    run.check()
+
+
+@WAYS
+@pytest.mark.parametrize("how", ["in place", "data", "replaced", "loaded", "restored", "rows"])
+def test_what_is_written_to_is_stored(tmp_path: Path, in_background: bool, how: str, told: list[Event]) -> None:
+    """However it was written to, the save behind has it."""
+    run = Run(tmp_path, in_background)
+    weight = run.model.base[2].weight
+    with run.ckpt:
+        for _ in range(4):
+            run.step()
+        first = next(iter(run.saved))
+        for turn in range(3):
+            with torch.no_grad():
+                if how == "in place":
+                    weight[7, 9] += 1.0
+                elif how == "data":
+                    weight.data.mul_(0.999)
+                elif how == "replaced":
+                    weight.data = weight.data + 1.0
+                elif how == "loaded":
+                    run.model.load_state_dict({name: value + 1.0 for name, value in run.model.state_dict().items()})
+                elif how == "restored":
+                    weight.zero_()
+                    run.ckpt.restore(first)
+                else:
+                    weight.data[:, turn] = 3.0
+            run.step()
+    run.check()
+    assert not of(told, "versions.wrong") and not of(told, "save.failed")
+
+
+@WAYS
+def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, told: list[Event]) -> None:
+    """Some time later, by what is compared each time. That save is right again, and all behind it; nothing is trusted any more."""
+    run = Run(tmp_path, in_background)
+    with run.ckpt:
+        for _ in range(4):
+            run.step()
+        run.model.base[1].weight.data[SIDE // 2 + 1, 5] += 1.0
+        while not of(told, "versions.wrong"):
+            run.step()
+            assert run.steps < 12
+        found = list(run.saved)[-1]
+        for _ in range(2):
+            run.model.base[3].weight.data[SIDE // 2 + 1, 5] += 1.0
+            run.step()
+    ids = list(run.saved)
+    run.check(without=tuple(ids[4 : ids.index(found)]))
+    assert len(of(told, "versions.wrong")) == 1 and "model/base.1.weight" in of(told, "versions.wrong")[0].say
+
+
+@WAYS
+def test_what_writes_without_a_trace_is_off_by_default(tmp_path: Path, in_background: bool) -> None:
+    """Whoever does not ask for it has every byte looked at."""
+    run = Run(tmp_path, in_background, relight.Compact())
+    with run.ckpt:
+        for _ in range(5):
+            run.model.base[1].weight.data[SIDE // 2 + 1, 5] += 1.0
+            run.step()
+    run.check()
+
+
+@WAYS
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_writes_and_failures(tmp_path: Path, in_background: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that leave traces, parameters that are frozen and thawed, saves that fail: what was saved is what was."""
+    rng = random.Random(seed)
+    run = Run(tmp_path, in_background)
+    layers = list(run.model.base)
+    with run.ckpt:
+        for _ in range(14):
+            weight = rng.choice(layers).weight
+            with torch.no_grad():
+                match rng.randrange(7):
+                    case 0:
+                        weight[rng.randrange(SIDE)] += 1.0
+                    case 1:
+                        weight.data.mul_(0.999)
+                    case 2:
+                        weight.data = weight.data.clone()
+                    case 3:
+                        weight.requires_grad_(not weight.requires_grad)
+                    case 4:
+                        weight.copy_(rng.choice(layers).weight)
+                    case _:
+                        pass
+            if not in_background and rng.random() < 0.25:
+                with monkeypatch.context() as failing:
+                    failing.setattr("relight.commit.save.encode_part", full)
+                    assert run.ckpt.save(run.steps).error is not None
+                run.steps += 1
+            run.step()
+    run.check()
+
+
+def full(part: object) -> bytes:
+    """There is no room."""
+    raise relight.NoSpace("the disk is full")
+
+
+def test_it_is_asked_for_with_a_word() -> None:
+    """Not with a number."""
+    with pytest.raises(relight.ConfigError, match="trust_versions"):
+        relight.Compact(trust_versions=1)  # type: ignore[arg-type]
