@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CheckpointNotFound,
         ConfigError,
         CorruptCheckpoint,
+        Diverged,
         Fenced,
         IncompatibleState,
         LeaseHeld,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         WrongKey,
     )
     from relight.policy import Compact, Limits, Peers, Tiers, best, every, keep, tier
+    from relight.pulse import phase
 
 __version__ = VERSION
 
@@ -42,6 +44,7 @@ _HOMES = {
         "CheckpointNotFound",
         "ConfigError",
         "CorruptCheckpoint",
+        "Diverged",
         "Fenced",
         "IncompatibleState",
         "LeaseHeld",
@@ -53,6 +56,7 @@ _HOMES = {
         "WrongKey",
     ),
     "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "best", "every", "keep", "tier"),
+    "relight.pulse": ("phase",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -62,6 +66,7 @@ __all__ = [
     "Compact",
     "ConfigError",
     "CorruptCheckpoint",
+    "Diverged",
     "Fenced",
     "IncompatibleState",
     "LeaseHeld",
@@ -83,6 +88,7 @@ __all__ = [
     "keep",
     "load",
     "open",
+    "phase",
     "save",
     "tier",
 ]

@@ -13,6 +13,7 @@
     ├── LeaseHeld               wait: somebody else is at it
     ├── Fenced                  stop: a newer attempt is in charge of this run
     ├── WrongKey                set up: the key does not open this
+    ├── Diverged                go back: the loss is no number, or jumped
     └── SaveFailed              a save did not become a checkpoint; training may go on
 
 Each carries ``kind`` (stable, for programs), ``what`` happened, ``where`` (file, chunk, tensor), ``hint`` (what to do) and
@@ -137,6 +138,12 @@ class WrongKey(RelightError):
     """The key at hand does not open this checkpoint."""
 
     kind = "wrong_key"
+
+
+class Diverged(RelightError):
+    """The loss is no number, or jumped and stayed. Raised only under ``relight run``, which then goes back to before it."""
+
+    kind = "diverged"
 
 
 class SaveFailed(RelightError):

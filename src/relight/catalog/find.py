@@ -29,14 +29,14 @@ def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | 
 
 
 def candidates(history: History, which: str | int = "latest", *, metric: str = "loss", mode: str = "min") -> list[Checkpoint]:
-    """What to try, in order. ``latest`` is every live checkpoint, newest first, suspect ones behind all others; anything else is one
-    checkpoint.
+    """What to try, in order. ``latest`` is every live checkpoint, newest first, suspect ones and those that a roll-back went behind, behind
+    all others; anything else is one checkpoint.
 
     ``which``: ``latest``, ``best``, a tag, a step (the newest save of it), an id or an unambiguous beginning of one.
     """
     newest_first = history.live[::-1]
     if which == "latest":
-        return sorted(newest_first, key=lambda one: one.body.suspect)
+        return sorted(newest_first, key=lambda one: (one.id in history.set_aside, one.body.suspect))
     return [resolve(history, which, metric=metric, mode=mode)]
 
 
@@ -45,9 +45,9 @@ def resolve(history: History, which: str | int, *, metric: str = "loss", mode: s
     newest_first = history.live[::-1]
     text = str(which)
     if text == "latest" and newest_first:
-        return newest_first[0]
+        return min(newest_first, key=lambda one: one.id in history.set_aside)
     if text == "best":
-        found = best(newest_first, metric, mode)
+        found = best([one for one in newest_first if one.id not in history.set_aside] or newest_first, metric, mode)
         if found:
             return found
         raise CheckpointNotFound(f"no checkpoint has a finite metric {metric!r}", hint="pass it to ckpt.step(…, metric=value)")

@@ -95,7 +95,7 @@ class _Shape:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
 
     def same_there(self, index: int, frozen: Frozen, now: Look, wrong: Callable[[str], None]) -> frozenset[int]:
-        """What is frozen and lies in a slot as it is, of the save that it was filled with last. ``wrong`` is told of what only seemed so."""
+        """What is frozen and lies in a slot as it is, of the save that it was filled with last. ``wrong`` is told of what only seems so."""
         number, before, then = self.filled.get(index, (0, None, None))
         if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
             return frozenset()

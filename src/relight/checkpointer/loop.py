@@ -18,6 +18,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.holds import Holds
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
@@ -32,7 +33,7 @@ from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError, SaveFailed
+from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
 from relight.keys import Guard
@@ -42,7 +43,7 @@ from relight.policy.when import check_trigger
 from relight.world import LateRanks, find_world
 
 
-class Checkpointer:
+class Checkpointer(Holds):
     """Saves and restores the whole state of one training run.
 
     ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store. Or it
@@ -255,43 +256,11 @@ class Checkpointer:
             self.close()
             return
         try:
-            if isinstance(error, Exception) and not isinstance(error, Fenced):
+            if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced)):
                 self._drain(quiet=True)
                 self._save_boundary(error)
         finally:
             self._finish()
-
-    # -- what there is -------------------------------------------------------------------------------------------------------
-
-    def captured(self) -> dict[str, Any]:
-        """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
-        state = capture(self._components)
-        return {"found": state.found, "missed": state.missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
-
-    def __getitem__(self, name: str) -> Any:
-        """A component; for plain values, what was restored or last set."""
-        return self._components[name]
-
-    def __setitem__(self, name: str, value: object) -> None:
-        """Set a component that is a plain value."""
-        if name not in self._components:
-            raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: {name}=…")
-        self._components[name] = value
-
-    @property
-    def components(self) -> Mapping[str, object]:
-        """The components by name."""
-        return self._components
-
-    @property
-    def run(self) -> str:
-        """The run's name."""
-        return self._run
-
-    @property
-    def micro_step(self) -> int | None:
-        """The first micro-batch still to do of the step ``restore`` returned, if it was saved in the middle of one."""
-        return None if self._resumed.micro_step is None else self._resumed.micro_step + 1
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
@@ -597,4 +566,6 @@ class Checkpointer:
         self._outwards.close()
         self._neighbours.close()
         unwatch_loaders(self._components)
+        for observer in observers:
+            observer.on_end(self)
         self._closed = True

@@ -24,6 +24,9 @@ class Observer(Protocol):
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """Step ``step`` ended; nothing was decided yet."""
 
+    def on_end(self, ckpt: Checkpointer) -> None:
+        """The Checkpointer is closed."""
+
 
 observers: list[Observer] = []
 """Told by every Checkpointer of this process."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from relight.capture import Captured
+from relight.checkpointer.beat import be_watched
 from relight.checkpointer.observer import observers
 from relight.errors import ConfigError
 from relight.format import dtype_named
@@ -28,6 +29,7 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
         raise ConfigError("run= does not go with Tiers(…)", hint="each tier's URL ends in the run's name")
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
+    be_watched()
     meant = (url, name)
     for observer in observers:
         url, name = observer.place(url, name)

@@ -43,6 +43,7 @@ class Resumed:
     damaged: list[str] = field(default_factory=list)
     micro_step: int | None = None
     newest_seen: str | None = None
+    skips: list[tuple[int, int]] = field(default_factory=list)
     looked: bool = False
     bytes_read: int = 0
     source: str = "store"
@@ -110,7 +111,7 @@ def _walk(
     for fault in view.faults if view is not None else ():
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view) if view is not None else History()  # of several ranks the first one's decides whether there is a run
-    result.newest_seen = history.live[-1].id if history.live else None
+    result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
     places = [Reach("store", store, run, view), *behind]
     merged = merge([place.history for place in places]) if further else None
     history = merged.history if merged is not None else history

@@ -34,6 +34,7 @@ from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
 from relight.checkpointer.resume import Resumed, first_good, resume, say_suspect
+from relight.checkpointer.rolled_back import roll_back_if_told
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.collector import collector_paused
@@ -44,6 +45,7 @@ from relight.layout.sources import copy_bytes
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
 from relight.peers import Remote
+from relight.pulse import teller
 from relight.store import ByteStore
 from relight.world import LateRanks
 
@@ -96,6 +98,8 @@ def resume_any(
     """Restore ``which`` into ``components``, each rank by itself or from rank 0. ``latest`` walks from newest to oldest until one
     verifies; others are that one or an error.
     """
+    teller().phase("restoring")
+    roll_back_if_told(store, run, ranks)
     if not isinstance(ranks, OneWriter):
         return resume(
             store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks, further=further, remote=remote
@@ -160,6 +164,7 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True):
 
     tiers: list[str]
     copies: list[tuple[int, bool, int, str, int, CommitBody]]
+    skips: list[tuple[int, int]] = []
 
 
 def _listed(
@@ -180,9 +185,11 @@ def _listed(
             shelves = _Shelves(places, merged.copies, set())
             found = [copy for one in candidates(merged.history, which) for copy in merged.copies[one.id]]
             told = [(one.place, one.has_next, one.checkpoint) for one in found]
-            listing = _Listing([place.name for place in places], [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told])
+            rows = [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told]
+            listing = _Listing([place.name for place in places], rows, result.skips)
     word = ranks.world.tell(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
     listing = msgspec.msgpack.decode(word, type=_Listing)
+    result.skips = listing.skips
     copies = [Copy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
     return shelves, listing.tiers, copies
 
@@ -191,7 +198,7 @@ def _looked(view: View, result: Resumed) -> History:
     for fault in view.faults:
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
-    result.newest_seen = history.live[-1].id if history.live else None
+    result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
     return history
 
 

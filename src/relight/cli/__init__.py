@@ -34,6 +34,8 @@ COMMANDS = {
     "scrub": "read everything again, and mend what is damaged from another tier",
     "keys": "who can open an encrypted store: new, status, add, rotate, revoke",
     "rekey": "encrypt anew what a leaked key could open, or what is not encrypted",
+    "run": "run a training job as torchrun does, and keep it alive",
+    "incidents": "what happened to a run, and what was done about it",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",

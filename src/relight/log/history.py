@@ -10,6 +10,9 @@ from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
 from relight.log.chain import View
 
+ROLLED_BACK = "rolled back"
+"""Topic of the NOTE that what the run did from step ``before`` on is not to be gone on from, and that it does not train on the samples of
+the steps ``skip`` any more, as ``first-last``."""
 REPACKED = "repacked"
 """Topic of the NOTE that a checkpoint, its ``id``, needs no donors any more."""
 
@@ -60,6 +63,10 @@ class History:
     fences: list[Record] = field(default_factory=list)
     notes: list[Record] = field(default_factory=list)
     void: list[tuple[Record, str]] = field(default_factory=list)
+    set_aside: set[str] = field(default_factory=set)
+    """Ids of those that a roll-back went behind: they are there, and the latest is none of them as long as there is another."""
+    skips: list[tuple[int, int]] = field(default_factory=list)
+    """Steps, first and last, whose samples are not trained on."""
 
     @property
     def attempts(self) -> list[str]:
@@ -105,6 +112,8 @@ def fold(view: View | Sequence[Record]) -> History:
             history.notes.append(record)
             if body.topic == REPACKED:
                 _repacked(history, str(body.data.get("id")))
+            elif body.topic == ROLLED_BACK:
+                _rolled_back(history, body.data.get("before"), body.data.get("skip"))
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
                 history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
@@ -118,6 +127,14 @@ def _repacked(history: History, checkpoint_id: str) -> None:
     for held in (history.by_id, history.retired):
         if checkpoint_id in held:
             held[checkpoint_id] = replace(held[checkpoint_id], alone=True)
+
+
+def _rolled_back(history: History, before: object, skip: object) -> None:
+    if type(before) is int:
+        history.set_aside.update(one.id for one in history.by_id.values() if one.step >= before)
+    first, _, last = str(skip or "").partition("-")
+    if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:
+        history.skips.append((int(first), int(last)))
 
 
 def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:

@@ -50,6 +50,9 @@ class Recorder:
         if ckpt is self._watched and checkpoint_id is not None:
             self._trace.write(Entry(kind="restored", step=step - 1, state=digest_state(ckpt.components)))
 
+    def on_end(self, ckpt: Checkpointer) -> None:
+        """Nothing of it is compared."""
+
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """Record the step; at the last one, end."""
         if ckpt is not self._watched:

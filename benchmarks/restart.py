@@ -1,0 +1,124 @@
+"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, under torchrun and under ``relight run``.
+
+The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: with processes that wait,
+and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from relight.store import open_bytes
+from relight.supervise.incidents import read_incidents
+
+JOB = Path(__file__).with_name("restart_job.py")
+PATIENCE_S = 300.0
+
+
+def command(way: str, folder: Path, parameters: int) -> list[str]:
+    """What is started."""
+    job = [str(JOB), way.split(",")[0], str(folder), str(parameters)]
+    if not way.startswith("Relight"):
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *job]
+    spares = "true" if "spares" in way else "false"
+    (folder / "relight.toml").write_text(f"[supervise]\nspares = {spares}\n")
+    return [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", *job]
+
+
+def lines(folder: Path) -> list[tuple[int, int, float]]:
+    """Step, life, clock."""
+    try:
+        rows = [line.split() for line in (folder / "out").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    return [(int(row[0]), int(row[1]), float(row[2])) for row in rows if len(row) == 3]
+
+
+def once(way: str, folder: Path, parameters: int) -> dict[str, Any]:
+    """Kill rank 1 some steps behind the third save; seconds until a step has ended, and what was lost."""
+    process = subprocess.Popen(command(way, folder, parameters), cwd=folder, stdout=subprocess.DEVNULL, stderr=(folder / "log").open("w"))
+    try:
+        began = time.monotonic()
+        while not any(step >= 36 for step, _, _ in lines(folder)):
+            time.sleep(0.05)
+            if process.poll() is not None or time.monotonic() - began > PATIENCE_S:
+                raise RuntimeError((folder / "log").read_text()[-2000:])
+        time.sleep(2.0)
+        killed = time.monotonic()
+        os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+        while not any(life for _, life, _ in lines(folder)):
+            time.sleep(0.01)
+            if process.poll() is not None or time.monotonic() - killed > PATIENCE_S:
+                raise RuntimeError((folder / "log").read_text()[-2000:])
+        before = max(step for step, life, _ in lines(folder) if not life)
+        first = next((step, at) for step, life, at in lines(folder) if life)
+        found: dict[str, Any] = {"seconds": first[1] - killed, "steps_lost": before - first[0] + 1}
+        if way.startswith("Relight"):
+            time.sleep(1.0)
+            after = read_incidents(open_bytes(folder / "store"), "run")[-1].after
+            found["parts"] = dict(after.seconds) if after is not None else {}
+        return found
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        for rank in range(2):
+            try:
+                os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
+            except (ProcessLookupError, FileNotFoundError):
+                pass
+
+
+def main() -> None:
+    """Measure, say, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parameters", type=int, default=125_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    ways = ["torch.save", "DCP", "Relight", "Relight, spares"]
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    for number in range(options.rounds):
+        for way in rng.sample(ways, len(ways)):
+            folder = Path(tempfile.mkdtemp(prefix="restart-", dir=options.dir))
+            try:
+                one = once(way, folder, options.parameters)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            found[way].append(one)
+            again = f"{one['steps_lost']} steps again  {one.get('parts', '')}"
+            print(f"round {number + 1}/{options.rounds}  {way:16} {one['seconds']:7.2f} s, {again}", flush=True)
+    summary = {}
+    for way, rows in found.items():
+        seconds = [row["seconds"] for row in rows]
+        parts = {name: statistics.median(row["parts"][name] for row in rows) for name in (rows[0].get("parts") or {})}
+        summary[way] = {
+            "median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds),
+            "steps_lost": statistics.median(row["steps_lost"] for row in rows), "parts": parts,
+        }  # fmt: skip
+        print(f"{way:16} {summary[way]['median_s']:.2f} s ({min(seconds):.2f}–{max(seconds):.2f}) {parts or ''}")
+    if options.out:
+        asked = {"parameters": options.parameters, "rounds": options.rounds, "seed": options.seed}
+        options.out.write_text(json.dumps({"machine": describe(options.dir), **asked, "ways": summary, "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What the loop tells whoever watches over this process, through the page that it was given: see ``relight.pulse``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relight.checkpointer.observer import observers
+from relight.errors import Diverged
+from relight.observe import Event, subscribe
+from relight.policy.going_back import SPIKES
+from relight.policy.spikes import spikes_of
+from relight.pulse import Teller, teller
+from relight.store.urls import absolute
+
+if TYPE_CHECKING:
+    from relight.checkpointer.loop import Checkpointer
+
+AWAY_EVERY = 10
+"""So often a loss that lies on an accelerator is read, a step later: it is there by then, so that nothing waits for it."""
+
+
+class Beats:
+    """An ``Observer`` that hears of saves as well. A few microseconds a step. ``Diverged`` if the loss is no number, or jumped."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._spikes = spikes_of(os.environ.get(SPIKES, ""))
+        self._away: tuple[int, torch.Tensor] | None = None
+        subscribe(self._hear)
+
+    def place(self, url: str, run: str) -> tuple[str, str]:
+        """Where it is."""
+        self._teller.at(absolute(url), run)
+        return url, run
+
+    def on_start(self, ckpt: Checkpointer) -> None:
+        """Nothing yet."""
+
+    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
+        """From where it goes on."""
+        self._teller.restored(step - 1 if checkpoint_id is not None else -1)
+
+    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+        """That a step ended, and whether its loss is one to go on with."""
+        at, loss = self._read(step, metrics.get("loss"))
+        self._teller.stepped(step, loss)
+        jump = None if at is None else self._spikes.see(at, loss)
+        if jump is not None:
+            raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
+
+    def on_end(self, ckpt: Checkpointer) -> None:
+        """The script may do anything now, for as long as it likes."""
+        self._teller.phase("ending")
+
+    def _read(self, step: int, loss: Any) -> tuple[int | None, float]:
+        """The newest loss that can be had without waiting, and whose it is."""
+        if type(loss) in (float, int):
+            return step, float(loss)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return None, math.nan
+        if loss.device.type == "cpu":
+            return step, float(loss.detach())
+        before, self._away = self._away, (step, loss.detach())
+        if before is None or step % AWAY_EVERY:
+            return None, math.nan
+        return before[0], float(before[1])
+
+    def _hear(self, event: Event) -> None:
+        step = event.fields.get("step")
+        if type(step) is not int:
+            return
+        if event.name == "save.requested":
+            self._teller.asked(step, here="id" not in event.fields)
+        elif event.name == "save.sealed":
+            self._teller.sealed(step)
+        elif event.name in ("save.durable", "save.failed"):
+            self._teller.over(step, durable=event.name == "save.durable")
+
+
+def be_watched() -> None:
+    """Tell whoever watches over this process, if somebody does; once."""
+    if teller().heard and not any(isinstance(one, Beats) for one in observers):
+        observers.append(Beats(teller()))

@@ -1,0 +1,64 @@
+"""What a Checkpointer holds, and what it knows of where the run stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from relight.capture import capture
+from relight.checkpointer.resume import Resumed
+from relight.errors import ConfigError
+from relight.policy.going_back import SPLIT
+
+
+class Holds:
+    """The part of a ``Checkpointer`` that is asked, and does nothing."""
+
+    _components: dict[str, object]
+    _run: str
+    _resumed: Resumed
+
+    def captured(self) -> dict[str, Any]:
+        """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
+        state = capture(self._components)
+        return {"found": state.found, "missed": state.missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
+
+    def __getitem__(self, name: str) -> Any:
+        """A component; for plain values, what was restored or last set."""
+        return self._components[name]
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Set a component that is a plain value."""
+        if name not in self._components:
+            raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: {name}=…")
+        self._components[name] = value
+
+    @property
+    def components(self) -> Mapping[str, object]:
+        """The components by name."""
+        return self._components
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._run
+
+    @property
+    def micro_step(self) -> int | None:
+        """The first micro-batch still to do of the step ``restore`` returned, if it was saved in the middle of one."""
+        return None if self._resumed.micro_step is None else self._resumed.micro_step + 1
+
+    def skips(self, step: int) -> bool:
+        """Whether the run has given up the samples of ``step``, behind which the loss was no number or jumped: draw the batch, and do not
+        train on it. Says what was known when ``restore`` was called."""
+        return any(first <= step <= last for first, last in self._resumed.skips)
+
+    @property
+    def split(self) -> int:
+        """Into how many more micro-batches than usual each is to be split: 1, or more after an accelerator ran out of memory under
+        ``relight run`` with ``[supervise] split = true``."""
+        text = os.environ.get(SPLIT, "1")
+        if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+            raise ConfigError(f"{SPLIT} is a whole number from 1 on, not {text[:40]!r}")
+        return int(text)

@@ -1,0 +1,93 @@
+"""``relight incidents``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import Styled, age, emit_json, escape, facts_list, table
+from relight.errors import CheckpointNotFound
+from relight.supervise.incidents import Incident, incidents_in, read_incidents
+
+
+@click.command("incidents")
+@click.argument("path")
+@click.argument("which", required=False)
+@json_option
+def command(path: str, which: str | None, as_json: bool) -> int:
+    """What happened to a run under relight run, what was done about it, and what it cost.
+
+    PATH is a run, or a directory that relight run wrote incidents into. WHICH, an incident's id or the beginning of it, or "latest",
+    shows one whole: clues, what every rank was at, its last lines, the stacks.
+
+    \b
+    Examples:
+      relight incidents runs/demo
+      relight incidents runs/demo latest
+    """
+    found = _read(path)
+    if which is not None:
+        found = [found[-1]] if which == "latest" and found else [one for one in found if one.id.startswith(which)]
+        if not found:
+            raise CheckpointNotFound(f"no incident {which!r}", where=path, hint="relight incidents RUN lists them")
+    if as_json:
+        emit_json([msgspec.to_builtins(one) for one in found])
+    elif which is not None:
+        for one in found:
+            _show(one)
+    else:
+        table(
+            ["id", "when", "kind", "step", "done", "lost", "down", "why"],
+            [_row(one) for one in found],
+            right=("step", "lost", "down"), wrap=("why",),
+        )  # fmt: skip
+    return 0
+
+
+def _read(path: str) -> list[Incident]:
+    if Path(path).is_dir() and (found := incidents_in(Path(path))):
+        return found
+    opened = open_run_at(path, warnings=False)
+    return read_incidents(opened.run.store, opened.run.name)
+
+
+def _row(one: Incident) -> list[object]:
+    after = one.after
+    style = "red" if one.action in ("stop",) else ""
+    return [
+        one.id[-6:], age(one.at), one.kind, one.step if one.step >= 0 else "-", Styled(one.action, style),
+        "-" if after is None else after.steps_lost, "-" if after is None else f"{after.seconds.get('all', 0):.1f} s", one.why,
+    ]  # fmt: skip
+
+
+def _show(one: Incident) -> None:
+    facts: list[tuple[str, object]] = [
+        ("incident", one.id), ("when", one.at), ("host", one.host), ("job", one.job), ("life", one.life), ("kind", one.kind),
+        ("why", one.why), ("step", one.step), ("done", one.action), ("reason", one.reason),
+    ]  # fmt: skip
+    if one.settings:
+        facts.append(("told", " ".join(f"{name}={value}" for name, value in one.settings.items())))
+    if one.after is not None:
+        parts = ", ".join(f"{name} {value:.2f} s" for name, value in one.after.seconds.items())
+        facts += [("restored", one.after.restored), ("lost", f"{one.after.steps_lost} steps"), ("took", parts)]
+    facts_list(facts)
+    click.echo("\nclues, the strongest first:")
+    clues = [[clue["kind"], clue["weight"], clue["what"]] for clue in one.clues]
+    table(["kind", "weight", "what"], clues, right=("weight",), wrap=("what",))
+    click.echo("\nranks:")
+    columns = ["rank", "exit", "phase", "step", "durable", "error"]
+    table(columns, [_rank(worker) for worker in one.workers], right=("rank", "exit", "step"), wrap=("error",))
+    for rank, text in one.stacks.items():
+        click.echo(f"\nstacks of rank {rank}:")
+        for line in text.splitlines():
+            click.echo(f"  {escape(line)}")
+
+
+def _rank(worker: dict[str, Any]) -> list[object]:
+    ended = "stopped" if worker.get("stopped") else worker.get("exit")
+    said = worker.get("error") or (worker.get("tail") or [""])[-1]
+    return [worker["rank"], ended, worker.get("phase", "-"), worker.get("step", "-"), worker.get("durable", "-"), said]

@@ -1,0 +1,53 @@
+"""``relight run``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from relight.cli.output import escape
+from relight.observe import Event, subscribe
+
+_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.command("run", context_settings=_SETTINGS)
+@click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), help="Instead of ./relight.toml.")
+@click.option("--incidents", type=click.Path(file_okay=False, path_type=Path), default="relight-incidents", show_default=True,
+              help="Where incidents go while the run's store is not known.")  # fmt: skip
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TORCHRUN'S FLAGS] SCRIPT [ARGS]…")
+def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) -> int:
+    """Run a training job as torchrun does, and keep it alive.
+
+    Takes torchrun's flags, all of them. Instead of restarting a number of times it looks at what happened: a process that ended, ranks
+    that no longer move, and does what docs/recovery.md says: goes on at once, later, from further back, or stops, as an error of the
+    script would only repeat. Every time it says why, and writes an incident (relight incidents).
+
+    Exit codes: 0 finished, 1 stopped, 75 ended as asked with the last step stored, 76 ended as asked without.
+
+    \b
+    Examples:
+      relight run --nproc-per-node 8 train.py --batch-size 32
+      relight run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint head:29400 train.py
+    """
+    from relight.supervise.launch import launch, parse
+    from relight.supervise.settings import read_settings
+
+    told = read_settings(settings)
+    options = parse(list(arguments))
+    logging.getLogger("relight").propagate = False
+    logging.getLogger("relight").addHandler(logging.NullHandler())
+    undo = subscribe(_say)
+    try:
+        ended = launch(options, told, incidents)
+    finally:
+        undo()
+    click.echo(f"relight: {escape(ended.say)}", err=True)
+    return ended.code
+
+
+def _say(event: Event) -> None:
+    if event.name.startswith("run."):
+        click.echo(f"relight: {escape(event.fields.get('say', event.name))}", err=True)

@@ -1,0 +1,64 @@
+"""When a loss is one that jumped. Robust: by the median of the last losses, and how far they lie from it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+from relight.errors import ConfigError
+
+SIGMAS = 10.0
+_TO_SIGMA = 1.4826
+"""Times the median distance from the median: the standard deviation, where values are normally distributed."""
+
+
+class Jump(NamedTuple):
+    """A loss that jumped: at which step first, and in words."""
+
+    onset: int
+    why: str
+
+
+class Spikes:
+    """Told each step's loss. No finite number is a jump at once; a high one if so many in a row are: one bad batch passes by itself."""
+
+    def __init__(self, sigmas: float = SIGMAS, in_a_row: int = 5, window: int = 128, begins: int = 50) -> None:
+        """``sigmas``: how many standard deviations above the median is high; 0: none is."""
+        self._sigmas, self._in_a_row, self._begins = sigmas, in_a_row, begins
+        self._last: deque[float] = deque(maxlen=window)
+        self._high: list[tuple[int, float]] = []
+
+    def see(self, step: int, loss: float) -> Jump | None:
+        """Of a step. Cost: sorting ``window`` numbers, only where the loss is above all of them."""
+        if not math.isfinite(loss):
+            return Jump(self._high[0][0] if self._high else step, f"the loss is {loss} at step {step}")
+        if self._is_high(loss):
+            self._high.append((step, loss))
+            if len(self._high) >= self._in_a_row:
+                first, usual = self._high[0][0], median(self._last)
+                stayed = f"and stayed there for {len(self._high)} steps"
+                return Jump(first, f"the loss jumped from {usual:.4g} to {loss:.4g} at step {first}, {stayed}")
+            return None
+        self._high = []
+        self._last.append(loss)
+        return None
+
+    def _is_high(self, loss: float) -> bool:
+        if not self._sigmas or len(self._last) < self._begins or loss <= max(self._last):
+            return False
+        middle = median(self._last)
+        spread = _TO_SIGMA * median(abs(one - middle) for one in self._last)
+        return loss > middle + self._sigmas * max(spread, 1e-3 * abs(middle))
+
+
+def spikes_of(text: str) -> Spikes:
+    """As the setting says: a number of standard deviations; 0 for none."""
+    try:
+        sigmas = float(text) if text else SIGMAS
+    except ValueError:
+        sigmas = math.nan
+    if not 0 <= sigmas < 1e6:
+        raise ConfigError(f"a number of standard deviations, from 0 on, not {text[:40]!r}", where="RELIGHT_SPIKES")
+    return Spikes(sigmas)

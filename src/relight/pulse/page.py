@@ -1,0 +1,114 @@
+"""The page: one fixed record under a counter. A writer makes the counter odd, writes, makes it even; who finds it odd looks again."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE_BYTES = 4096
+NOT_YET = -2
+"""In place of a step: nothing was restored yet."""
+_MAGIC = b"rlpulse1"
+_COUNTER = struct.Struct("<Q")
+_BODY = struct.Struct("<Q32sddqdQdqqdqddQQ")
+_TEXT_AT = 512
+_TEXTS = (1024, 256)
+"""Room for where the run is stored, and for its name."""
+_AT = 16
+_TRIES = 100
+
+
+class Beat(NamedTuple):
+    """What a page says. Times are seconds of the monotonic clock; steps are −1, and losses not a number, as long as there are none."""
+
+    pid: int = 0
+    phase: str = ""
+    since: float = 0.0
+    expected_s: float = 0.0
+    """How long the phase should take; 0: nobody knows."""
+    step: int = -1
+    """The step that ended last."""
+    step_at: float = 0.0
+    steps: int = 0
+    """How many have ended in this process's life."""
+    loss: float = float("nan")
+    sealed: int = -1
+    """The last step whose save can be made by others than the trainer."""
+    durable: int = -1
+    save_since: float = 0.0
+    """When the oldest save that is not durable yet was asked for; 0: there is none."""
+    restored: int = NOT_YET
+    """The step that was restored; −1: a fresh run."""
+    restore_s: float = 0.0
+    saves_s: float = 0.0
+    """How long the last save took until it was durable."""
+    saves: int = 0
+    agent: int = 0
+    """The process that writes saves."""
+    url: str = ""
+    run: str = ""
+
+
+class Page:
+    """A writer's end. One process, any of its threads one after the other."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """The file is there already, of ``PAGE_BYTES``."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._memory = mmap.mmap(descriptor, PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._count = 0
+
+    def write(self, beat: Beat) -> None:
+        """All of it."""
+        self._count += 2
+        _COUNTER.pack_into(self._memory, 8, self._count - 1)
+        _BODY.pack_into(self._memory, _AT, beat.pid, beat.phase.encode()[:32], *beat[2:-2])
+        at = _TEXT_AT
+        for text, room in zip(beat[-2:], _TEXTS, strict=True):
+            data = text.encode(errors="replace")[: room - 1]
+            self._memory[at : at + len(data) + 1] = data + b"\0"
+            at += room
+        self._memory[0:8] = _MAGIC
+        _COUNTER.pack_into(self._memory, 8, self._count)
+
+
+def make_page(path: str | os.PathLike[str]) -> None:
+    """An empty one, for a writer to come."""
+    with open(path, "wb") as file:
+        file.truncate(PAGE_BYTES)
+
+
+def read_beat(path: str | os.PathLike[str]) -> Beat | None:
+    """What is there; None if nothing was written yet, or nothing whole is to be had: the writer died in the midst of it."""
+    for _ in range(_TRIES):
+        try:
+            data = Path(path).read_bytes()
+        except OSError:
+            return None
+        if len(data) < PAGE_BYTES or data[:8] != _MAGIC:
+            return None
+        (before,) = _COUNTER.unpack_from(data, 8)
+        if before % 2 == 0 and _still(path, before):
+            return _decode(data)
+    return None
+
+
+def _still(path: str | os.PathLike[str], count: int) -> bool:
+    with open(path, "rb") as file:
+        file.seek(8)
+        return _COUNTER.unpack(file.read(8))[0] == count
+
+
+def _decode(data: bytes) -> Beat:
+    pid, phase, *rest = _BODY.unpack_from(data, _AT)
+    texts, at = [], _TEXT_AT
+    for room in _TEXTS:
+        texts.append(data[at : at + room].split(b"\0", 1)[0].decode(errors="replace"))
+        at += room
+    return Beat(pid, phase.rstrip(b"\0").decode(errors="replace"), *rest, *texts)

@@ -1,0 +1,121 @@
+"""The trainer's end: what is happening, said as it happens."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+from relight.pulse.page import Beat, Page
+
+SETTING = "RELIGHT_PULSE"
+"""The file of this process's page: set by ``relight run``."""
+
+
+class Teller:
+    """Says what this process is at. Without a page it says nothing, at no cost."""
+
+    def __init__(self, path: str = "") -> None:
+        self._page: Page | None = None
+        self._beat = Beat(pid=os.getpid(), phase="starting", since=time.monotonic())
+        self._lock = threading.Lock()
+        self._asked: dict[int, float] = {}
+        if path:
+            with contextlib.suppress(OSError, ValueError):
+                self._page = Page(path)
+                self._tell()
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody may be listening."""
+        return self._page is not None
+
+    def phase(self, name: str, expected_s: float = 0.0) -> None:
+        """What it is at from now on."""
+        self._tell(phase=name, since=time.monotonic(), expected_s=expected_s)
+
+    @contextlib.contextmanager
+    def during(self, name: str, expected_s: float = 0.0) -> Iterator[None]:
+        """The phase, and back to the one before."""
+        before = self._beat
+        self.phase(name, expected_s)
+        try:
+            yield
+        finally:
+            self._tell(phase=before.phase, since=time.monotonic(), expected_s=before.expected_s)
+
+    def at(self, url: str, run: str) -> None:
+        """Where the run is stored."""
+        self._tell(url=url, run=run)
+
+    def restored(self, step: int) -> None:
+        """From which step it goes on; −1: from none."""
+        now = time.monotonic()
+        seconds = now - self._beat.since if self._beat.phase == "restoring" else 0.0
+        self._tell(restored=step, restore_s=seconds, phase="training", since=now, expected_s=0.0)
+
+    def stepped(self, step: int, loss: float = math.nan) -> None:
+        """A step ended."""
+        now = time.monotonic()
+        self._tell(step=step, step_at=now, steps=self._beat.steps + 1, loss=loss, phase="training", since=now, expected_s=0.0)
+
+    def asked(self, step: int, *, here: bool) -> None:
+        """A save was asked for. ``here``: this process makes it, and does nothing else meanwhile."""
+        now = self._asked[step] = time.monotonic()
+        if here:
+            self._tell(save_since=min(self._asked.values()), phase="saving", since=now, expected_s=self._beat.saves_s)
+        else:
+            self._tell(save_since=min(self._asked.values()))
+
+    def sealed(self, step: int) -> None:
+        """It can be finished by others."""
+        self._tell(sealed=max(step, self._beat.sealed))
+
+    def over(self, step: int, durable: bool) -> None:
+        """It is durable, or has failed."""
+        since = self._asked.pop(step, None)
+        if self._beat.phase == "saving":
+            self.phase("training")
+        waits = min(self._asked.values(), default=0.0)
+        if not durable:
+            self._tell(save_since=waits)
+            return
+        took = self._beat.saves_s if since is None else time.monotonic() - since
+        beat = self._beat
+        self._tell(
+            save_since=waits, saves_s=took, saves=beat.saves + 1, durable=max(step, beat.durable), sealed=max(step, beat.sealed)
+        )
+
+    def agent(self, pid: int) -> None:
+        """Who writes saves."""
+        self._tell(agent=pid)
+
+    def _tell(self, **changes: object) -> None:
+        if self._page is None:
+            return
+        with self._lock:
+            self._beat = self._beat._replace(**changes)  # type: ignore[arg-type]
+            self._page.write(self._beat)
+
+
+def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+    """What this process does in a ``with`` block, for whoever watches over it: evaluating, compiling, whatever is no step and takes long.
+
+    ``expected_s``: how long it should take; 0: as long as it took before. Under ``relight run`` it is not taken to hang as long as it is
+    within three times that, and five seconds; without, this does nothing.
+    """
+    return teller().during(name, expected_s)
+
+
+_teller: Teller | None = None
+
+
+def teller() -> Teller:
+    """This process's; a forked child has none of its parent's."""
+    global _teller
+    if _teller is None or _teller._beat.pid != os.getpid():
+        _teller = Teller(os.environ.pop(SETTING, "") if _teller is None else "")  # its own children are not the ones watched over
+    return _teller

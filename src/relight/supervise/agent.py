@@ -1,0 +1,185 @@
+"""torchrun's own agent, asked where it would only count restarts: what has happened, and what is to be done about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import ProcessFailure
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from relight.supervise.classify import is_a_loss
+from relight.supervise.facts import Decision, Worker
+from relight.supervise.procfs import look_at
+from relight.supervise.spare import Spares
+from relight.supervise.supervisor import Supervisor
+
+SETTLE_S = 1.0
+"""Ranks that lose another have so long to notice and end by themselves; then they are ended. Nothing of theirs is lost by that: what is
+sealed is another process's to finish."""
+_TAIL_BYTES = 16 << 10
+GOES_ON = ("resume", "roll back", "smaller batch")
+
+
+class Agent(LocalElasticAgent):
+    """``supervisor`` is asked at each look, and at each failure."""
+
+    def __init__(self, *args: Any, supervisor: Supervisor, spares: Spares, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._supervisor, self._spares = supervisor, spares
+        self._decision: Decision | None = None
+        self._remaining_restarts = 1  # whether there is another is not for a counter to say
+
+    # -- a life ----------------------------------------------------------------------------------------------------------------
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers])
+        start = local_elastic_agent.start_processes
+
+        def with_settings(*args: Any, envs: dict[int, dict[str, str]], **kwargs: Any) -> Any:
+            for worker in worker_group.workers:
+                envs[worker.local_rank].update(told[worker.global_rank])
+                envs[worker.local_rank]["TORCHELASTIC_RESTART_COUNT"] = str(self._lives)
+            return start(*args, envs=envs, **kwargs)
+
+        with (
+            mock.patch.object(local_elastic_agent, "start_processes", with_settings),
+            mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_Handler, self._spares)),
+        ):
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._lives += 1
+        self._supervisor.started({worker.global_rank: pids[worker.local_rank] for worker in worker_group.workers})
+        return pids
+
+    _lives = 0
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        context = self._pcontext
+        if not isinstance(context, SubprocessContext):
+            return super()._monitor_workers(worker_group)
+        gone = _exits(context)
+        if any(gone.values()):  # not None, and not 0
+            return self._fail(worker_group, context, "")
+        hung = self._supervisor.look()
+        if self._supervisor.steps:
+            self._spares.fill()  # not earlier: they would import while the job does
+        if hung:
+            return self._fail(worker_group, context, hung)
+        return super()._monitor_workers(worker_group)
+
+    def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
+        """Let who lost another end by itself, take stock, end the rest, decide."""
+        noticed = time.monotonic()
+        died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
+        states: dict[int, str] = {}
+        ends = noticed + (0.0 if hung else SETTLE_S)
+        while time.monotonic() < ends and any(code is None for code in _exits(context).values()) and not _is_told(context):
+            time.sleep(0.01)
+            for rank, code in _exits(context).items():
+                if code is not None:
+                    died.setdefault(rank, time.monotonic())
+        codes = _exits(context)
+        stopped = [rank for rank, code in codes.items() if code is None]
+        for rank in stopped:
+            handler = context.subprocess_handlers[rank]
+            states[rank] = look_at(handler.proc.pid).state
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(handler.proc.pid, signal.SIGKILL)
+        for rank in stopped:
+            with contextlib.suppress(Exception):
+                context.subprocess_handlers[rank].proc.wait(SETTLE_S)
+        by_local = {worker.local_rank: worker for worker in worker_group.workers}
+        workers = [
+            Worker(
+                rank=by_local[rank].global_rank, exit=codes[rank], died_at=died.get(rank, 0.0), error=_error(context.error_files[rank]),
+                tail=_tail(context.stderrs[rank]), state=states.get(rank, ""), stopped=rank in stopped,
+            )
+            for rank in sorted(codes)
+        ]  # fmt: skip
+        self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed))
+        pids = {rank: handler.proc.pid for rank, handler in context.subprocess_handlers.items()}
+        failures = {
+            by_local[rank].global_rank: ProcessFailure(rank, pids[rank], code or -signal.SIGKILL, context.error_files[rank])
+            for rank, code in codes.items()
+            if code or rank in stopped
+        }
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _decide(self, decision: Decision) -> None:
+        self._decision = decision
+        self._remaining_restarts = 1 if decision.action in GOES_ON else 0
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._remaining_restarts = 1
+        if self._decision is not None and self._decision.delay_s:
+            time.sleep(self._decision.delay_s)
+        self._supervisor.waited()
+        super()._restart_workers(worker_group)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        decided, self._decision = self._decision, None
+        if decided is None:  # others come or go: these are well, and may save
+            self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+        else:
+            self._shutdown(signal.SIGKILL, int(SETTLE_S))
+
+    def _get_fq_hostname(self) -> str:
+        return socket.gethostname()  # not what a name server thinks of it, which may take seconds
+
+
+class _Handler(SubprocessHandler):
+    """torchrun's, with a process that was waiting if there is one."""
+
+    def __init__(self, spares: Spares, *args: Any, **kwargs: Any) -> None:
+        self._spares = spares
+        super().__init__(*args, **kwargs)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        return self._spares.take(args, env, self._stdout, self._stderr) or super()._popen(args, env)
+
+
+def _is_told(context: SubprocessContext) -> bool:
+    """Whether it is clear who failed: others that lost it need not be waited for."""
+    for rank, code in _exits(context).items():
+        if code is not None and code < 0:
+            return True
+        if code and (said := _error(context.error_files[rank])) and not is_a_loss(said):
+            return True
+    return False
+
+
+def _exits(context: SubprocessContext) -> dict[int, int | None]:
+    return {rank: handler.proc.poll() for rank, handler in context.subprocess_handlers.items()}
+
+
+def _error(path: str) -> str:
+    """What an exception said, as the worker wrote it down."""
+    try:
+        message = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _tail(path: str) -> tuple[str, ...]:
+    """The last lines that it wrote to its errors' stream, if that is a file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-60:])
+    except OSError:
+        return ()

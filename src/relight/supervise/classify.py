@@ -1,0 +1,159 @@
+"""What happened, from what is there: clues, each for a kind of failure, with a weight; the heaviest is believed, all are kept. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+from relight.pulse.page import NOT_YET
+from relight.supervise.facts import Clue, Facts, Failure, Worker
+
+_WORDS: tuple[tuple[str, str, int], ...] = (
+    # what it says, what that is, how sure. The first that fits counts: the narrower stand first.
+    (r"relight\.errors\.Fenced|\bFenced: ", "fenced", 95),
+    (r"relight\.errors\.(ConfigError|IncompatibleState)|\b(ConfigError|IncompatibleState): ", "user", 90),
+    (r"\bDiverged: |\bFloatingPointError\b|returned nan values|\bloss is (nan|inf)", "numerical", 90),
+    (r"CUDA out of memory|torch\.OutOfMemoryError|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED", "device memory", 90),
+    (r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|std::bad_alloc", "memory", 85),
+    (r"device-side assert|index out of bounds: .* < ", "user", 75),
+    (r"uncorrectable ECC|\bXid\b|unspecified launch failure|illegal memory access|GPU has fallen off|CUDA error", "hardware", 85),
+    (r"No space left on device|Disk quota exceeded|\b(NoSpace|StoreUnavailable|LeaseHeld|SaveFailed): ", "storage", 85),
+    (r"Stale file handle|Read-only file system|Input/output error|Transport endpoint is not connected", "storage", 80),
+    (r"\b(CorruptCheckpoint|CheckpointNotFound|WrongKey|UnsafeContent): ", "storage", 80),
+    (r"DataLoader worker .* (exited unexpectedly|is killed)|Caught \w+ in DataLoader worker", "data", 80),
+    (r"JSONDecodeError|UnicodeDecodeError", "data", 80),
+    (r"UnidentifiedImageError|UnpicklingError|zipfile\.BadZipFile|corrupt(ed)? (sample|record|image|shard)", "data", 80),
+    (r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)", "network", 60),
+    (r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host", "network", 40),
+    (r"\bLateRanks: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
+    (r"^usage: |error: (unrecognized|the following) arguments", "user", 80),
+    (r"\b(Syntax|Indentation|Import|ModuleNotFound|Name|Attribute|Type|NotImplemented)Error: ", "user", 75),
+    (r"\b(Key|Index|Value|Assertion|FileNotFound|Permission|IsADirectory|NotADirectory)Error: ", "user", 60),
+    (r"\b\w+(Error|Exception): ", "user", 30),
+)
+_PATTERNS = tuple((re.compile(pattern), kind, weight) for pattern, kind, weight in _WORDS)
+_SIGNALS = {
+    signal.SIGSEGV: ("crash", 50), signal.SIGABRT: ("crash", 45), signal.SIGILL: ("crash", 60), signal.SIGFPE: ("crash", 60),
+    signal.SIGBUS: ("memory", 55), signal.SIGKILL: ("killed", 50), signal.SIGTERM: ("preemption", 50), signal.SIGINT: ("preemption", 50),
+    signal.SIGHUP: ("preemption", 50), signal.SIGQUIT: ("preemption", 45), signal.SIGXCPU: ("preemption", 60),
+}  # fmt: skip
+_KERNEL = (
+    (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
+    (re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"), "hardware", 85),
+    (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
+    (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
+)
+_FOLLOWS = 45
+"""Clues of network errors weigh no more, where a rank is known to have gone first: the others only noticed."""
+_ONSET = re.compile(r"\[onset (\d{1,18})\]")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
+
+
+def classify(facts: Facts) -> Failure:
+    """The failure that fits best. Always gives one."""
+    clues = sorted(_clues(facts), key=lambda clue: -clue.weight)
+    steps = [worker.beat.step for worker in facts.workers if worker.beat is not None]
+    ended = [worker.beat.steps for worker in facts.workers if worker.beat is not None]
+    best = clues[0] if clues else Clue("unknown", 0, "nothing tells what happened")
+    source = next((worker for worker in facts.workers if worker.rank == best.rank), None)
+    beats = [worker.beat for worker in facts.workers if worker.beat is not None]
+    said = (source.error or _last_words(source.tail)) if source is not None else ""
+    onset = _ONSET.search(said) if best.kind == "numerical" else None
+    return Failure(
+        onset=int(onset[1]) if onset else None,
+        kind=best.kind,
+        why=best.what,
+        rank=best.rank if best.rank is not None else _first(facts),
+        step=min(steps, default=-1),
+        steps=min(ended, default=0),
+        words=alike(said or best.what),
+        clues=tuple(clues),
+        restored=max((beat.restored for beat in beats), default=NOT_YET),
+        durable=max((beat.durable for beat in beats), default=-1),
+    )
+
+
+def is_a_loss(words: str) -> bool:
+    """Whether a rank only says that it has lost another."""
+    return (_spoken(words) or ("", 0))[0] == "network"
+
+
+def alike(words: str) -> str:
+    """Words without what differs between two failures of one kind."""
+    return _NUMBERS.sub("#", " ".join(words.split()))[:300]
+
+
+def _clues(facts: Facts) -> Iterator[Clue]:
+    if facts.asked_to_end:
+        yield Clue("preemption", 100, f"{facts.asked_to_end} came to the supervisor")
+    if facts.hung:
+        yield Clue("hang", 70, facts.hung)
+    if facts.oom_kills:
+        yield Clue("memory", 90, f"the kernel killed {facts.oom_kills} of its processes for want of memory", _killed(facts))
+    for line in facts.kernel:
+        for pattern, kind, weight in _KERNEL:
+            if pattern.search(line):
+                yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
+                break
+    for place in facts.full:
+        yield Clue("storage", 30, f"{place} is full")
+    first = _first(facts)
+    for worker in facts.workers:
+        yield from (_weighed(clue, worker, first) for clue in _of(worker))
+
+
+def _of(worker: Worker) -> Iterator[Clue]:
+    said = worker.error or _last_words(worker.tail)
+    if worker.exit is not None and worker.exit < 0 and not worker.stopped:
+        kind, weight = _SIGNALS.get(signal.Signals(-worker.exit), ("crash", 40)) if _is_signal(-worker.exit) else ("crash", 40)
+        yield Clue(kind, weight, f"rank {worker.rank} was ended by {_name(-worker.exit)}", worker.rank)
+    if worker.exit or worker.error:
+        found = _spoken(said) if said else None
+        if found is not None:
+            kind, weight = found
+            if kind == "user" and worker.beat is not None and worker.beat.steps:
+                weight -= 15  # it has worked for some steps: not every such error would repeat
+            yield Clue(kind, weight, f"rank {worker.rank}: {said[:300]}", worker.rank)
+        elif worker.exit is not None and worker.exit > 0:
+            kind, weight = ("user", 40) if worker.exit == 2 else ("unknown", 10)
+            more = f": {said[:200]}" if said else ""
+            yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}{more}", worker.rank)
+
+
+def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
+    """Who came later may only have noticed."""
+    if clue.rank == first or first is None:
+        return clue._replace(weight=min(100, clue.weight + 5))
+    return clue._replace(weight=min(clue.weight, _FOLLOWS) - 10) if clue.kind in ("network", "unknown", "user") else clue
+
+
+def _spoken(text: str) -> tuple[str, int] | None:
+    return next(((kind, weight) for pattern, kind, weight in _PATTERNS if pattern.search(text)), None)
+
+
+def _last_words(tail: tuple[str, ...]) -> str:
+    """The last line that an exception or a library ended with; without one, the last line."""
+    lines = [line.rstrip() for line in tail if line.strip()]
+    spoken = [line for line in lines if _spoken(line)]
+    return (spoken or lines or [""])[-1]
+
+
+def _first(facts: Facts) -> int | None:
+    """Who ended first, of its own accord or by a signal that the supervisor did not send."""
+    gone = [worker for worker in facts.workers if worker.exit not in (None, 0) and not worker.stopped]
+    # a rank that lost the connection to another has not failed first, whenever its end was noticed
+    causes = [one for one in gone if not is_a_loss(one.error or _last_words(one.tail))] or gone
+    return min(causes, key=lambda worker: worker.died_at).rank if causes else None
+
+
+def _killed(facts: Facts) -> int | None:
+    return next((worker.rank for worker in facts.workers if worker.exit == -signal.SIGKILL and not worker.stopped), None)
+
+
+def _is_signal(number: int) -> bool:
+    return number in {one.value for one in signal.Signals}
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name if _is_signal(number) else f"signal {number}"

@@ -1,0 +1,138 @@
+"""What to do about a failure: one pure function of it, what came before, the rules and the time. The table in docs/recovery.md is this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relight.errors import ConfigError
+from relight.policy.going_back import BEFORE, SKIP, SPLIT
+from relight.pulse.page import NOT_YET
+from relight.supervise.facts import Decision, Failure
+
+_WAITS = ("storage", "network", "hardware")
+"""What may be over by itself, later."""
+SPLIT_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """``[supervise]`` of relight.toml. Times in seconds."""
+
+    failures: int = 10
+    """How many in a row without a step of progress between them."""
+    same: int = 3
+    """How many that are alike, at the same step."""
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+    roll_backs: int = 3
+    """How often it goes back to before one onset."""
+    skip: int = 1
+    """How many steps' samples are skipped behind a roll-back: twice as many at each further one."""
+    split: bool = False
+    """Whether micro-batches may be made smaller: the script must ask ``ckpt.split``."""
+    spikes: float = 10.0
+    """How many standard deviations above the usual a loss has to be, several times in a row, to count as one that jumped; 0: none does."""
+
+    def __post_init__(self) -> None:
+        for name in ("failures", "same", "roll_backs", "skip"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"[supervise] {name} is a whole number from 1 on, not {value!r}")
+        for name in ("backoff_s", "backoff_max_s", "spikes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86400:
+                raise ConfigError(f"[supervise] {name} is a number from 0 to 86400, not {value!r}")
+        if not isinstance(self.split, bool):
+            raise ConfigError(f"[supervise] split is true or false, not {self.split!r}")
+
+
+class Past(NamedTuple):
+    """A failure that came before, and what was done."""
+
+    failure: Failure
+    decision: Decision
+    at: float
+
+
+def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) -> Decision:
+    """What to do. ``history``: of this job, oldest first. Same facts, same decision."""
+    if failure.kind == "fenced":
+        return Decision("stop", "another attempt has taken this run over: it is in charge now")
+    if failure.kind == "preemption":
+        return Decision("end", f"{failure.why}: whoever wants the machine back starts the job again")
+    stuck, alike = _without_progress(failure, history), _alike(failure, history)
+    if failure.kind == "numerical":
+        return _roll_back(failure, history, rules)
+    if failure.kind == "user":
+        if not failure.steps and not any(one.failure.steps for one in history):
+            return Decision("stop", f"{failure.why}: it would only repeat")
+        if alike:
+            return Decision("stop", f"{failure.why}: the same as last time, at step {failure.step}")
+    if failure.kind == "data" and alike:
+        return _roll_back(failure, history, rules)
+    if failure.kind == "device memory" and rules.split:
+        return _smaller(failure, history)
+    if alike + 1 >= rules.same and failure.kind not in _WAITS:
+        return Decision("stop", f"{failure.why}: {alike + 1} times at step {failure.step}")
+    if stuck + 1 > rules.failures:
+        return Decision("stop", f"{failure.why}: {stuck + 1} failures without progress, of which {rules.failures} are allowed")
+    delay = min(rules.backoff_max_s, rules.backoff_s * 2.0 ** (stuck - 1)) if stuck else 0.0
+    say = failure.why + (f"; failure {stuck + 1} without progress" if stuck else "")
+    return Decision("resume", say, delay, _kept(failure, history))
+
+
+def _roll_back(failure: Failure, history: Sequence[Past], rules: Rules) -> Decision:
+    """Back to before what went wrong, and past the samples of the steps behind which it did."""
+    onset = failure.onset if failure.onset is not None else failure.step + 1
+    same = [one for one in history if one.decision.action == "roll back" and _onset(one.failure) <= onset <= _onset(one.failure) + _WINDOW]
+    if len(same) >= rules.roll_backs:
+        return Decision("stop", f"{failure.why}: went back {len(same)} times to before step {_onset(same[0].failure)}, and it came again")
+    count = rules.skip * 2 ** len(same)
+    first, last = onset, onset + count - 1
+    before = min(onset, max(failure.restored, 0)) if same else onset  # what was restored the last time did not help
+    settings = {**_kept(failure, history), BEFORE: str(before), SKIP: f"{first}-{last}"}
+    shown = f"step {first}" if first == last else f"steps {first} to {last}"
+    return Decision("roll back", f"{failure.why}: going back to before step {before}, past the samples of {shown}", 0.0, settings)
+
+
+_WINDOW = 100
+"""Steps behind an onset in which another is taken to be the same."""
+
+
+def _onset(failure: Failure) -> int:
+    return failure.onset if failure.onset is not None else failure.step + 1
+
+
+def _smaller(failure: Failure, history: Sequence[Past]) -> Decision:
+    before = int(history[-1].decision.settings.get(SPLIT, "1")) if history else 1
+    if before >= SPLIT_MAX:
+        return Decision("stop", f"{failure.why}: even with micro-batches {before} times smaller")
+    return Decision("smaller batch", f"{failure.why}: each micro-batch in {2 * before}", 0.0, {SPLIT: str(2 * before)})
+
+
+def _without_progress(failure: Failure, history: Sequence[Past]) -> int:
+    """How many failures there were since a step was ended that none had reached before."""
+    count, reached = 0, failure.step
+    for one in reversed(history):
+        if one.failure.step < reached:
+            break
+        count += 1
+    return count
+
+
+def _alike(failure: Failure, history: Sequence[Past]) -> int:
+    """How many of the last failures were the same, at the same step."""
+    count = 0
+    for one in reversed(history):
+        if (one.failure.kind, one.failure.step, one.failure.words) != (failure.kind, failure.step, failure.words):
+            break
+        count += 1
+    return count
+
+
+def _kept(failure: Failure, history: Sequence[Past]) -> dict[str, str]:
+    """What a life was told is told to the next: batches stay small; to go back, until one has."""
+    told = dict(history[-1].decision.settings) if history else {}
+    return told if failure.restored == NOT_YET else {name: value for name, value in told.items() if name not in (BEFORE, SKIP)}

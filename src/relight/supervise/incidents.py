@@ -1,0 +1,153 @@
+"""What happened to a job and what was done about it, written down: with the run if it can be, in a directory if not.
+
+Two files for each: one when it is decided what to do, one when training goes on. Nothing depends on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.errors import RelightError
+from relight.log.identity import now_text
+from relight.store import ByteStore
+from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
+
+DIRECTORY = "incidents"
+_BYTES_MAX = 8 << 20
+_STACKS_MAX = 64 << 10
+_TAIL = 40
+
+
+class After(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How it went on."""
+
+    id: str
+    restored: int
+    """The step that was restored; −1: none."""
+    steps_lost: int
+    seconds: dict[str, float]
+    """Of each part of the way back: ``noticed``, ``decided``, ``waited``, ``started``, ``restored``, ``stepped``, and ``all``."""
+
+
+class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One."""
+
+    id: str
+    at: str
+    host: str
+    job: str
+    life: int
+    """Which life of the job it ended, from 1."""
+    kind: str
+    why: str
+    rank: int | None
+    step: int
+    durable: int
+    words: str
+    action: str
+    reason: str
+    delay_s: float
+    settings: dict[str, str]
+    clues: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
+    stacks: dict[str, str] = {}
+    after: After | None = None
+
+    def past(self) -> tuple[Failure, Decision]:
+        """What a decision goes by."""
+        ended = [worker.get("steps", 0) for worker in self.workers]
+        restored = max((worker.get("restored", -2) for worker in self.workers), default=-2)
+        failure = Failure(
+            self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable
+        )
+        return failure, Decision(self.action, self.reason, self.delay_s, self.settings)
+
+
+def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int) -> Incident:
+    """What is to be written down."""
+    return Incident(
+        id=f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}",
+        at=now_text(), host=host, job=job, life=life, kind=failure.kind, why=failure.why, rank=failure.rank, step=failure.step,
+        durable=failure.durable, words=failure.words, action=decision.action, reason=decision.reason, delay_s=decision.delay_s,
+        settings=dict(decision.settings), clues=[_clue(clue) for clue in failure.clues[:20]],
+        workers=[_worker(worker) for worker in facts.workers],
+        stacks={str(worker.rank): worker.stacks[-_STACKS_MAX:] for worker in facts.workers if worker.stacks},
+    )  # fmt: skip
+
+
+def _clue(clue: Clue) -> dict[str, Any]:
+    return clue._asdict()
+
+
+def _worker(worker: Worker) -> dict[str, Any]:
+    beat = worker.beat
+    said = {} if beat is None else {
+        "phase": beat.phase, "step": beat.step, "steps": beat.steps, "loss": beat.loss if beat.loss == beat.loss else None,
+        "sealed": beat.sealed, "durable": beat.durable, "restored": beat.restored,
+    }  # fmt: skip
+    return {
+        "rank": worker.rank, "exit": worker.exit, "stopped": worker.stopped, "state": worker.state, "error": worker.error[:2000],
+        "tail": list(worker.tail[-_TAIL:]), **said,
+    }  # fmt: skip
+
+
+class Book:
+    """Where incidents are written: the run's store once it is known, a directory until then, and when the store is away."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._store: ByteStore | None = None
+        self._run = ""
+
+    def at(self, store: ByteStore, run: str) -> None:
+        """Where the run is."""
+        self._store, self._run = store, run
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return f"{self._store.url.rstrip('/')}/{self._run}" if self._store is not None else str(self._directory)
+
+    def write(self, one: Incident | After) -> None:
+        """Whatever is in the way: a job goes on without its diary."""
+        name = f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json"
+        data = msgspec.json.format(msgspec.json.encode(one), indent=1)
+        if self._store is not None:
+            with contextlib.suppress(RelightError):
+                self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
+                return
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            (self._directory / name).write_bytes(data)
+
+
+def read_incidents(store: ByteStore, run: str) -> list[Incident]:
+    """A run's, oldest first; what cannot be read is left out."""
+    names = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
+    return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX)))
+
+
+def incidents_in(directory: Path) -> list[Incident]:
+    """Those that were written into a directory."""
+    names = sorted(path.name for path in directory.glob("*.json")) if directory.is_dir() else []
+    return list(_joined(names, lambda name: (directory / name).read_bytes()))
+
+
+def _joined(names: list[str], read: Any) -> Iterator[Incident]:
+    for name in names:
+        if name.endswith(".after.json"):
+            continue
+        with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
+            found = msgspec.json.decode(read(name), type=Incident)
+            after = name.removesuffix(".json") + ".after.json"
+            if after in names:
+                with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
+                    found = msgspec.structs.replace(found, after=msgspec.json.decode(read(after), type=After))
+            yield found

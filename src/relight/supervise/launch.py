@@ -1,0 +1,125 @@
+"""``relight run``: torchrun's flags, its rendezvous and its agent, with a supervisor that is asked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic import events
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous
+from torch.distributed.launcher.api import LaunchConfig
+
+from relight.errors import ConfigError
+from relight.supervise.agent import Agent
+from relight.supervise.settings import Settings
+from relight.supervise.spare import USUAL, Spares
+from relight.supervise.supervisor import Supervisor
+
+SAVED, UNSAVED = 75, 76
+"""Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
+_SIGNAL_ONLY = "relight.supervise.worker"
+
+
+class Ended(NamedTuple):
+    """How a job ended: an exit code, and a sentence."""
+
+    code: int
+    say: str
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """torchrun's own. Its usage errors end the process with 2, as its parser does."""
+    parser = torchrun.get_args_parser()
+    parser.prog = "relight run"
+    return parser.parse_args(arguments)
+
+
+def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> Ended:
+    """Run the job to its end. Takes over the signals that torchrun takes over; from the main thread."""
+    _usual_rendezvous(options)
+    if not options.no_python and not options.run_path:
+        options.redirects, options.tee = options.redirects, options.tee if options.tee != "0" or options.redirects != "0" else "2"
+    os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
+    config, command, arguments = torchrun.config_from_args(options)
+    if not isinstance(command, str):
+        raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
+    if not options.no_python:
+        arguments = [*arguments[:1], "-m", _SIGNAL_ONLY, *arguments[1:]]  # behind -u, in front of [-m] script
+    name = " ".join([options.training_script, *options.training_script_args])[:200]
+    supervisor = Supervisor(settings.rules, settings.patience, name, incidents)
+    spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
+    try:
+        return _run(config, command, arguments, supervisor, spares)
+    finally:
+        spares.close()
+        supervisor.close()
+
+
+def _usual_rendezvous(options: argparse.Namespace) -> None:
+    """What torchrun does with ``--standalone``, and with one node and nothing said."""
+    alone = options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None
+    if options.standalone or (alone and torchrun.parse_min_max_nnodes(options.nnodes)[1] == 1):
+        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
+    if options.master_port is None:
+        options.master_port = 29500
+
+
+def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares) -> Ended:
+    config.run_id = config.run_id or str(uuid.uuid4())
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
+    )  # fmt: skip
+    master, port = _static(parameters)
+    spec = WorkerSpec(
+        role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
+        rdzv_handler=rendezvous.get_rendezvous_handler(parameters), max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval, master_addr=master, master_port=port, local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler, numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )  # fmt: skip
+    agent = Agent(
+        spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, supervisor=supervisor,
+        spares=spares,
+    )  # fmt: skip
+    closes = True
+    try:
+        result = agent.run()
+        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        if not result.is_failed():
+            return Ended(0, "finished")
+        decision = supervisor.decision
+        if decision is not None and decision.action == "end":
+            return _asked(supervisor, decision.reason)
+        return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped")
+    except SignalException as signalled:
+        closes = False  # or nobody could join this rendezvous again
+        return _asked(supervisor, f"{signalled.sigval.name} came")
+    finally:
+        if closes:
+            spec.rdzv_handler.shutdown()
+
+
+def _asked(supervisor: Supervisor, why: str) -> Ended:
+    if supervisor.saved():
+        return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored")
+    return Ended(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")
+
+
+def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
+    if parameters.backend != "static":
+        return None, None
+    host, _, port = parameters.endpoint.strip().rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError("a static rendezvous needs to know where rank 0 is", hint="--master-addr HOST --master-port PORT")
+    return host, int(port)

@@ -1,0 +1,212 @@
+"""When a rank is late, learned from the run itself; and when being late is hanging. Pure: sights and times in, verdicts out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from relight.errors import ConfigError
+from relight.pulse import Beat
+
+LOOK_S = 2.0
+"""Between the two looks that tell slow from stuck."""
+_SLACK_S = 5.0
+_TIMES = 3.0
+_GIVE_UP = 10.0
+"""After so many limits a rank that moves and gets nowhere is called hung all the same."""
+_IDLE = 0.05
+"""A process that used less than this share of the time between two looks did nothing."""
+_STOPPED = ("T", "t", "Z", "X")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """``[supervise]`` of relight.toml: how long is waited for what nothing is known of yet, in seconds."""
+
+    start_s: float = 900.0
+    """Until the first step of the job has ended."""
+    phase_s: float = 900.0
+    """For a phase that was never seen, and says nothing of how long it takes."""
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "phase_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 30 * 86400:
+                raise ConfigError(f"[supervise] {name} is a number of seconds, at most 30 days, not {value!r}")
+
+
+class Usual:
+    """What this job's steps and phases have taken; kept from one life to the next."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._steps: deque[float] = deque(maxlen=64)
+        self._firsts: deque[float] = deque(maxlen=8)
+        self._phases: dict[str, deque[float]] = {}
+        self._gaps: deque[float] = deque(maxlen=8)
+
+    @property
+    def step_s(self) -> float | None:
+        """The usual step; None as long as there were not three."""
+        return median(self._steps) if len(self._steps) >= 3 else None
+
+    def learn(self, before: Beat | None, beat: Beat) -> None:
+        """From two sights of one rank."""
+        if before is None or before.pid != beat.pid:
+            return
+        ended = beat.steps - before.steps
+        if ended > 0 and before.steps > 0:
+            each = (beat.step_at - before.step_at) / ended
+            self._steps.extend([each] * min(ended, 4))
+            usual = self.step_s
+            if usual is not None and each > _TIMES * usual:
+                self._gaps.append(each)
+        elif ended > 0:
+            self._firsts.append(beat.step_at - before.since)
+        if beat.phase != before.phase and before.phase != "training" and beat.since > before.since:
+            self._phases.setdefault(before.phase, deque(maxlen=8)).append(beat.since - before.since)
+
+    def late_after(self, beat: Beat) -> float:
+        """So many seconds after ``beat.since`` it is late; the second look comes ``LOOK_S`` later."""
+        if beat.phase == "training":
+            usual = self.step_s if beat.steps else max(self._firsts, default=None)
+            if usual is None:
+                return self._patience.start_s
+            longest = max(self._gaps, default=0.0)  # a gap that came before and was none: an evaluation, say
+            return max(_TIMES * usual, 1.5 * longest) + _SLACK_S - LOOK_S
+        expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
+        return _TIMES * expected + _SLACK_S - LOOK_S if expected else self._patience.phase_s
+
+
+class Sight(NamedTuple):
+    """One rank, as it was seen at a moment."""
+
+    beat: Beat | None
+    state: str = ""
+    cpu_s: float = 0.0
+    """Of all its threads, since it began."""
+    moved_bytes: int = 0
+    """Read and written, since it began."""
+
+
+class Verdict(NamedTuple):
+    """What is to be done now, and why: ``""`` nothing, ``"look"`` take all ranks' stacks, ``"hang"`` end it."""
+
+    what: str = ""
+    why: str = ""
+    ranks: tuple[int, ...] = ()
+    """Who is taken to be the cause."""
+
+
+class Watch:
+    """One life of a job. Told what is seen at each look; asks for stacks, and says when it hangs."""
+
+    def __init__(self, usual: Usual, began: float) -> None:
+        self._usual, self._began = usual, began
+        self._seen: dict[int, Beat] = {}
+        self._first: tuple[float, dict[int, Sight], dict[int, str]] | None = None
+        self._asked = False
+        self._factor: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+
+    def see(self, now: float, sights: Mapping[int, Sight]) -> Verdict:
+        """Every rank. Cheap: to be called some times a second."""
+        for rank, sight in sights.items():
+            self._learn(rank, sight)
+        late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
+        if not late:
+            self._first, self._asked = None, False
+            return Verdict()
+        if not self._asked and (self._first is None or now - self._first[0] >= LOOK_S):
+            self._asked = True
+            return Verdict("look", self._say(late, sights, now), tuple(sorted(late)))
+        return Verdict()
+
+    def looked(self, now: float, sights: Mapping[int, Sight], stacks: Mapping[int, str]) -> Verdict:
+        """The stacks that were asked for, a text a rank; empty of those that gave none."""
+        self._asked = False
+        late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
+        if not late:
+            self._first = None
+            return Verdict()
+        if self._first is None:
+            self._first = (now, dict(sights), dict(stacks))
+            return Verdict()
+        then, before, earlier = self._first
+        self._first = None
+        stuck = [rank for rank in sorted(late) if _stands(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
+        overdue = [rank for rank in sorted(late) if self._overdue(rank, sights[rank], now)]
+        if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
+            return Verdict()
+        if len(stuck) == len(late) or overdue:
+            causes = _causes(overdue or stuck, sights)
+            return Verdict("hang", self._say(set(causes), sights, now), tuple(causes))
+        for rank in late:  # it moves: slow, not stuck
+            self._factor[rank] = 2 * self._factor.get(rank, 1.0)
+        return Verdict()
+
+    def _learn(self, rank: int, sight: Sight) -> None:
+        if sight.beat is None:
+            return
+        before = self._seen.get(rank)
+        if before is not None and (before.steps != sight.beat.steps or before.phase != sight.beat.phase):
+            self._factor.pop(rank, None)
+        self._usual.learn(before, sight.beat)
+        self._seen[rank] = sight.beat
+
+    def _limit(self, rank: int, sight: Sight) -> tuple[float, float]:
+        """Since when, and how long."""
+        beat = sight.beat or Beat(phase="starting", since=self._began)
+        return beat.since, self._usual.late_after(beat)
+
+    def _is_late(self, rank: int, sight: Sight, now: float) -> bool:
+        since, limit = self._limit(rank, sight)
+        return now - since > limit * self._factor.get(rank, 1.0)
+
+    def _overdue(self, rank: int, sight: Sight, now: float) -> bool:
+        since, limit = self._limit(rank, sight)
+        return now - since > _GIVE_UP * limit
+
+    def _say(self, ranks: set[int], sights: Mapping[int, Sight], now: float) -> str:
+        words = []
+        for rank in sorted(ranks)[:4]:
+            sight = sights[rank]
+            since, _ = self._limit(rank, sight)
+            beat = sight.beat
+            at = "before it said anything" if beat is None else f"{beat.phase}, behind step {beat.step}" if beat.step >= 0 else beat.phase
+            stopped = ", stopped by a signal" if sight.state in ("T", "t") else ", in the kernel" if sight.state == "D" else ""
+            words.append(f"rank {rank} for {now - since:.1f} s ({at}{stopped})")
+        usual = self._usual.step_s
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        return "no progress: " + ", ".join(words) + more + (f"; a step usually takes {usual:.3g} s" if usual is not None else "")
+
+
+def _others(sights: Mapping[int, Sight], late: set[int]) -> list[Sight]:
+    return [sight for rank, sight in sights.items() if rank not in late]
+
+
+def _may_wait_for(late: Sight, other: Sight) -> bool:
+    """Whether a rank that is late may only be waiting for one that is not: that one is not a step ahead."""
+    return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
+
+
+def _stands(sight: Sight, before: Sight | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
+    """Whether a rank did nothing between two looks."""
+    if sight.state in _STOPPED:
+        return True
+    if before is None:
+        return False
+    idle = sight.cpu_s - before.cpu_s < _IDLE * seconds and sight.moved_bytes == before.moved_bytes
+    return idle and stacks == earlier
+
+
+def _causes(ranks: list[int], sights: Mapping[int, Sight]) -> list[int]:
+    """Those that hold the others up: stopped ones, or those that are furthest behind."""
+    stopped = [rank for rank in ranks if sights[rank].state in _STOPPED]
+    if stopped:
+        return stopped
+    steps = {rank: beat.step if (beat := sights[rank].beat) is not None else -1 for rank in ranks}
+    return [rank for rank in ranks if steps[rank] == min(steps.values())]

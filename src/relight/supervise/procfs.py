@@ -1,0 +1,76 @@
+"""Processes as the kernel sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One, at a moment."""
+
+    state: str = ""
+    """``R``, ``S``, ``D``, ``T``, ``Z``…; empty: it is not there."""
+    cpu_s: float = 0.0
+    moved_bytes: int = 0
+    """Read and written by calls, since it began."""
+
+
+def look_at(pid: int) -> Process:
+    """Costs two small reads."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return Process()
+    moved = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name in ("rchar", "wchar"):
+                moved += int(value)
+    return Process(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a handler for that signal is installed there: without one it might end the process."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def where_in_kernel(pid: int) -> str:
+    """What its main thread waits for, where that may be read."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("\0 \n0")
+    return ""
+
+
+def oom_kills() -> int:
+    """How many processes of this one's control group the kernel has killed for want of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                found = _count(Path(f"/sys/fs/cgroup{path}/memory.events"), "oom_kill")
+            elif "memory" in controllers.split(","):
+                found = _count(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"), "oom_kill")
+            else:
+                continue
+            if found is not None:
+                return found
+    return 0
+
+
+def _count(path: Path, name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            word, _, value = line.partition(" ")
+            if word == name:
+                return int(value)
+    return None

@@ -1,0 +1,69 @@
+"""``relight.toml``: the table ``[supervise]``."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relight.errors import ConfigError
+from relight.supervise.decide import Rules
+from relight.supervise.limits import Patience
+
+FILE = "relight.toml"
+_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a life begins."""
+
+    spares: bool = True
+    """Whether processes wait, with their imports done, to take the place of the ranks: a process and its memory for each rank."""
+    preload: tuple[str, ...] = ()
+    """What they import besides torch and Relight."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.spares, bool):
+            raise ConfigError(f"[supervise] spares is true or false, not {self.spares!r}")
+        names = self.preload
+        if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) and one.replace(".", "_").isidentifier() for one in names):
+            raise ConfigError(f"[supervise] preload is a list of modules' names, not {names!r}")
+        object.__setattr__(self, "preload", tuple(names))
+
+
+class Settings(NamedTuple):
+    """All of it."""
+
+    rules: Rules = Rules()
+    patience: Patience = Patience()
+    start: Start = Start()
+
+
+def read_settings(path: Path | None) -> Settings:
+    """As the file says; as usual, if none is named and there is none here. ``ConfigError`` for what is no setting."""
+    if path is None:
+        path = Path(FILE)
+        if not path.is_file():
+            return Settings()
+    try:
+        if path.stat().st_size > _BYTES_MAX:
+            raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 20} MiB", where=str(path))
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}", where=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"it is no TOML: {error}", where=str(path)) from None
+    table = told.get("supervise", {})
+    if not isinstance(table, dict):
+        raise ConfigError("[supervise] is a table", where=str(path))
+    known = {one.name for kind in (Rules, Patience, Start) for one in fields(kind)}
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=str(path), hint=f"it has {', '.join(sorted(known))}")
+    return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table))
+
+
+def _of(kind: type[Any], table: dict[str, Any]) -> Any:
+    return kind(**{one.name: table[one.name] for one in fields(kind) if one.name in table})

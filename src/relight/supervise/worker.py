@@ -1,0 +1,68 @@
+"""What ``relight run`` starts in place of the script: ``python -m relight.supervise.worker [-m] SCRIPT [ARGS…]``.
+
+Writes stacks down when it is asked to, and what an exception said; apart from that the script runs as if it had been started by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from relight.supervise import stacks
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def main() -> None:
+    """Run it. Whatever it raises goes on."""
+    stacks.offer()
+    arguments = sys.argv[1:]
+    as_module = bool(arguments) and arguments[0] == "-m"
+    arguments = arguments[as_module:]
+    if not arguments:
+        raise SystemExit("relight.supervise.worker is started by relight run")
+    sys.argv = arguments
+    try:
+        if as_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except Exception as error:
+        _write_down(error)
+        _forget_this_file(error)
+        raise
+
+
+def _write_down(error: BaseException) -> None:
+    """As torch's launcher expects it, unless the script has done so itself."""
+    path = os.environ.get(_ERROR_FILE, "")
+    if not path or Path(path).exists():
+        return
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    said = f"{name}: {error}" if str(error) else f"{name}: "
+    extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            json.dump({"message": {"message": said[:10_000], "extraInfo": extra}}, file)
+    except OSError as unwritten:
+        print(f"relight: the error could not be written down: {unwritten}", file=sys.stderr)
+
+
+def _forget_this_file(error: BaseException) -> None:
+    """A traceback begins where the script does."""
+    trace = error.__traceback__
+    while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or "runpy" in trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    error.__traceback__ = trace or error.__traceback__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A small training on two or more ranks that fails as a plan says, each failure once: ``job.py STORE STEPS PLAN OUT``.
+
+The plan is a JSON list of ``{"rank", "step", "what"}``. OUT gets a line a step from rank 0, and ``OUT.end`` a hash of the weights at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import relight
+
+
+def fail(what: str, model: nn.Module) -> None:
+    """As it is called."""
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "abort":
+        os.abort()
+    elif what == "segv":
+        ctypes.string_at(0)
+    elif what == "exit":
+        os._exit(3)
+    elif what == "type":
+        len(5)  # type: ignore[arg-type]
+    elif what == "value":
+        raise ValueError("a value that is none")
+    elif what == "memory":
+        raise MemoryError
+    elif what == "device memory":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    elif what == "full":
+        raise OSError(28, "No space left on device")
+    elif what == "lock":
+        threading.Event().wait()
+    elif what == "loader":
+        raise RuntimeError("DataLoader worker (pid 4711) exited unexpectedly with exit code 1")
+    elif what == "slow":
+        time.sleep(8)
+    elif what == "evaluate":
+        with relight.phase("evaluating", expected_s=10):
+            time.sleep(12)
+    elif what == "jump":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(30.0)
+    else:
+        raise AssertionError(what)
+
+
+def main() -> None:
+    """Train."""
+    store, steps, plan_file, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+    plan = json.loads(plan_file.read_text())
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
+    every = int(os.environ.get("JOB_EVERY", "5"))
+    ckpt = relight.Checkpointer(
+        store / "run", model=model, optimizer=optimizer, save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1"
+    )
+    with ckpt:
+        start = ckpt.restore()
+        for step in range(start, steps):
+            for number, one in enumerate(plan):
+                here = one["step"] == step and one["rank"] == rank
+                mark = plan_file.with_name(f"{plan_file.name}.{number}")
+                if here and one["what"] != "poison" and not mark.exists():
+                    mark.touch()
+                    fail(one["what"], model)
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            x = torch.randn(8, 16, generator=generator)
+            if any(one["what"] == "poison" and one["step"] == step and one["rank"] == rank for one in plan):
+                x = x * math.inf
+            if ckpt.skips(step):
+                continue
+            if os.environ.get("JOB_STEP_S"):
+                time.sleep(float(os.environ["JOB_STEP_S"]))
+            optimizer.zero_grad()
+            loss = (model(x) - x.sin()).square().mean()
+            loss.backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+            dist.all_reduce(loss.detach())
+            optimizer.step()
+            if rank == 0:
+                with out.open("a") as file:
+                    file.write(f"{step} {float(loss):.9g} {os.environ['TORCHELASTIC_RESTART_COUNT']}\n")
+            ckpt.step(step, loss=float(loss))
+    if rank == 0:
+        data = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        Path(f"{out}.end").write_text(hashlib.sha256(data).hexdigest())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

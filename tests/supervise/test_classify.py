@@ -1,0 +1,122 @@
+"""What a failure is taken to be, from exits, words and pulses."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from relight.pulse import Beat
+from relight.supervise.classify import alike, classify
+from relight.supervise.facts import KINDS, Facts, Worker
+
+WELL = Beat(steps=10, step=109, restored=99, durable=104, phase="training")
+NEW = Beat(phase="starting")
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:2817"
+
+ONE = {
+    "TypeError: f() missing 1 required argument": "user",
+    "relight.errors.ConfigError: a component cannot be called 'rng'": "user",
+    "relight.errors.IncompatibleState: 2 values cannot be saved": "user",
+    "ModuleNotFoundError: No module named 'nmupy'": "user",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "device memory",
+    "MemoryError: ": "memory",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory": "memory",
+    "RuntimeError: CUDA error: uncorrectable ECC error encountered": "hardware",
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered": "hardware",
+    "RuntimeError: CUDA error: device-side assert triggered": "user",
+    "OSError: [Errno 28] No space left on device": "storage",
+    "OSError: [Errno 116] Stale file handle: '/data/shard-3'": "storage",
+    "relight.errors.StoreUnavailable: the store did not answer": "storage",
+    "relight.errors.NoSpace: the disk is full": "storage",
+    "RuntimeError: DataLoader worker (pid 4711) exited unexpectedly with exit code 1": "data",
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)": "data",
+    "PIL.UnidentifiedImageError: cannot identify image file": "data",
+    "relight.errors.Diverged: the loss is nan at step 110 [onset 110]": "numerical",
+    "FloatingPointError: gradients are not finite": "numerical",
+    PEER: "network",
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclSystemError": "network",
+    "relight.errors.Fenced: attempt 3 of this run was superseded by attempt 4": "fenced",
+    "ValueError: the batch size must divide 8": "user",
+}
+
+
+@pytest.mark.parametrize("words", ONE)
+def test_by_what_it_said(words: str) -> None:
+    """One rank, one exception; the same whether it wrote it down or only printed it."""
+    for worker in (Worker(0, 1, 5.0, words, beat=WELL), Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL)):
+        failure = classify(Facts((worker,)))
+        assert failure.kind == ONE[words], failure
+        assert words[:40].strip() in failure.why and failure.rank == 0
+        assert (failure.step, failure.steps, failure.restored, failure.durable) == (109, 10, 99, 104)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [("SIGSEGV", "crash"), ("SIGABRT", "crash"), ("SIGKILL", "killed"), ("SIGTERM", "preemption"), ("SIGBUS", "memory")],
+)
+def test_by_a_signal(number: str, kind: str) -> None:
+    """Nothing said."""
+    failure = classify(Facts((Worker(0, -signal.Signals[number].value, 5.0, beat=WELL), Worker(1, beat=WELL, stopped=True))))
+    assert (failure.kind, failure.rank) == (kind, 0) and number in failure.why
+
+
+def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
+    """By the kernel's count, or its log."""
+    dead = Worker(1, -9, 5.0, beat=WELL)
+    assert classify(Facts((Worker(0, beat=WELL), dead))).kind == "killed"
+    counted = classify(Facts((Worker(0, beat=WELL), dead), oom_kills=1))
+    assert (counted.kind, counted.rank) == ("memory", 1)
+    logged = classify(Facts((Worker(0, beat=WELL), dead), kernel=("Memory cgroup out of memory: Killed process 4711 (python)",)))
+    assert logged.kind == "memory"
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_who_lost_another_is_not_the_cause(first: int) -> None:
+    """However soon its end was noticed, whoever failed by itself did so first."""
+    def of(rank: int) -> Worker:
+        if rank == first:
+            return Worker(rank, 1, 5.3, "IndexError: list index out of range", beat=WELL)
+        return Worker(rank, 1, 5.0 + rank / 10, PEER, beat=WELL)
+
+    failure = classify(Facts(tuple(map(of, range(3)))))
+    assert (failure.kind, failure.rank) == ("user", first)
+    killed = classify(Facts(tuple(Worker(r, -9, 5.3, beat=WELL) if r == first else of(r) for r in range(3) if r == first or r != first)))
+    assert killed.rank == first and killed.kind == "killed"
+
+
+def test_ranks_that_were_stopped_are_no_clue() -> None:
+    """The supervisor's own SIGKILL says nothing."""
+    failure = classify(Facts((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL))))
+    assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
+
+
+def test_hangs_preemptions_and_nothing() -> None:
+    """What the supervisor itself saw; and what nobody saw."""
+    two = (Worker(0, beat=WELL, stopped=True), Worker(1, beat=WELL, stopped=True))
+    assert classify(Facts(two, hung="no progress: rank 1")).kind == "hang"
+    assert classify(Facts(two, asked_to_end="SIGTERM")).kind == "preemption"
+    assert classify(Facts(two)).kind == "unknown"
+    assert classify(Facts(())).kind == "unknown"
+
+
+def test_usage_errors_are_the_users() -> None:
+    """argparse's, by exit code and words."""
+    tail = ("usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --lrr 3")
+    assert classify(Facts((Worker(0, 2, 5.0, "", tail, NEW),))).kind == "user"
+
+
+def test_the_onset_is_read() -> None:
+    """Of a loss that jumped some steps ago."""
+    said = "relight.errors.Diverged: the loss jumped from 2.1 to 9.4 at step 105, and stayed there for 5 steps [onset 105]"
+    assert classify(Facts((Worker(0, 1, 5.0, said, beat=WELL),))).onset == 105
+
+
+def test_words_are_compared_without_numbers() -> None:
+    """Addresses, counts and long names differ from one life to the next."""
+    assert alike("at 0x7f00 of 12 in 'x'") == alike("at 0xffee of 13 in 'x'") != alike("at 0xffee of 13 in 'y'")
+
+
+def test_all_kinds_are_known() -> None:
+    """No word that the table of kinds has not."""
+    assert set(ONE.values()) <= set(KINDS)

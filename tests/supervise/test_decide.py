@@ -1,0 +1,119 @@
+"""What is done about a failure: the table of docs/recovery.md, and what it does not say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relight.errors import ConfigError
+from relight.policy.going_back import BEFORE, SKIP, SPLIT
+from relight.supervise.decide import Past, Rules, decide
+from relight.supervise.facts import KINDS, Decision, Failure
+
+DOCS = Path(__file__).parents[2] / "docs" / "recovery.md"
+RULES = Rules()
+
+
+def failure(kind: str, step: int = 100, steps: int = 50, **more: object) -> Failure:
+    """One, at a step, of a life that ended so many."""
+    return replace(Failure(kind, f"why of {kind}", 0, step, steps, f"words of {kind}", restored=step - steps), **more)  # type: ignore[arg-type]
+
+
+def after(*failures: Failure, rules: Rules = RULES) -> Decision:
+    """What is decided about the last one, each having been decided in turn."""
+    history: list[Past] = []
+    for at, one in enumerate(failures):
+        history.append(Past(one, decide(one, history, rules, float(at)), float(at)))
+    return history[-1].decision
+
+
+def table() -> dict[str, list[str]]:
+    """Rows of the page: a kind, and what is done the first, second and third time at the same step."""
+    rows = re.findall(r"^\| `([a-z ]+)` \|([^\n]*)\|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    return {kind: [cell.strip() for cell in cells.split("|")] for kind, cells in rows}
+
+
+def test_the_table_has_every_kind() -> None:
+    """And no other."""
+    assert set(table()) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_is_what_is_done(kind: str) -> None:
+    """Cell by cell."""
+    cells = table()[kind]
+    rules = Rules(split=True) if kind == "device memory" else RULES
+    for times, cell in enumerate(cells[1:4], 1):
+        if cell == "–":
+            continue
+        assert after(*[failure(kind)] * times, rules=rules).action == cell, (kind, times)
+
+
+def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
+    """One that comes behind steps may be a rank's bad luck."""
+    assert after(failure("user", -1, 0)).action == "stop"
+    assert after(failure("user", 99, 0), ).action == "stop"
+    assert after(failure("killed"), failure("user", 100, 0)).action == "resume"
+    assert after(failure("user")).action == "resume"
+    assert after(failure("user"), failure("user", 150)).action == "resume"
+
+
+def test_waiting_grows_and_is_bounded() -> None:
+    """At once, then 1, 2, 4 … 60 s, as long as no step is reached that was not reached before."""
+    rules = Rules(failures=100)
+    assert [after(*[failure("network")] * times, rules=rules).delay_s for times in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert after(*[failure("network")] * 5, failure("network", 101), rules=rules).delay_s == 0
+
+
+def test_a_job_that_gets_on_may_fail_for_ever() -> None:
+    """A thousand failures with progress between them, none of them the last."""
+    assert after(*[failure("killed", step) for step in range(1000)]).action == "resume"
+
+
+def test_failures_without_progress_are_counted() -> None:
+    """Of different kinds, so that none is the same again."""
+    kinds = ["network", "storage", "hardware", "network"] * 3
+    assert [after(*map(failure, kinds[:count])).action for count in (10, 11)] == ["resume", "stop"]
+
+
+def test_going_back_goes_further_each_time() -> None:
+    """Past more samples, and to before what did not help; three times."""
+    first = failure("numerical", 109, 10, onset=105, restored=99)
+    one = after(first)
+    assert (one.action, dict(one.settings)) == ("roll back", {BEFORE: "105", SKIP: "105-105"})
+    two = after(first, replace(first, restored=99))
+    assert dict(two.settings) == {BEFORE: "99", SKIP: "105-106"}
+    three = after(first, first, replace(first, restored=89))
+    assert dict(three.settings) == {BEFORE: "89", SKIP: "105-108"}
+    assert after(first, first, first, first).action == "stop"
+    assert after(first, first, first, replace(first, onset=5000, step=5003)).action == "roll back"
+
+
+def test_a_life_that_did_not_come_to_it_is_told_again() -> None:
+    """To go back: the one that was told so died before it asked."""
+    first, died = failure("numerical", onset=90), failure("killed", -1, 0, restored=-2)
+    assert dict(after(first, died).settings) == {BEFORE: "90", SKIP: "90-90"}
+    assert dict(after(first, failure("killed", 95)).settings) == {}
+
+
+def test_micro_batches_shrink_where_that_is_allowed() -> None:
+    """Twice, four times … sixteen; the next lives keep them small."""
+    rules = Rules(split=True)
+    told = [after(*[failure("device memory")] * times, rules=rules) for times in range(1, 6)]
+    assert [dict(one.settings) for one in told[:4]] == [{SPLIT: "2"}, {SPLIT: "4"}, {SPLIT: "8"}, {SPLIT: "16"}]
+    assert told[4].action == "stop"
+    assert dict(after(failure("device memory"), failure("killed", 200), rules=rules).settings) == {SPLIT: "2"}
+    assert after(failure("device memory")).action == "resume"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"failures": 0}, {"same": 1.5}, {"backoff_s": -1}, {"backoff_max_s": "1"}, {"roll_backs": True}, {"skip": 0}, {"split": 1},
+              {"spikes": -1}],
+)  # fmt: skip
+def test_rules_are_checked(wrong: dict[str, object]) -> None:
+    """With the setting's name."""
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Rules(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""When a rank is late and when it hangs, on clocks that are made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from relight.pulse import Beat
+from relight.supervise.limits import LOOK_S, Patience, Sight, Usual, Verdict, Watch
+
+TICK_S = 0.1
+
+
+class Rank:
+    """One that steps, and may stand."""
+
+    def __init__(self, takes: Callable[[], float], pid: int = 1) -> None:
+        self._takes = takes
+        self.beat = Beat(pid=pid, phase="training", restored=-1)
+        self.next = 0.0
+        self.state, self.cpu_s, self.moved, self.frame = "S", 0.0, 0, 0
+        self.stands = self.spins = False
+
+    def at(self, now: float) -> None:
+        """Time goes on."""
+        if self.stands:
+            return
+        self.cpu_s += 0.5 * TICK_S
+        self.frame += 1
+        if self.spins:
+            return
+        if not self.next:
+            self.next = now + self._takes()
+        while now >= self.next:
+            self.beat = self.beat._replace(
+                step=self.beat.step + 1, steps=self.beat.steps + 1, step_at=self.next, since=self.next, phase="training", expected_s=0.0
+            )
+            self.next += self._takes()
+
+    def phase(self, name: str, now: float, seconds: float, expected_s: float = 0.0) -> None:
+        """Something else for so long."""
+        self.beat = self.beat._replace(phase=name, since=now, expected_s=expected_s)
+        self.next = now + seconds + self._takes()
+
+    @property
+    def sight(self) -> Sight:
+        """As it is seen."""
+        return Sight(self.beat, self.state, self.cpu_s, self.moved)
+
+
+def run(ranks: list[Rank], seconds: float, watch: Watch, clock: list[float], at: Callable[[float], None] = lambda now: None) -> Verdict:
+    """Look ten times a second; the hang, if one was seen."""
+    ends = clock[0] + seconds
+    while clock[0] < ends:
+        clock[0] += TICK_S
+        now = clock[0]
+        at(now)
+        for rank in ranks:
+            rank.at(now)
+        sights = {number: rank.sight for number, rank in enumerate(ranks)}
+        verdict = watch.see(now, sights)
+        if verdict.what == "look":
+            verdict = watch.looked(now, sights, {number: str(rank.frame) for number, rank in enumerate(ranks)})
+        if verdict.what == "hang":
+            return verdict
+    return Verdict()
+
+
+def noisy(rng: random.Random, usual: float) -> Callable[[], float]:
+    """Half as much again, or half of it."""
+    return lambda: usual * rng.uniform(0.5, 1.5)
+
+
+@pytest.mark.parametrize("usual", [0.02, 1.0, 30.0])
+def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
+    """Slow saves, evaluations that nobody told of but that work, and a disk thirty times slower among them."""
+    rng = random.Random(1)
+    ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+
+    def at(now: float) -> None:
+        if rng.random() < TICK_S / 300:  # an evaluation of eight steps' time and more
+            for rank in ranks:
+                rank.next += 8 * usual + 10
+        if rng.random() < TICK_S / 200:
+            for rank in ranks:
+                rank.phase("saving", now, 30 * rng.uniform(0.5, 1.0), expected_s=1.0)
+        for rank in ranks:
+            rank.moved += 1  # bytes go on
+
+    assert run(ranks, 3600, watch, clock, at) == Verdict()
+
+
+@pytest.mark.parametrize("usual", [0.02, 0.5, 5.0])
+@pytest.mark.parametrize("how", ["stands", "stopped", "one stands"])
+def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
+    """Within three usual steps and five seconds, and a tick; the one that is behind is named."""
+    rng = random.Random(2)
+    ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    assert run(ranks, 100 * usual, watch, clock).what == ""
+    for rank in ranks:
+        rank.stands = True
+    if how == "stopped":
+        ranks[1].state = "T"
+    elif how == "one stands":
+        ranks[0].beat = ranks[0].beat._replace(step=ranks[1].beat.step + 1)
+    began = max(rank.beat.since for rank in ranks)
+    verdict = run(ranks, 10 * usual + 60, watch, clock)
+    assert verdict.what == "hang"
+    assert clock[0] - began <= 1.1 * 3 * usual + 5 + 3 * TICK_S
+    assert verdict.ranks == ((0, 1) if how == "stands" and ranks[0].beat.step == ranks[1].beat.step else (1,) if how != "stands" else verdict.ranks)
+    if how == "stopped":
+        assert "stopped by a signal" in verdict.why
+
+
+def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
+    """Rank 0 evaluates, and says so; rank 1 stands in a collective."""
+    ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    run(ranks, 20, watch, clock)
+    ranks[0].phase("evaluating", clock[0], 1000, expected_s=60)
+    ranks[1].stands = True
+    assert run(ranks, 180, watch, clock).what == ""
+    ranks[0].stands = True
+    assert run(ranks, 60, watch, clock).what == "hang"
+
+
+def test_one_that_is_left_behind_by_others_hangs() -> None:
+    """They do not wait for it, and go on."""
+    ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    run(ranks, 20, watch, clock)
+    ranks[1].stands = True
+    verdict = run(ranks, 20, watch, clock)
+    assert verdict.what == "hang" and verdict.ranks == (1,)
+
+
+def test_what_moves_is_given_time_and_not_for_ever() -> None:
+    """It works and gets nowhere: ten limits."""
+    rank = Rank(lambda: 0.5)
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    run([rank], 20, watch, clock)
+    began, rank.spins = clock[0], True
+    verdict = run([rank], 600, watch, clock)
+    assert verdict.what == "hang" and 20 < clock[0] - began < 200
+
+
+def test_before_anything_is_known_it_waits_as_it_was_told() -> None:
+    """For the first step, and for a phase that never was."""
+    rank = Rank(lambda: 1e9)
+    rank.stands = True
+    watch, clock = Watch(Usual(Patience(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
+    assert run([rank], 29, watch, clock).what == ""
+    assert run([rank], 29, watch, clock).what == "hang"
+    other = Rank(lambda: 1e9)
+    other.beat, other.stands = other.beat._replace(phase="exporting"), True
+    watch, clock = Watch(Usual(Patience(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
+    assert run([other], 49, watch, clock).what == ""
+    assert run([other], 29, watch, clock).what == "hang"
+
+
+def test_what_was_learned_outlives_a_life() -> None:
+    """The first step of the next life has a limit that is known."""
+    usual = Usual(Patience())
+    rank, clock = Rank(lambda: 0.5), [0.0]
+    run([rank], 20, Watch(usual, 0.0), clock)
+    second = Rank(lambda: 1e9, pid=2)
+    second.beat, second.stands = second.beat._replace(since=clock[0]), True
+    began = clock[0]
+    assert run([second], 60, Watch(usual, clock[0]), clock).what == "hang"
+    assert clock[0] - began < 3 * 0.6 + 5 + LOOK_S
+
+
+def test_a_rank_that_never_said_anything_is_waited_for_as_starting() -> None:
+    """No page was written."""
+    watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
+    looks: Iterator[float] = (0.1 * tick for tick in range(200))
+    verdicts = []
+    for now in looks:
+        verdict = watch.see(now, {0: Sight(None, "S")})
+        if verdict.what == "look":
+            verdict = watch.looked(now, {0: Sight(None, "S")}, {0: "same"})
+        verdicts.append(verdict.what)
+    assert "hang" in verdicts and verdicts.index("hang") >= 100

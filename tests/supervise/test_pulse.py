@@ -1,0 +1,124 @@
+"""The page that a trainer writes and a supervisor reads."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import relight
+from relight.pulse import PAGE_BYTES, SETTING, Beat, Page, Teller, read_beat
+from relight.pulse.page import make_page
+
+
+def page_at(tmp_path: Path) -> Path:
+    """A new one."""
+    path = tmp_path / "pulse-0"
+    make_page(path)
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Every field, names that are too long cut."""
+    path = page_at(tmp_path)
+    assert read_beat(path) is None
+    beat = Beat(7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 0.25, 9, 8, 4.5, 5, 6.5, 7.5, 3, 99, "s3://store/with/ünïcode", "run")
+    Page(path).write(beat)
+    assert read_beat(path) == beat
+    Page(path).write(beat._replace(phase="x" * 100, url="u" * 5000))
+    read = read_beat(path)
+    assert read is not None and read.phase == "x" * 32 and read.url == "u" * 1023
+    assert path.stat().st_size == PAGE_BYTES
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 100, b"\0" * PAGE_BYTES, b"rlpulse1" + b"\1" + b"\0" * (PAGE_BYTES - 9)])
+def test_what_is_no_page_is_none(tmp_path: Path, data: bytes) -> None:
+    """Short, empty, or left in the midst of a write."""
+    path = tmp_path / "pulse"
+    path.write_bytes(data)
+    assert read_beat(path) is None
+    assert read_beat(tmp_path / "nothing") is None
+
+
+def _write_on(path: Path, seconds: float) -> None:
+    page, ends, number = Page(path), time.monotonic() + seconds, 0
+    while time.monotonic() < ends:
+        number += 1
+        page.write(Beat(pid=number, step=number, steps=number, sealed=number, durable=number, saves=number, agent=number))
+
+
+def test_a_reader_gets_a_whole_page_or_none(tmp_path: Path) -> None:
+    """However fast the writer is."""
+    path = page_at(tmp_path)
+    writer = multiprocessing.get_context("spawn").Process(target=_write_on, args=(path, 1.0))
+    writer.start()
+    whole = 0
+    while writer.is_alive():
+        beat = read_beat(path)
+        if beat is not None:
+            whole += 1
+            assert {beat.pid, beat.step, beat.steps, beat.sealed, beat.durable, beat.saves, beat.agent} == {beat.pid}
+    writer.join()
+    assert whole > 100
+
+
+def test_what_a_trainer_tells(tmp_path: Path) -> None:
+    """Phases, steps, saves."""
+    path = page_at(tmp_path)
+    teller = Teller(str(path))
+    beat = read_beat(path)
+    assert beat is not None and (beat.phase, beat.pid, beat.restored) == ("starting", os.getpid(), -2)
+    teller.phase("restoring")
+    time.sleep(0.01)
+    teller.restored(4)
+    beat = read_beat(path)
+    assert beat is not None and beat.restored == 4 and beat.restore_s >= 0.01 and beat.phase == "training"
+    teller.stepped(5, 0.5)
+    teller.asked(5, here=False)
+    beat = read_beat(path)
+    assert beat is not None and (beat.step, beat.steps, beat.loss, beat.phase) == (5, 1, 0.5, "training") and beat.save_since > 0
+    teller.stepped(6)
+    teller.sealed(5)
+    teller.over(5, durable=True)
+    beat = read_beat(path)
+    assert beat is not None and (beat.sealed, beat.durable, beat.save_since, beat.saves) == (5, 5, 0.0, 1) and math.isnan(beat.loss)
+    teller.asked(6, here=True)
+    beat = read_beat(path)
+    assert beat is not None and beat.phase == "saving" and beat.expected_s == beat.saves_s
+    teller.over(6, durable=False)
+    beat = read_beat(path)
+    assert beat is not None and (beat.phase, beat.durable, beat.saves) == ("training", 5, 1)
+    with teller.during("evaluating", 60.0):
+        beat = read_beat(path)
+        assert beat is not None and (beat.phase, beat.expected_s) == ("evaluating", 60.0)
+    beat = read_beat(path)
+    assert beat is not None and beat.phase == "training"
+
+
+def test_without_a_page_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing breaks: no setting, or one that leads nowhere."""
+    for path in ("", "/nonexistent/pulse"):
+        teller = Teller(path)
+        assert not teller.heard
+        teller.stepped(1, 0.1)
+        teller.over(1, durable=True)
+    with relight.phase("evaluating"):
+        pass
+
+
+def test_a_child_has_no_page_of_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader's process that is forked, or started, is not the one that is watched over."""
+    home = import_module("relight.pulse.teller")  # the name in the package is the function's
+    monkeypatch.setattr(home, "_teller", None)
+    monkeypatch.setenv(SETTING, str(page_at(tmp_path)))
+    assert home.teller().heard
+    assert SETTING not in os.environ
+    child = os.fork()
+    if not child:
+        os._exit(int(home.teller().heard))
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,81 @@
+"""Stacks of processes that do not answer in any other way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relight.supervise import stacks
+from relight.supervise.procfs import catches, look_at
+
+SCRIPTS = {
+    "waits": "import threading\ndef waiting():\n    threading.Event().wait()\nwaiting()",
+    "holds the GIL": "import ctypes\ndef holding():\n    ctypes.PyDLL(None).sleep(1000)\nholding()",
+    "spins": "def spinning():\n    while True: pass\nspinning()",
+}
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes, ended behind the test."""
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for one in found:
+        one.kill()
+        one.wait()
+
+
+def start(path: Path, script: str, *, offers: bool = True) -> subprocess.Popen[bytes]:
+    """One that runs it, its stacks on offer."""
+    code = ("from relight.supervise import stacks; stacks.offer()\n" if offers else "") + f"print('here', flush=True)\n{script}"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, stacks.SETTING: str(path)}, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    time.sleep(0.2)
+    return process
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_process_says_where_it_stands(tmp_path: Path, name: str, started: list[subprocess.Popen[bytes]]) -> None:
+    """Whatever it does; twice the same if it stands."""
+    path = tmp_path / "stacks"
+    process = start(path, SCRIPTS[name])
+    started.append(process)
+    first = stacks.take({0: process.pid}, {0: path})[0]
+    assert "waiting" in first or "holding" in first or "spinning" in first
+    second = stacks.take({0: process.pid}, {0: path})[0]
+    assert name == "spins" or first == second
+    assert process.poll() is None
+
+
+def test_one_that_does_not_answer_is_told_of_and_lives(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    """Stopped; without a handler, which the signal would end; gone. Within a second or so."""
+    stopped = start(tmp_path / "0", SCRIPTS["waits"])
+    deaf = start(tmp_path / "1", SCRIPTS["waits"], offers=False)
+    gone = start(tmp_path / "2", "pass")
+    started += [stopped, deaf, gone]
+    gone.wait()
+    stopped.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    before = time.monotonic()
+    found = stacks.take({0: stopped.pid, 1: deaf.pid, 2: gone.pid}, {n: tmp_path / str(n) for n in range(3)})
+    assert time.monotonic() - before < 3
+    assert "state T" in found[0] and "state S" in found[1] and "gone" in found[2]
+    assert deaf.poll() is None and not catches(deaf.pid, stacks.SIGNAL) and catches(stopped.pid, stacks.SIGNAL)
+
+
+def test_what_the_kernel_says_of_a_process(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """Processor time and bytes go on in one that works."""
+    process = start(tmp_path / "0", "import os\nwhile True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 1000) and sum(range(10000))")
+    started.append(process)
+    first = look_at(process.pid)
+    time.sleep(0.5)
+    second = look_at(process.pid)
+    assert second.cpu_s > first.cpu_s and second.moved_bytes > first.moved_bytes
+    assert look_at(2**22 + 1).state == ""
