@@ -1,4 +1,4 @@
-"""What ``benchmarks.restart`` starts: ``restart_job.py WAY FOLDER PARAMETERS``: two ranks, a state of that size, one of several ways to save.
+"""What ``benchmarks.restart`` starts: ``restart_job.py WAY FOLDER PARAMETERS``: two ranks, a state of that size, a way to save it.
 
 Each line of FOLDER/out: step, life, the monotonic clock. FOLDER/pid-RANK has each rank's process.
 """

@@ -104,8 +104,8 @@ def main() -> None:
             optimizer.step()
             if rank == 0:
                 with out.open("a") as file:
-                    file.write(f"{step} {float(loss):.9g} {os.environ['TORCHELASTIC_RESTART_COUNT']}\n")
-            ckpt.step(step, loss=float(loss))
+                    file.write(f"{step} {loss.item():.9g} {os.environ['TORCHELASTIC_RESTART_COUNT']}\n")
+            ckpt.step(step, loss=loss)
     if rank == 0:
         data = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
         Path(f"{out}.end").write_text(hashlib.sha256(data).hexdigest())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from relight.pulse import Beat
-from relight.supervise.limits import LOOK_S, Patience, Sight, Usual, Verdict, Watch
+from relight.supervise.limits import LOOK_S, SILENT_LOOK_S, Patience, Sight, Usual, Verdict, Watch
 
 TICK_S = 0.1
 
@@ -177,11 +177,21 @@ def test_what_was_learned_outlives_a_life() -> None:
 def test_a_rank_that_never_said_anything_is_waited_for_as_starting() -> None:
     """No page was written."""
     watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
-    looks: Iterator[float] = (0.1 * tick for tick in range(200))
     verdicts = []
-    for now in looks:
+    for now in (0.1 * tick for tick in range(800)):
         verdict = watch.see(now, {0: Sight(None, "S")})
         if verdict.what == "look":
             verdict = watch.looked(now, {0: Sight(None, "S")}, {0: "same"})
         verdicts.append(verdict.what)
-    assert "hang" in verdicts and verdicts.index("hang") >= 100
+    assert "hang" in verdicts and verdicts.index("hang") >= 10 * (10 + SILENT_LOOK_S)
+
+
+def test_one_that_knows_nothing_of_relight_may_work_for_ever() -> None:
+    """No page is ever written, and it moves: a day."""
+    watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
+    for tick in range(86400):
+        sight = Sight(None, "R", float(tick))
+        verdict = watch.see(float(tick), {0: sight})
+        if verdict.what == "look":
+            verdict = watch.looked(float(tick), {0: sight}, {0: "same"})
+        assert verdict.what != "hang"

@@ -158,6 +158,23 @@ def test_asked_to_end_it_says_whether_the_last_step_is_stored(tmp_path: Path, st
     assert lives == list(range(STEPS)), "no step was done twice"
 
 
+def test_if_the_supervisor_is_killed_the_ranks_save_and_end(tmp_path: Path, straight: str) -> None:
+    """Nobody is left to watch over them; whoever starts the job again goes on where they ended."""
+    job = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY="1000000")
+    process = job.start()
+    while not (tmp_path / "out").exists() or len(job.losses) < 8:
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=60)
+    ends = time.monotonic() + 30
+    while subprocess.run(["pgrep", "-f", str(tmp_path / "plan.json")], capture_output=True, check=False).stdout and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert job.run() == 0, job.said
+    assert job.end == straight
+    assert [step for step, _, _ in job.losses] == list(range(STEPS))
+
+
 def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     """A supervisor on each; a rank of one of them is killed, and both start anew."""
     with socket.socket() as free:

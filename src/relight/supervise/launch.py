@@ -24,7 +24,10 @@ from relight.supervise.supervisor import Supervisor
 
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
-_SIGNAL_ONLY = "relight.supervise.worker"
+_WORKER = "relight.supervise.worker"
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Each life's ranks meet in a store of their own. As it is by default (2.13), all lives share the agent's, where they find the addresses of
+ranks that are dead, and gloo's group cannot be made again."""
 
 
 class Ended(NamedTuple):
@@ -47,11 +50,14 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if not options.no_python and not options.run_path:
         options.redirects, options.tee = options.redirects, options.tee if options.tee != "0" or options.redirects != "0" else "2"
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
+    os.environ.setdefault(_OWN_STORE, "1")
+    if options.nproc_per_node != "1":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torchrun sets, too, with six lines of warning
     config, command, arguments = torchrun.config_from_args(options)
     if not isinstance(command, str):
         raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
     if not options.no_python:
-        arguments = [*arguments[:1], "-m", _SIGNAL_ONLY, *arguments[1:]]  # behind -u, in front of [-m] script
+        arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents)
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))

@@ -13,6 +13,8 @@ from relight.pulse import Beat
 
 LOOK_S = 2.0
 """Between the two looks that tell slow from stuck."""
+SILENT_LOOK_S = 60.0
+"""The same, of a rank that has never said anything: it may not know of Relight, and only whoever stands for so long is called hung."""
 _SLACK_S = 5.0
 _TIMES = 3.0
 _GIVE_UP = 10.0
@@ -120,7 +122,8 @@ class Watch:
         if not late:
             self._first, self._asked = None, False
             return Verdict()
-        if not self._asked and (self._first is None or now - self._first[0] >= LOOK_S):
+        between = LOOK_S if all(sights[rank].beat is not None for rank in late) else SILENT_LOOK_S
+        if not self._asked and (self._first is None or now - self._first[0] >= between):
             self._asked = True
             return Verdict("look", self._say(late, sights, now), tuple(sorted(late)))
         return Verdict()
@@ -168,7 +171,7 @@ class Watch:
 
     def _overdue(self, rank: int, sight: Sight, now: float) -> bool:
         since, limit = self._limit(rank, sight)
-        return now - since > _GIVE_UP * limit
+        return sight.beat is not None and now - since > _GIVE_UP * limit
 
     def _say(self, ranks: set[int], sights: Mapping[int, Sight], now: float) -> str:
         words = []

@@ -67,6 +67,28 @@ def oom_kills() -> int:
     return 0
 
 
+def kernel_lines(since: float) -> list[str]:
+    """What the kernel has said since then, on its monotonic clock, where that may be read."""
+    found = []
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while len(found) < 10_000:
+                try:
+                    line = os.read(descriptor, 8192).decode(errors="replace")
+                except BrokenPipeError:  # what was there was overwritten meanwhile: it goes on with what is
+                    continue
+                head, _, text = line.partition(";")
+                fields = head.split(",")
+                if len(fields) > 2 and fields[2].isdecimal() and int(fields[2]) / 1e6 >= since:
+                    found.append(text.splitlines()[0])
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(descriptor)
+    return found
+
+
 def _count(path: Path, name: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text(encoding="ascii").splitlines():

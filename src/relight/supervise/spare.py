@@ -88,7 +88,8 @@ def main() -> None:
                 import_module(name)
             except Exception as error:  # noqa: BLE001 (the script says so better, if it needs it)
                 print(f"relight: a spare could not import {name}: {error}", file=sys.stderr)
-        channel.send(b"ready")
+        with contextlib.suppress(OSError):  # told already: what was said can be read all the same
+            channel.send(b"ready")
         data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_MAX + 1, 2)
     if not data or len(descriptors) != 2:
         raise SystemExit(0)

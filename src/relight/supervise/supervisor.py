@@ -25,7 +25,7 @@ from relight.supervise.decide import Past, Rules, decide
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.incidents import After, Book, Incident, incident_of, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
-from relight.supervise.procfs import look_at, oom_kills
+from relight.supervise.procfs import kernel_lines, look_at, oom_kills
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
 REMEMBERED_S = 86400.0
@@ -111,7 +111,7 @@ class Supervisor:
             for worker in workers
         )
         kills = oom_kills()
-        facts = Facts(seen, hung=hung, asked_to_end=asked_to_end, oom_kills=max(0, kills - self._oom), full=self._full())
+        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), self._kernel(), self._full())
         self._oom = kills
         failure = classify(facts)
         self._learn_place()
@@ -126,8 +126,9 @@ class Supervisor:
             f"{failure.kind}: {failure.why}",
             kind=failure.kind, step=failure.step, rank=failure.rank, incident=incident.id,
         )  # fmt: skip
-        wait = f", in {self.decision.delay_s:.0f} s" if self.decision.delay_s else ""
-        emit("run.decision", f"{self.decision.action}{wait}: {self.decision.reason}", action=self.decision.action)
+        wait = f" in {self.decision.delay_s:.0f} s" if self.decision.delay_s else ""
+        more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
+        emit("run.decision", f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""), action=self.decision.action)
         return self.decision
 
     def waited(self) -> None:
@@ -194,8 +195,9 @@ class Supervisor:
             self._book.at(store, beat.run)
             since = int((time.time() - REMEMBERED_S) * 1000)
             earlier = [one for one in read_incidents(store, beat.run) if int(one.id.partition("-")[0]) >= since]
-            now = self._clock()
-            self._past[:0] = [Past(*one.past(), now) for one in earlier[-50:]]
+            last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
+            now = self._clock()  # somebody has started it again behind a stop: what was before that is not held against it
+            self._past[:0] = [Past(*one.past(), now) for one in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """An incident is over when all ranks have ended a step."""
@@ -226,6 +228,12 @@ class Supervisor:
             f"training again {after.seconds['all']:.2f} s behind the failure, from step {restored}: {lost} steps to do again",
             incident=incident.id, steps_lost=lost, seconds=after.seconds["all"],
         )  # fmt: skip
+
+    def _kernel(self) -> tuple[str, ...]:
+        """What the kernel has said in this life; of processes that it killed, only of this job's."""
+        pids = {f"process {pid} " for pid in self._pids.values()}
+        lines = kernel_lines(self._began)
+        return tuple(line for line in lines if "Killed process" not in line or any(pid in line for pid in pids))
 
     def _full(self) -> tuple[str, ...]:
         full = []

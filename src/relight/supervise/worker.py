@@ -5,9 +5,11 @@ Writes stacks down when it is asked to, and what an exception said; apart from t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -15,12 +17,14 @@ from pathlib import Path
 
 from relight.supervise import stacks
 
+_PR_SET_PDEATHSIG = 1
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def main() -> None:
     """Run it. Whatever it raises goes on."""
     stacks.offer()
+    _end_with(os.getppid())
     arguments = sys.argv[1:]
     as_module = bool(arguments) and arguments[0] == "-m"
     arguments = arguments[as_module:]
@@ -38,6 +42,13 @@ def main() -> None:
         _write_down(error)
         _forget_this_file(error)
         raise
+
+
+def _end_with(parent: int) -> None:
+    """Be asked to end if the supervisor is gone: a job that nobody watches over, and that another may start again, is not to go on."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _write_down(error: BaseException) -> None:
