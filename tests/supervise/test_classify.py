@@ -85,10 +85,24 @@ def test_who_lost_another_is_not_the_cause(first: int) -> None:
     assert killed.rank == first and killed.kind == "killed"
 
 
+@pytest.mark.parametrize("code", [3, 1])
+def test_one_that_ended_without_a_word_is_the_cause_all_the_same(code: int) -> None:
+    """Others lost it, and say so at length."""
+    failure = classify(Facts((Worker(0, code, 5.1, beat=WELL), Worker(1, 1, 5.0, PEER, beat=WELL))))
+    assert (failure.kind, failure.rank) == ("unknown", 0)
+
+
 def test_ranks_that_were_stopped_are_no_clue() -> None:
     """The supervisor's own SIGKILL says nothing."""
     failure = classify(Facts((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL))))
     assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
+
+
+def test_one_that_said_why_and_was_slow_to_end_is_the_cause() -> None:
+    """It was stopped before it had ended."""
+    slow = Worker(0, None, 0.0, "TypeError: object of type 'int' has no len()", beat=NEW, stopped=True)
+    failure = classify(Facts((slow, Worker(1, 1, 5.0, PEER, beat=NEW))))
+    assert (failure.kind, failure.rank) == ("user", 0)
 
 
 def test_hangs_preemptions_and_nothing() -> None:

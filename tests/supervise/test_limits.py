@@ -35,7 +35,8 @@ class Rank:
             self.next = now + self._takes()
         while now >= self.next:
             self.beat = self.beat._replace(
-                step=self.beat.step + 1, steps=self.beat.steps + 1, step_at=self.next, since=self.next, phase="training", expected_s=0.0
+                step=self.beat.step + 1, steps=self.beat.steps + 1, step_at=self.next, since=self.next, phase="training", expected_s=0.0,
+                first_at=self.beat.first_at or self.next,
             )
             self.next += self._takes()
 
@@ -172,6 +173,17 @@ def test_what_was_learned_outlives_a_life() -> None:
     began = clock[0]
     assert run([second], 60, Watch(usual, clock[0]), clock).what == "hang"
     assert clock[0] - began < 3 * 0.6 + 5 + LOOK_S
+
+
+@pytest.mark.parametrize("steps", [1, 2, 30])
+def test_steps_that_ended_between_two_looks_are_learned_from(steps: int) -> None:
+    """It stood before it was seen twice."""
+    rank = Rank(lambda: 0.01)
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch.see(0.05, {0: rank.sight})
+    rank.beat = rank.beat._replace(steps=steps, step=steps, first_at=0.1, step_at=0.09 + 0.01 * steps, since=0.09 + 0.01 * steps)
+    rank.stands, clock[0] = True, 0.5
+    assert run([rank], 20, watch, clock).what == "hang" and clock[0] < 7
 
 
 def test_a_rank_that_never_said_anything_is_waited_for_as_starting() -> None:

@@ -17,7 +17,8 @@ from relight.supervise.procfs import catches, look_at
 
 SCRIPTS = {
     "waits": "import threading\ndef waiting():\n    threading.Event().wait()\nwaiting()",
-    "holds the GIL": "import ctypes\ndef holding():\n    ctypes.PyDLL(None).sleep(1000)\nholding()",
+    "holds the GIL": "import ctypes\nlock, c = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
+    "def holding():\n    c.pthread_mutex_lock(lock)\n    c.pthread_mutex_lock(lock)\nholding()",
     "spins": "def spinning():\n    while True: pass\nspinning()",
 }
 
@@ -30,6 +31,8 @@ def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     for one in found:
         one.kill()
         one.wait()
+        if one.stdout is not None:
+            one.stdout.close()
 
 
 def start(path: Path, script: str, *, offers: bool = True) -> subprocess.Popen[bytes]:
@@ -52,6 +55,25 @@ def test_a_process_says_where_it_stands(tmp_path: Path, name: str, started: list
     second = stacks.take({0: process.pid}, {0: path})[0]
     assert name == "spins" or first == second
     assert process.poll() is None
+
+
+def test_only_the_main_thread_is_compared(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    """Another one polls, and stands elsewhere each time."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import threading, time\nprint('here', flush=True)\ndef polls():\n    while True:\n        time.sleep(0.001)\n        sum(range(100))\n"
+        "threading.Thread(target=polls, daemon=True).start()\nthreading.Event().wait()\n"
+    )
+    path = tmp_path / "stacks"
+    command = [sys.executable, "-u", "-m", "relight.supervise.worker", str(script)]
+    process = subprocess.Popen(command, env={**os.environ, stacks.SETTING: str(path)}, stdout=subprocess.PIPE)
+    started.append(process)
+    assert process.stdout is not None and process.stdout.readline()
+    time.sleep(0.2)
+    found = [stacks.take({0: process.pid}, {0: path})[0] for _ in range(5)]
+    assert all("polls" in one for one in found)
+    assert len({stacks.of_main_thread(one) for one in found}) == 1
+    assert "polls" not in stacks.of_main_thread(found[0]) and "wait" in stacks.of_main_thread(found[0])
 
 
 def test_one_that_does_not_answer_is_told_of_and_lives(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:

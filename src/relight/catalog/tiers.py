@@ -128,7 +128,7 @@ def merge(histories: Sequence[History]) -> Merged:
             found = history.by_id[checkpoint_id]
             merged.tags[name] = found.original_id
         merged.retired.update({one.original_id: one for one in history.retired.values()})
-        merged.set_aside |= {found.original_id for one in history.set_aside if (found := history.by_id.get(one))}
+        merged.set_aside |= {one.original_id for one in history.live if one.id in history.set_aside}
         merged.skips += [one for one in history.skips if one not in merged.skips]
     merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
     return Merged(merged, copies)

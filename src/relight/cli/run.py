@@ -30,7 +30,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     \b
     Examples:
       relight run --nproc-per-node 8 train.py --batch-size 32
-      relight run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint head:29400 train.py
+      relight run --nnodes 2:4 --rdzv-endpoint head:29400 train.py
     """
     from relight.supervise.launch import launch, parse
     from relight.supervise.settings import read_settings
@@ -45,6 +45,8 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     finally:
         undo()
     click.echo(f"relight: {escape(ended.say)}", err=True)
+    if ended.code == 1:
+        click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
     return ended.code
 
 

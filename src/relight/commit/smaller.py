@@ -71,8 +71,7 @@ class _Coder(NamedTuple):
     def make(self, number: int, at: int, data: memoryview) -> _Chunk:
         """Of chunk ``number``, which begins at byte ``at`` of the pack."""
         if number in self.same:
-            value, where = self.same[number]
-            return _Chunk(value, where, _NO_BYTES, False)
+            return _Chunk(*self.same[number], _NO_BYTES, False)
         inexact = encode_lossy(data, self.lossy[number]) if number in self.lossy else None
         if inexact is not None:
             stored, near = inexact

@@ -13,7 +13,7 @@ NOT_YET = -2
 """In place of a step: nothing was restored yet."""
 _MAGIC = b"rlpulse1"
 _COUNTER = struct.Struct("<Q")
-_BODY = struct.Struct("<Q32sddqdQdqqdqddQQ")
+_BODY = struct.Struct("<Q32sddqdQddqqdqddQQ")
 _TEXT_AT = 512
 _TEXTS = (1024, 256)
 """Room for where the run is stored, and for its name."""
@@ -34,6 +34,8 @@ class Beat(NamedTuple):
     step_at: float = 0.0
     steps: int = 0
     """How many have ended in this process's life."""
+    first_at: float = 0.0
+    """When the first of them did."""
     loss: float = float("nan")
     sealed: int = -1
     """The last step whose save can be made by others than the trainer."""
@@ -102,7 +104,7 @@ def read_beat(path: str | os.PathLike[str]) -> Beat | None:
 def _still(path: str | os.PathLike[str], count: int) -> bool:
     with open(path, "rb") as file:
         file.seek(8)
-        return _COUNTER.unpack(file.read(8))[0] == count
+        return file.read(8) == _COUNTER.pack(count)
 
 
 def _decode(data: bytes) -> Beat:

@@ -60,7 +60,9 @@ class Teller:
     def stepped(self, step: int, loss: float = math.nan) -> None:
         """A step ended."""
         now = time.monotonic()
-        self._tell(step=step, step_at=now, steps=self._beat.steps + 1, loss=loss, phase="training", since=now, expected_s=0.0)
+        first = self._beat.first_at or now
+        steps = self._beat.steps + 1
+        self._tell(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
 
     def asked(self, step: int, *, here: bool) -> None:
         """A save was asked for. ``here``: this process makes it, and does nothing else meanwhile."""

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,13 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers])
-        start = local_elastic_agent.start_processes
+        start: Any = vars(local_elastic_agent)["start_processes"]
 
-        def with_settings(*args: Any, envs: dict[int, dict[str, str]], **kwargs: Any) -> Any:
+        def with_settings(**arguments: Any) -> Any:
             for worker in worker_group.workers:
-                envs[worker.local_rank].update(told[worker.global_rank])
-                envs[worker.local_rank]["TORCHELASTIC_RESTART_COUNT"] = str(self._lives)
-            return start(*args, envs=envs, **kwargs)
+                life = {"TORCHELASTIC_RESTART_COUNT": str(self._lives)}
+                arguments["envs"][worker.local_rank].update({**told[worker.global_rank], **life})
+            return start(**arguments)
 
         with (
             mock.patch.object(local_elastic_agent, "start_processes", with_settings),
@@ -68,17 +69,20 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
+        goes_on: Callable[[WorkerGroup], RunResult] = super()._monitor_workers
         if not isinstance(context, SubprocessContext):
-            return super()._monitor_workers(worker_group)
-        gone = _exits(context)
+            return goes_on(worker_group)
+        gone = _exits(context)  # looked at once: torchrun's own look would end the others in its own way
         if any(gone.values()):  # not None, and not 0
             return self._fail(worker_group, context, "")
+        if all(code == 0 for code in gone.values()):
+            return goes_on(worker_group)
         hung = self._supervisor.look()
         if self._supervisor.steps:
             self._spares.fill()  # not earlier: they would import while the job does
         if hung:
             return self._fail(worker_group, context, hung)
-        return super()._monitor_workers(worker_group)
+        return RunResult(state=WorkerState.HEALTHY)
 
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
         """Let who lost another end by itself, take stock, end the rest, decide."""
@@ -156,7 +160,7 @@ def _is_told(context: SubprocessContext) -> bool:
     for rank, code in _exits(context).items():
         if code is not None and code < 0:
             return True
-        if code and (said := _error(context.error_files[rank])) and not is_a_loss(said):
+        if (said := _error(context.error_files[rank])) and not is_a_loss(said):
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Iterator
@@ -44,8 +45,8 @@ _KERNEL = (
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
-_FOLLOWS = 45
-"""Clues of network errors weigh no more, where a rank is known to have gone first: the others only noticed."""
+_FOLLOWS = 5
+"""What is said by ranks that ended behind another weighs no more: they only noticed."""
 _ONSET = re.compile(r"\[onset (\d{1,18})\]")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
 
@@ -67,7 +68,7 @@ def classify(facts: Facts) -> Failure:
         rank=best.rank if best.rank is not None else _first(facts),
         step=min(steps, default=-1),
         steps=min(ended, default=0),
-        words=alike(said or best.what),
+        words=alike(said if _spoken(said) else best.what),
         clues=tuple(clues),
         restored=max((beat.restored for beat in beats), default=NOT_YET),
         durable=max((beat.durable for beat in beats), default=-1),
@@ -117,15 +118,14 @@ def _of(worker: Worker) -> Iterator[Clue]:
             yield Clue(kind, weight, f"rank {worker.rank}: {said[:300]}", worker.rank)
         elif worker.exit is not None and worker.exit > 0:
             kind, weight = ("user", 40) if worker.exit == 2 else ("unknown", 10)
-            more = f": {said[:200]}" if said else ""
-            yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}{more}", worker.rank)
+            yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}", worker.rank)
 
 
 def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
-    """Who came later may only have noticed."""
+    """Who came later may only have noticed: unless it says what no loss of another explains."""
     if clue.rank == first or first is None:
         return clue._replace(weight=min(100, clue.weight + 5))
-    return clue._replace(weight=min(clue.weight, _FOLLOWS) - 10) if clue.kind in ("network", "unknown", "user") else clue
+    return clue._replace(weight=min(clue.weight, _FOLLOWS)) if clue.kind in ("network", "unknown", "user", "crash") else clue
 
 
 def _spoken(text: str) -> tuple[str, int] | None:
@@ -140,11 +140,11 @@ def _last_words(tail: tuple[str, ...]) -> str:
 
 
 def _first(facts: Facts) -> int | None:
-    """Who ended first, of its own accord or by a signal that the supervisor did not send."""
-    gone = [worker for worker in facts.workers if worker.exit not in (None, 0) and not worker.stopped]
+    """Who ended first, of its own accord or by a signal that the supervisor did not send; or was about to, having said why."""
+    gone = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
     # a rank that lost the connection to another has not failed first, whenever its end was noticed
     causes = [one for one in gone if not is_a_loss(one.error or _last_words(one.tail))] or gone
-    return min(causes, key=lambda worker: worker.died_at).rank if causes else None
+    return min(causes, key=lambda worker: worker.died_at or math.inf).rank if causes else None
 
 
 def _killed(facts: Facts) -> int | None:

@@ -35,6 +35,8 @@ class Ended(NamedTuple):
 
     code: int
     say: str
+    where: str = ""
+    """Where incidents are."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -107,7 +109,7 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         decision = supervisor.decision
         if decision is not None and decision.action == "end":
             return _asked(supervisor, decision.reason)
-        return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped")
+        return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         return _asked(supervisor, f"{signalled.sigval.name} came")

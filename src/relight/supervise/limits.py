@@ -67,14 +67,18 @@ class Usual:
             if usual is not None and each > _TIMES * usual:
                 self._gaps.append(each)
         elif ended > 0:
-            self._firsts.append(beat.step_at - before.since)
+            self._firsts.append(beat.first_at - before.since)
+            if ended > 1:
+                self._steps.extend([(beat.step_at - beat.first_at) / (ended - 1)] * min(ended - 1, 4))
         if beat.phase != before.phase and before.phase != "training" and beat.since > before.since:
             self._phases.setdefault(before.phase, deque(maxlen=8)).append(beat.since - before.since)
 
     def late_after(self, beat: Beat) -> float:
         """So many seconds after ``beat.since`` it is late; the second look comes ``LOOK_S`` later."""
         if beat.phase == "training":
-            usual = self.step_s if beat.steps else max(self._firsts, default=None)
+            usual = self.step_s if beat.steps else None
+            if usual is None:
+                usual = max(self._firsts, default=None)
             if usual is None:
                 return self._patience.start_s
             longest = max(self._gaps, default=0.0)  # a gap that came before and was none: an evaluation, say

@@ -69,7 +69,7 @@ def oom_kills() -> int:
 
 def kernel_lines(since: float) -> list[str]:
     """What the kernel has said since then, on its monotonic clock, where that may be read."""
-    found = []
+    found: list[str] = []
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

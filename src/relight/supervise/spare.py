@@ -29,10 +29,14 @@ class Spares:
     def __init__(self, count: int, modules: Sequence[str]) -> None:
         self._count, self._modules = count, tuple(modules)
         self._waiting: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+        self._told: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 
     def fill(self) -> None:
         """Start one that is missing, if any is: to be called again for the next, so that they do not all import at once."""
         self._waiting = [one for one in self._waiting if one[0].poll() is None]
+        for process, channel in self._told:
+            if process.poll() is not None:
+                channel.close()
         if len(self._waiting) >= self._count or any(not _is_ready(channel) for _, channel in self._waiting):
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,16 +54,20 @@ class Spares:
         message = json.dumps({"arguments": list(arguments[4:]), "environment": dict(environment), "directory": os.getcwd()}).encode()
         while self._waiting and len(message) <= _MESSAGE_MAX:
             process, channel = self._waiting.pop(0)
-            with channel, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
                 streams = [(out or sys.stdout).fileno(), (errors or sys.stderr).fileno()]
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(message))
                 socket.send_fds(channel, [message], streams)
+                self._told.append((process, channel))  # closed before all was read, it would take the message with it
                 return process
+            channel.close()
             _end(process)
         return None
 
     def close(self) -> None:
         """None is left."""
+        for _, channel in self._told:
+            channel.close()
         for process, channel in self._waiting:
             channel.close()
             _end(process)

@@ -55,6 +55,12 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
     return found
 
 
+def of_main_thread(text: str) -> str:
+    """Of all threads' stacks the one of the thread that the script began in: others may poll, and stand elsewhere each time."""
+    blocks = [block for block in text.split("\n\n") if "in _run_module_as_main" in block]
+    return blocks[-1].replace("Current thread", "Thread").strip() if blocks else text
+
+
 def _is_whole(path: Path, size: int) -> bool:
     """Nothing came behind it for a moment."""
     time.sleep(0.02)

@@ -28,6 +28,7 @@ from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.procfs import kernel_lines, look_at, oom_kills
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
+_PREFIX = "relight-run-"
 REMEMBERED_S = 86400.0
 """Incidents of a run that are older than that say nothing about this job."""
 
@@ -38,7 +39,9 @@ class Supervisor:
     def __init__(self, rules: Rules, patience: Patience, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """``fallback``: where incidents are written while the run's store is not known."""
         self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
-        self._directory = Path(tempfile.mkdtemp(prefix="relight-run-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+        top = Path(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir())
+        _sweep(top)
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=top))
         self._book = Book(fallback)
         self._known = False
         self._past: list[Past] = []
@@ -178,7 +181,7 @@ class Supervisor:
     def _take_stacks(self) -> Verdict:
         assert self._watch is not None
         self._stacks = stacks.take(self._pids, {rank: self._stack_file(rank) for rank in self._pids})
-        return self._watch.looked(self._clock(), self._see(), self._stacks)
+        return self._watch.looked(self._clock(), self._see(), {rank: stacks.of_main_thread(text) for rank, text in self._stacks.items()})
 
     def _learn_place(self) -> None:
         """As soon as a rank says where the run is: what came before this job, and where to write."""
@@ -242,3 +245,11 @@ class Supervisor:
                 if shutil.disk_usage(place).free < 1 << 20:
                     full.append(place)
         return tuple(full)
+
+
+def _sweep(top: Path) -> None:
+    """What supervisors left that were killed: nobody needs it."""
+    for one in top.glob(f"{_PREFIX}*"):
+        pid = one.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not look_at(int(pid)).state:
+            shutil.rmtree(one, ignore_errors=True)

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 
 from relight.supervise import stacks
 
@@ -22,7 +23,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def main() -> None:
-    """Run it. Whatever it raises goes on."""
+    """Run it. What it raises is written down, printed, and ends the process as it would have."""
     stacks.offer()
     _end_with(os.getppid())
     arguments = sys.argv[1:]
@@ -38,10 +39,11 @@ def main() -> None:
         else:
             sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
             runpy.run_path(arguments[0], run_name="__main__")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (it is told, in full)
         _write_down(error)
-        _forget_this_file(error)
-        raise
+        error.__traceback__ = _from_the_script_on(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(1) from None
 
 
 def _end_with(parent: int) -> None:
@@ -67,12 +69,12 @@ def _write_down(error: BaseException) -> None:
         print(f"relight: the error could not be written down: {unwritten}", file=sys.stderr)
 
 
-def _forget_this_file(error: BaseException) -> None:
-    """A traceback begins where the script does."""
+def _from_the_script_on(error: BaseException) -> TracebackType | None:
+    """Where a traceback begins, if the script is all that there is."""
     trace = error.__traceback__
     while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or "runpy" in trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    error.__traceback__ = trace or error.__traceback__
+    return trace or error.__traceback__
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""``make lives``: real jobs on two ranks that fail again and again, each time in another way, each failure looked at.
+
+For each: is what it was taken to be what was done to it, is what was done about it what docs/recovery.md says, were more steps lost than
+since the last snapshot; and at the end: are the weights those of a run to which nothing happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from relight.store import open_bytes
+from relight.supervise.incidents import Incident, read_incidents
+
+JOB = Path(__file__).with_name("job.py")
+DOCS = Path(__file__).parents[2] / "docs" / "recovery.md"
+STEPS, EVERY = 160, 5
+KINDS = {
+    "kill": "killed", "segv": "crash", "abort": "crash", "value": "user", "type": "user", "full": "storage", "exit": "unknown",
+    "memory": "memory", "device memory": "device memory", "loader": "data", "lock": "hang", "stop": "hang",
+}  # fmt: skip
+
+
+def at_first() -> dict[str, str]:
+    """What the page says is done about each kind that has not come before."""
+    rows = re.findall(r"^\| `([a-z ]+)` \| [^|]* \| ([a-z ]+) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    return {kind: action.strip() for kind, action in rows} | {"device memory": "resume"}  # without split = true
+
+
+def plan_of(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """So many failures, one behind the other."""
+    steps = sorted(rng.sample(range(2, STEPS - 2), count))
+    return [{"rank": rng.randrange(2), "step": step, "what": rng.choice(list(KINDS))} for step in steps]
+
+
+def run(folder: Path, plan: list[dict[str, Any]], spares: bool) -> tuple[int, str, list[Incident], str]:
+    """Exit code, what it said, incidents, the weights' hash."""
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "relight.toml").write_text(f"[supervise]\nspares = {str(spares).lower()}\nfailures = 1000\n")
+    command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
+    done = subprocess.run(
+        [*command, str(folder / "store"), str(STEPS), str(folder / "plan.json"), str(folder / "out")],
+        cwd=folder, env={**os.environ, "JOB_EVERY": str(EVERY)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    end = folder / "out.end"
+    found = read_incidents(open_bytes(folder / "store"), "run")
+    return done.returncode, done.stdout, found, end.read_text() if end.exists() else ""
+
+
+def wrong_with(plan: list[dict[str, Any]], found: list[Incident], code: int, end: str, straight: str) -> list[str]:
+    """All that is not as it should be."""
+    wrong = [] if code == 0 else [f"exit code {code}"]
+    if end != straight:
+        wrong.append("the weights at the end are others")
+    if len(found) != len(plan):
+        wrong.append(f"{len(found)} incidents of {len(plan)} failures")
+    told = at_first()
+    for one, planned in zip(found, plan, strict=False):
+        kind = KINDS[planned["what"]]
+        if one.kind != kind:
+            wrong.append(f"step {planned['step']}: {planned['what']} was taken for {one.kind}: {one.why}")
+        elif one.action != told[kind]:
+            wrong.append(f"step {planned['step']}: {one.action} was done about {kind}, and the table says {told[kind]}")
+        if one.after is None or one.after.steps_lost > EVERY:
+            wrong.append(f"step {planned['step']}: lost {one.after.steps_lost if one.after else '?'} steps")
+    return wrong
+
+
+def main() -> int:
+    """Until there were so many failures. Exit code 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--each", type=int, default=10, help="failures of one job")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lives-") as top:
+        code, said, _, straight = run(Path(top) / "straight", [], False)
+        if code:
+            print(said)
+            return 1
+        count, number, bad, seconds = 0, 0, 0, list[float]()
+        started = time.monotonic()
+        while count < options.count:
+            rng = random.Random(options.seed + number)
+            plan = plan_of(rng, min(options.each, options.count - count))
+            code, said, found, end = run(Path(top) / str(number), plan, spares=number % 2 == 0)
+            wrong = wrong_with(plan, found, code, end, straight)
+            count, number = count + len(plan), number + 1
+            seconds += [one.after.seconds["all"] for one in found if one.after is not None]
+            middle = sorted(seconds)[len(seconds) // 2] if seconds else 0.0
+            print(
+                f"{count}/{options.count} failures, {number} jobs, {len(wrong)} wrong in seed {options.seed + number - 1}; "
+                f"back after {middle:.1f} s (median); {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+            if wrong:
+                bad += len(wrong)
+                print("\n".join(f"  {one}" for one in wrong))
+                print("\n".join(f"    {line}" for line in said.splitlines() if "relight:" in line), flush=True)
+    print(f"{count} failures, {bad} wrong")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
