@@ -21,6 +21,8 @@ BROAD_MAY_STAND = {
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",
+    "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
+    "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 
@@ -42,9 +44,10 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
 def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
-        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Fenced", "IncompatibleState", "LeaseHeld", "Limits",
+        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "LeaseHeld",
+        "Limits",
         "NoSpace", "Peers", "RelightError", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "best",
-        "every", "failures", "flattened", "keep", "load", "open", "save", "tier",
+        "every", "failures", "flattened", "keep", "load", "open", "phase", "save", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)
 

@@ -50,7 +50,7 @@ def run(folder: Path, plan: list[dict[str, Any]], spares: bool) -> tuple[int, st
     command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
     done = subprocess.run(
         [*command, str(folder / "store"), str(STEPS), str(folder / "plan.json"), str(folder / "out")],
-        cwd=folder, env={**os.environ, "JOB_EVERY": str(EVERY)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        cwd=folder, env={**os.environ, "JOB_EVERY": str(EVERY), "JOB_STEP_S": "0.02"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     end = folder / "out.end"
     found = read_incidents(open_bytes(folder / "store"), "run")
@@ -71,8 +71,9 @@ def wrong_with(plan: list[dict[str, Any]], found: list[Incident], code: int, end
             wrong.append(f"step {planned['step']}: {planned['what']} was taken for {one.kind}: {one.why}")
         elif one.action != told[kind]:
             wrong.append(f"step {planned['step']}: {one.action} was done about {kind}, and the table says {told[kind]}")
-        if one.after is None or one.after.steps_lost > EVERY:
-            wrong.append(f"step {planned['step']}: lost {one.after.steps_lost if one.after else '?'} steps")
+        sealed = min((worker.get("sealed", -1) for worker in one.workers), default=-1)
+        if one.after is None or one.after.restored < sealed:
+            wrong.append(f"step {planned['step']}: sealed up to {sealed}, restored {one.after.restored if one.after else '?'}")
     return wrong
 
 

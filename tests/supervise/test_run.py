@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -102,6 +103,15 @@ def test_a_hang_is_found_and_says_where_everybody_stood(tmp_path: Path, straight
     assert "fail" in first.stacks["1"] and "all_reduce" in first.stacks["0"], first.stacks
     assert "stopped by a signal" in second.why and second.rank == 0 or "rank 0" in second.why
     assert max(one.after.seconds["all"] for one in job.incidents if one.after) < 60
+    for one in (first, second):  # three usual steps, which are of milliseconds here, and five seconds; a busy machine
+        found = re.search(r"for ([0-9.]+) s", one.why)
+        assert found is not None and float(found[1]) < 8, one.why
+    for arguments, words in (((), ("hang", "resume")), (("latest",), ("clues, the strongest first:", "stacks of rank 1:"))):
+        command = [sys.executable, "-m", "relight", "incidents", str(tmp_path / "store" / "run"), *arguments]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert all(word in shown for word in words), shown
+    told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert told[0]["id"] == second.id and told[0]["after"]["steps_lost"] >= 0
 
 
 def test_slow_is_not_stuck(tmp_path: Path, straight: str) -> None:

@@ -132,15 +132,16 @@ class Watch:
             return Verdict("look", self._say(late, sights, now), tuple(sorted(late)))
         return Verdict()
 
-    def looked(self, now: float, sights: Mapping[int, Sight], stacks: Mapping[int, str]) -> Verdict:
-        """The stacks that were asked for, a text a rank; empty of those that gave none."""
+    def looked(self, now: float, sights: Mapping[int, Sight], stacks: Mapping[int, str], behind: Mapping[int, Sight]) -> Verdict:
+        """The stacks that were asked for, a text a rank; empty of those that gave none. ``sights`` are of before they were written down, as
+        that takes a process time and writes bytes, ``behind`` of after it."""
         self._asked = False
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
         if not late:
             self._first = None
             return Verdict()
         if self._first is None:
-            self._first = (now, dict(sights), dict(stacks))
+            self._first = (now, dict(behind), dict(stacks))
             return Verdict()
         then, before, earlier = self._first
         self._first = None

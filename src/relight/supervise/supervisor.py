@@ -180,8 +180,10 @@ class Supervisor:
 
     def _take_stacks(self) -> Verdict:
         assert self._watch is not None
+        now, before = self._clock(), self._see()
         self._stacks = stacks.take(self._pids, {rank: self._stack_file(rank) for rank in self._pids})
-        return self._watch.looked(self._clock(), self._see(), {rank: stacks.of_main_thread(text) for rank, text in self._stacks.items()})
+        texts = {rank: stacks.of_main_thread(text) for rank, text in self._stacks.items()}
+        return self._watch.looked(now, before, texts, self._see())
 
     def _learn_place(self) -> None:
         """As soon as a rank says where the run is: what came before this job, and where to write."""
