@@ -132,6 +132,19 @@ def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
     assert run(ranks, 60, watch, clock).what == "hang"
 
 
+def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
+    """Rank 0 waits for memory, as Relight has told; rank 1 is through and waits for it."""
+    ranks = [Rank(lambda: 0.1), Rank(lambda: 0.1)]
+    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    run(ranks, 20, watch, clock)
+    ranks[0].phase("saving", clock[0], 1000, expected_s=200)
+    ranks[0].stands = ranks[1].stands = True
+    assert run(ranks, 120, watch, clock).what == ""
+    began, ranks[0].state = clock[0], "T"
+    verdict = run(ranks, 60, watch, clock)
+    assert verdict.what == "hang" and verdict.ranks == (0,) and clock[0] - began < 6
+
+
 def test_one_that_is_left_behind_by_others_hangs() -> None:
     """They do not wait for it, and go on."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]

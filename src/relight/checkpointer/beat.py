@@ -54,7 +54,7 @@ class Beats:
             raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
     def on_end(self, ckpt: Checkpointer) -> None:
-        """The script may do anything now, for as long as it likes."""
+        """The script may do anything now."""
         self._teller.phase("ending")
 
     def _read(self, step: int, loss: Any) -> tuple[int | None, float]:
@@ -75,7 +75,7 @@ class Beats:
         if type(step) is not int:
             return
         if event.name == "save.requested":
-            self._teller.asked(step, here="id" not in event.fields)
+            self._teller.asked(step)
         elif event.name == "save.sealed":
             self._teller.sealed(step)
         elif event.name in ("save.durable", "save.failed"):

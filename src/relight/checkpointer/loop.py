@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
@@ -40,6 +41,7 @@ from relight.keys import Guard
 from relight.observe import be_modest, emit
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
+from relight.pulse import LATE_AFTER, teller
 from relight.world import LateRanks, find_world
 
 
@@ -189,11 +191,13 @@ class Checkpointer(Holds):
         reason = self._why_now(step, metrics, micro_step)
         save = None
         if reason is not None:
-            save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in URGENT)
+            with self._saving():
+                save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
             if self._signals.ending and (self._ranks is None or reason in ENDS):
-                self._drain()
+                with self._saving():
+                    self._drain()
                 self._finish()
                 self._signals.end()
         self._boundary.remember(step)
@@ -223,10 +227,11 @@ class Checkpointer(Holds):
         self._take_charge()
         self._last_step = step
         self._collect()
-        save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
-        assert save is not None
-        if block:
-            self._drain()
+        with self._saving():
+            save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
+            assert save is not None
+            if block:
+                self._drain()
         return save
 
     def barrier(self) -> None:
@@ -239,6 +244,7 @@ class Checkpointer(Holds):
         """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine."""
         if self._closed:
             return
+        teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
         try:
             self._drain()
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
@@ -293,6 +299,10 @@ class Checkpointer(Holds):
                 self._outwards.begin(self._attempt)
                 sweep(self._store, self._run)
         return self._attempt
+
+    def _saving(self) -> AbstractContextManager[None]:
+        """What it does, for whoever watches: it may wait for an agent, for memory, for other ranks, until the deadline."""
+        return teller().during("saving", self._limits.deadline_s / LATE_AFTER)
 
     def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
         if self._ranks is not None:

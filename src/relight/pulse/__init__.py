@@ -4,7 +4,7 @@ Always holds: telling never blocks, never raises, and costs about two microsecon
 nothing of Relight.
 """
 
-from relight.pulse.page import PAGE_BYTES, Beat, Page, read_beat
+from relight.pulse.page import LATE_AFTER, PAGE_BYTES, Beat, Page, read_beat
 from relight.pulse.teller import SETTING, Teller, phase, teller
 
-__all__ = ["PAGE_BYTES", "SETTING", "Beat", "Page", "Teller", "phase", "read_beat", "teller"]
+__all__ = ["LATE_AFTER", "PAGE_BYTES", "SETTING", "Beat", "Page", "Teller", "phase", "read_beat", "teller"]

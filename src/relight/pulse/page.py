@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
+LATE_AFTER = 3.0
+"""A phase is late once it has taken so many times as long as it should, and some seconds."""
 NOT_YET = -2
 """In place of a step: nothing was restored yet."""
 _MAGIC = b"rlpulse1"

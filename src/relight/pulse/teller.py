@@ -64,13 +64,10 @@ class Teller:
         steps = self._beat.steps + 1
         self._tell(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
 
-    def asked(self, step: int, *, here: bool) -> None:
-        """A save was asked for. ``here``: this process makes it, and does nothing else meanwhile."""
-        now = self._asked[step] = time.monotonic()
-        if here:
-            self._tell(save_since=min(self._asked.values()), phase="saving", since=now, expected_s=self._beat.saves_s)
-        else:
-            self._tell(save_since=min(self._asked.values()))
+    def asked(self, step: int) -> None:
+        """A save was asked for."""
+        self._asked[step] = time.monotonic()
+        self._tell(save_since=min(self._asked.values()))
 
     def sealed(self, step: int) -> None:
         """It can be finished by others."""
@@ -79,8 +76,6 @@ class Teller:
     def over(self, step: int, durable: bool) -> None:
         """It is durable, or has failed."""
         since = self._asked.pop(step, None)
-        if self._beat.phase == "saving":
-            self.phase("training")
         waits = min(self._asked.values(), default=0.0)
         if not durable:
             self._tell(save_since=waits)

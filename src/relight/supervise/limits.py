@@ -9,14 +9,13 @@ from statistics import median
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.pulse import Beat
+from relight.pulse import LATE_AFTER, Beat
 
 LOOK_S = 2.0
 """Between the two looks that tell slow from stuck."""
 SILENT_LOOK_S = 60.0
 """The same, of a rank that has never said anything: it may not know of Relight, and only whoever stands for so long is called hung."""
 _SLACK_S = 5.0
-_TIMES = 3.0
 _GIVE_UP = 10.0
 """After so many limits a rank that moves and gets nowhere is called hung all the same."""
 _IDLE = 0.05
@@ -64,7 +63,7 @@ class Usual:
             each = (beat.step_at - before.step_at) / ended
             self._steps.extend([each] * min(ended, 4))
             usual = self.step_s
-            if usual is not None and each > _TIMES * usual:
+            if usual is not None and each > LATE_AFTER * usual:
                 self._gaps.append(each)
         elif ended > 0:
             self._firsts.append(beat.first_at - before.since)
@@ -82,9 +81,9 @@ class Usual:
             if usual is None:
                 return self._patience.start_s
             longest = max(self._gaps, default=0.0)  # a gap that came before and was none: an evaluation, say
-            return max(_TIMES * usual, 1.5 * longest) + _SLACK_S - LOOK_S
+            return max(LATE_AFTER * usual, 1.5 * longest) + _SLACK_S - LOOK_S
         expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
-        return _TIMES * expected + _SLACK_S - LOOK_S if expected else self._patience.phase_s
+        return LATE_AFTER * expected + _SLACK_S - LOOK_S if expected else self._patience.phase_s
 
 
 class Sight(NamedTuple):
@@ -150,7 +149,7 @@ class Watch:
         if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
             return Verdict()
         if len(stuck) == len(late) or overdue:
-            causes = _causes(overdue or stuck, sights)
+            causes = _causes(stuck if len(stuck) == len(late) else overdue, sights)
             return Verdict("hang", self._say(set(causes), sights, now), tuple(causes))
         for rank in late:  # it moves: slow, not stuck
             self._factor[rank] = 2 * self._factor.get(rank, 1.0)
@@ -172,6 +171,8 @@ class Watch:
 
     def _is_late(self, rank: int, sight: Sight, now: float) -> bool:
         since, limit = self._limit(rank, sight)
+        if sight.state in _STOPPED:  # whatever it was at, it gets nowhere
+            limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + _SLACK_S - LOOK_S)
         return now - since > limit * self._factor.get(rank, 1.0)
 
     def _overdue(self, rank: int, sight: Sight, now: float) -> bool:
