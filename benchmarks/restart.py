@@ -1,7 +1,8 @@
 """``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, under torchrun and under ``relight run``.
 
 The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: with processes that wait,
-and without.
+and without. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo
+do not find each other again, and the job does not come back at all.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def lines(folder: Path) -> list[tuple[int, int, float]]:
 
 def once(way: str, folder: Path, parameters: int) -> dict[str, Any]:
     """Kill rank 1 some steps behind the third save; seconds until a step has ended, and what was lost."""
-    process = subprocess.Popen(command(way, folder, parameters), cwd=folder, stdout=subprocess.DEVNULL, stderr=(folder / "log").open("w"))
+    told = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=told, stdout=subprocess.DEVNULL, stderr=log)
     try:
         began = time.monotonic()
         while not any(step >= 36 for step, _, _ in lines(folder)):

@@ -12,7 +12,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -104,12 +104,18 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     try:
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
+        if result is None:
+            return Ended(1, "stopped: the other nodes have ended the job without this one", supervisor.where)
         if not result.is_failed():
             return Ended(0, "finished")
         decision = supervisor.decision
         if decision is not None and decision.action == "end":
             return _asked(supervisor, decision.reason)
         return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
+    except RendezvousClosedError:
+        return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
+    except RendezvousTimeoutError:
+        return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         return _asked(supervisor, f"{signalled.sigval.name} came")
