@@ -27,6 +27,7 @@ from relight.supervise.incidents import read_incidents
 
 JOB = Path(__file__).with_name("restart_job.py")
 PATIENCE_S = 300.0
+WAYS = ["torch.save", "DCP", "Relight", "Relight, spares"]
 
 
 def command(way: str, folder: Path, parameters: int) -> list[str]:
@@ -93,11 +94,12 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=125_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    ways = ["torch.save", "DCP", "Relight", "Relight, spares"]
+    ways = options.only or WAYS
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(options.rounds):
         for way in rng.sample(ways, len(ways)):

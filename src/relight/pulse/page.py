@@ -15,7 +15,7 @@ NOT_YET = -2
 """In place of a step: nothing was restored yet."""
 _MAGIC = b"rlpulse1"
 _COUNTER = struct.Struct("<Q")
-_BODY = struct.Struct("<Q32sddqdQddqqdqddQQ")
+_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQ")
 _TEXT_AT = 512
 _TEXTS = (1024, 256)
 """Room for where the run is stored, and for its name."""
@@ -46,6 +46,7 @@ class Beat(NamedTuple):
     """When the oldest save that is not durable yet was asked for; 0: there is none."""
     restored: int = NOT_YET
     """The step that was restored; −1: a fresh run."""
+    restored_at: float = 0.0
     restore_s: float = 0.0
     saves_s: float = 0.0
     """How long the last save took until it was durable."""

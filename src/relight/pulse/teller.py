@@ -55,7 +55,7 @@ class Teller:
         """From which step it goes on; −1: from none."""
         now = time.monotonic()
         seconds = now - self._beat.since if self._beat.phase == "restoring" else 0.0
-        self._tell(restored=step, restore_s=seconds, phase="training", since=now, expected_s=0.0)
+        self._tell(restored=step, restored_at=now, restore_s=seconds, phase="training", since=now, expected_s=0.0)
 
     def stepped(self, step: int, loss: float = math.nan) -> None:
         """A step ended."""

@@ -33,7 +33,8 @@ class After(msgspec.Struct, frozen=True, omit_defaults=True):
     """The step that was restored; −1: none."""
     steps_lost: int
     seconds: dict[str, float]
-    """Of each part of the way back: ``noticed``, ``decided``, ``waited``, ``started``, ``restored``, ``stepped``, and ``all``."""
+    """Of each part of the way back: ``noticed``, ``decided``, ``waited``, processes ``started``, the script ``began`` to restore,
+    ``restored``, ``stepped``; and ``all``, from the failure to the first step."""
 
 
 class Incident(msgspec.Struct, frozen=True, omit_defaults=True):

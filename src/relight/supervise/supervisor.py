@@ -215,14 +215,17 @@ class Supervisor:
         self._open = None
         known = [beat for beat in beats if beat is not None]
         restored = min(beat.restored for beat in known)
-        stepped = max(beat.step_at for beat in known)
-        ready = max(beat.restore_s for beat in known)
+        stepped = max(beat.first_at for beat in known)
+        last = max(known, key=lambda beat: beat.restored_at)
+        started = marks.get("started", marks["decided"])
         seconds = {
             "noticed": marks["noticed"] - marks["died"],
             "decided": marks["decided"] - marks["noticed"],
             "waited": marks.get("waited", marks["decided"]) - marks["decided"],
-            "started": marks.get("started", marks["decided"]) - marks.get("waited", marks["decided"]),
-            "restored": ready,
+            "started": started - marks.get("waited", marks["decided"]),
+            "began": last.restored_at - last.restore_s - started if last.restored_at else 0.0,
+            "restored": last.restore_s,
+            "stepped": stepped - last.restored_at if last.restored_at else 0.0,
             "all": stepped - marks["died"],
         }
         lost = max(0, incident.step - max(restored, -1)) if restored != NOT_YET else 0
