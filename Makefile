@@ -73,7 +73,7 @@ nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and 
 	$(BIN)/python tests/encryption/nonces.py --saves 10000
 
 lives: $(STAMP) ## 200 failures of real jobs under relight run, of twelve kinds: taken for what they were, and gone on from
-	PYTHONPATH=. $(BIN)/python tests/supervise/lives.py
+	$(BIN)/python tests/supervise/lives.py
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600

@@ -162,6 +162,7 @@ def test_asked_to_end_it_says_whether_the_last_step_is_stored(tmp_path: Path, st
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 75, said
+    assert [(one.kind, one.action) for one in job.incidents] == [("preemption", "end")]
     assert job.run() == 0, job.said
     assert job.end == straight
     lives = [step for step, _, _ in job.losses]

@@ -100,7 +100,7 @@ class _Shape:
         if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
             return frozenset()
         same, base, places = frozen.same(then, now), self.address(index), self.plan.tensors
-        one = frozen.wrong(same, {i: base + self.layout.packs[places[i].pack] + places[i].offset for i in same})
+        one = frozen.wrong(same, lambda i: base + self.layout.packs[places[i].pack] + places[i].offset)
         if one is None:
             return same
         wrong(places[one].name)

@@ -7,7 +7,7 @@ nobody, that leaves the samples as they are is not seen by that; so whoever reli
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,9 +48,9 @@ class Frozen:
         differ |= {number for (number, _), a, b in zip(self._away, then.away, now.away, strict=True) if a != b}
         return self.numbers - differ if differ else self.numbers
 
-    def wrong(self, same: frozenset[int], places: Mapping[int, int]) -> int | None:
-        """Compare ``AUDIT_BYTES`` of those in host memory with what lies at the addresses ``places``, others each time: one that differs,
-        though it is said to be the ``same``."""
+    def wrong(self, same: frozenset[int], address_of: Callable[[int], int]) -> int | None:
+        """Compare ``AUDIT_BYTES`` of those in host memory with what lies at the addresses that ``address_of`` tells, others each time: one
+        that differs, though it is said to be the ``same``."""
         slices, left = self._watched.slices, AUDIT_BYTES
         for _ in range(len(slices)):
             one = slices[self._turn % len(slices)]
@@ -59,7 +59,7 @@ class Frozen:
             if number not in same:
                 continue
             offset = one.source - self._watched.addresses[one.tensor]
-            if _compare(one.source, places[number] + offset, one.length):
+            if _compare(one.source, address_of(number) + offset, one.length):
                 return number
             left -= one.length
             if left <= 0:

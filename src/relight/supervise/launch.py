@@ -118,6 +118,7 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
+        supervisor.ended(signalled.sigval.name)
         return _asked(supervisor, f"{signalled.sigval.name} came")
     finally:
         if closes:

@@ -109,7 +109,7 @@ class Supervisor:
                 worker,
                 beat=beats.get(worker.rank),
                 state=worker.state or self._sights.get(worker.rank, Sight(None)).state,
-                stacks=self._stacks.get(worker.rank, ""),
+                stacks=self._stacks.get(worker.rank, "") if hung else "",
             )
             for worker in workers
         )
@@ -133,6 +133,10 @@ class Supervisor:
         more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
         emit("run.decision", f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""), action=self.decision.action)
         return self.decision
+
+    def ended(self, signal_name: str) -> Decision:
+        """The job was asked to end, and has."""
+        return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=signal_name)
 
     def waited(self) -> None:
         """The delay is over; the next life begins."""

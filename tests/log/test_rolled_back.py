@@ -1,0 +1,82 @@
+"""A run that goes on from before what went wrong: what is the latest then, in this log and in those of further tiers."""
+
+from __future__ import annotations
+
+import pytest
+
+from relight.catalog.find import candidates, resolve
+from relight.catalog.tiers import merge
+from relight.checkpointer.rolled_back import roll_back_if_told
+from relight.commit import Attempt, SaveRequest
+from relight.format import Leaf, encode_tree
+from relight.layout import Bytes, Item
+from relight.log import History
+from relight.log.history import ROLLED_BACK
+from relight.policy.going_back import BEFORE, SKIP
+from relight.store import MemoryStore
+
+RUN = "run"
+
+
+def save(attempt: Attempt, step: int, loss: float = 1.0) -> str:
+    """A checkpoint's id."""
+    item = Item("t", "uint8", (4,), "param", Bytes(bytes([step] * 4)), None, True)
+    tree = encode_tree({"t": Leaf("tensor", (0,))})
+    return attempt.save(SaveRequest(step=step, tree=tree, items=[item], metrics={"loss": loss})).id
+
+
+def steps(history: History) -> list[int]:
+    """What would be restored, in order."""
+    return [one.step for one in candidates(history)]
+
+
+def test_what_was_gone_back_behind_is_not_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and comes last; what the run saves from then on is the latest again, of whatever step."""
+    store = MemoryStore()
+    attempt = Attempt.begin(store, RUN)
+    for step in (10, 20, 30, 40):
+        save(attempt, step, loss=1.0 / step)
+    monkeypatch.setenv(BEFORE, "25")
+    monkeypatch.setenv(SKIP, "25-26")
+    roll_back_if_told(store, RUN, None)
+    history = attempt.history()
+    assert steps(history) == [20, 10, 40, 30] and history.skips == [(25, 26)]
+    assert resolve(history, "latest").step == 20 and resolve(history, "best").step == 20 and resolve(history, 30).step == 30
+    roll_back_if_told(store, RUN, None)  # told once
+    assert len(attempt.history().notes) == 1
+    save(attempt, 24)
+    save(attempt, 30)
+    assert steps(attempt.history()) == [30, 24, 20, 10, 40, 30]
+
+
+def test_a_fresh_run_may_be_told_what_to_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was saved before its loss was none."""
+    store = MemoryStore()
+    monkeypatch.setenv(BEFORE, "3")
+    monkeypatch.setenv(SKIP, "3-3")
+    roll_back_if_told(store, RUN, None)
+    history = Attempt.begin(store, RUN).history()
+    assert history.skips == [(3, 3)] and not history.live
+
+
+@pytest.mark.parametrize(
+    ("before", "skip"), [(None, None), ("25", "x-y"), (True, "1-2-3"), (2.5, 7), (-(10**30), "9" * 40), ("", "-")], ids=str
+)
+def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> None:
+    """Nothing is set aside, nothing is left out."""
+    attempt = Attempt.begin(MemoryStore(), RUN)
+    save(attempt, 10)
+    attempt.note(ROLLED_BACK, {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip})  # type: ignore[dict-item]
+    history = attempt.history()
+    assert not history.skips and not history.set_aside
+
+
+def test_further_tiers_know_it_too() -> None:
+    """What lies further out of the same checkpoints is set aside with them."""
+    near, far = Attempt.begin(MemoryStore(), RUN), Attempt.begin(MemoryStore(), RUN)
+    for step in (10, 20, 30):
+        save(near, step)
+    near.note(ROLLED_BACK, {"before": 20, "skip": "20-20"})
+    save(far, 5)
+    merged = merge([near.history(), far.history()]).history
+    assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.set_aside) == 2
