@@ -41,7 +41,7 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
     straight = train(world, background, layout=layout, run=str(tmp_path / "straight" / "run"), steps=11)
     broken = Job(
         "training.py", world, [json.dumps({"layout": layout, "run": str(tmp_path / "store" / "run"), "steps": 11, "kill": [1, 7, "SIGKILL"],
-                                           "pause_s": 0.05, "deadline_s": 5.0})],
+                                           "pause_s": 0.2, "deadline_s": 5.0})],
         RELIGHT_BACKGROUND=str(int(background)),
     )  # fmt: skip
     lose(broken)
