@@ -88,7 +88,7 @@ def test_whatever_ends_a_rank_training_goes_on(tmp_path: Path, straight: str) ->
     assert [(one.kind, one.action) for one in found] == [(kind, "resume") for kind in kinds.values()], job.said
     for one, planned in zip(found, plan, strict=True):
         assert one.rank == planned["rank"] and one.step == planned["step"] - 1
-        assert one.after is not None and one.after.restored >= min(worker["sealed"] for worker in one.workers)
+        assert one.after is not None and one.after.restored >= min(worker["durable"] for worker in one.workers)
         assert one.after.seconds["noticed"] + one.after.seconds["decided"] < 2
 
 
