@@ -118,6 +118,7 @@ class Supervisor:
         self._oom = kills
         failure = classify(facts)
         self._learn_place()
+        self._follow_up()  # the life may have gone on and ended between two looks
         self.decision = decide(failure, self._past, self._rules, now)
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life)
@@ -193,9 +194,7 @@ class Supervisor:
         """As soon as a rank says where the run is: what came before this job, and where to write."""
         if self._known:
             return
-        beat = next((sight.beat for sight in self._sights.values() if sight.beat is not None and sight.beat.url), None)
-        if beat is None:
-            beat = next((one for one in self.beats().values() if one.url), None)
+        beat = next((one for one in self.beats().values() if one.url), None)
         if beat is None:
             return
         self._known = True
@@ -212,12 +211,11 @@ class Supervisor:
         """An incident is over when all ranks have ended a step."""
         if self._open is None:
             return
-        beats = [sight.beat for sight in self._sights.values()]
-        if not all(beat is not None and beat.steps for beat in beats):
+        known = list(self.beats().values())
+        if not known or len(known) < len(self._pids) or not all(beat.steps for beat in known):
             return
         incident, marks = self._open
         self._open = None
-        known = [beat for beat in beats if beat is not None]
         restored = min(beat.restored for beat in known)
         stepped = max(beat.first_at for beat in known)
         last = max(known, key=lambda beat: beat.restored_at)
