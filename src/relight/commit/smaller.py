@@ -177,18 +177,17 @@ def audited(smaller: Smaller, plan: SavePlan, known: Known, wrong: Callable[[str
     """``known``, once some of the chunks that are said to be as they were, others each time, have been read and hashed: if one is not, none
     is believed, and the name of a tensor in it is told. Cost: hashing ``AUDIT_BYTES``."""
     chunks = [
-        (pack, number, value)
+        (index, pack, number, value)
         for index, pack in enumerate(plan.packs)
         for number, (value, where) in same_chunks(pack, plan.tensors, index, known).items()
         if not where.piece.lossy
     ]
     left = AUDIT_BYTES
     for _ in range(len(chunks)):
-        pack, number, value = chunks[smaller.audited % len(chunks)]
+        index, pack, number, value = chunks[smaller.audited % len(chunks)]
         smaller.audited += 1
         at, length = sum(pack.chunks[:number]), pack.chunks[number]
         if Digest(_range(pack, at, length)).digest() != value:
-            index = plan.packs.index(pack)
             wrong(next(one.name for one in plan.tensors if one.pack == index and one.offset < at + length and at < one.offset + one.length))
             return known._replace(same=frozenset())
         left -= length

@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from relight.errors import ConfigError
+from relight.policy.going_back import SPIKES
 
 SIGMAS = 10.0
 _TO_SIGMA = 1.4826
@@ -60,5 +61,5 @@ def spikes_of(text: str) -> Spikes:
     except ValueError:
         sigmas = math.nan
     if not 0 <= sigmas < 1e6:
-        raise ConfigError(f"a number of standard deviations, from 0 on, not {text[:40]!r}", where="RELIGHT_SPIKES")
+        raise ConfigError(f"a number of standard deviations, from 0 on, not {text[:40]!r}", where=SPIKES)
     return Spikes(sigmas)

@@ -68,17 +68,19 @@ class Page:
         finally:
             os.close(descriptor)
         self._count = 0
+        self._texts: tuple[str, ...] = ()
 
     def write(self, beat: Beat) -> None:
         """All of it."""
         self._count += 2
         _COUNTER.pack_into(self._memory, 8, self._count - 1)
         _BODY.pack_into(self._memory, _AT, beat.pid, beat.phase.encode()[:32], *beat[2:-2])
-        at = _TEXT_AT
-        for text, room in zip(beat[-2:], _TEXTS, strict=True):
-            data = text.encode(errors="replace")[: room - 1]
-            self._memory[at : at + len(data) + 1] = data + b"\0"
-            at += room
+        if beat[-2:] != self._texts:  # which each step's beat has in common
+            self._texts, at = beat[-2:], _TEXT_AT
+            for text, room in zip(self._texts, _TEXTS, strict=True):
+                data = text.encode(errors="replace")[: room - 1]
+                self._memory[at : at + len(data) + 1] = data + b"\0"
+                at += room
         self._memory[0:8] = _MAGIC
         _COUNTER.pack_into(self._memory, 8, self._count)
 

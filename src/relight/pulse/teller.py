@@ -86,10 +86,6 @@ class Teller:
             save_since=waits, saves_s=took, saves=beat.saves + 1, durable=max(step, beat.durable), sealed=max(step, beat.sealed)
         )
 
-    def agent(self, pid: int) -> None:
-        """Who writes saves."""
-        self._tell(agent=pid)
-
     def _tell(self, **changes: object) -> None:
         if self._page is None:
             return

@@ -58,8 +58,7 @@ class Frozen:
             number = self._here[one.tensor]
             if number not in same:
                 continue
-            offset = one.source - self._watched.addresses[one.tensor]
-            if _compare(one.source, address_of(number) + offset, one.length):
+            if _compare(one.source, address_of(number) + one.target, one.length):
                 return number
             left -= one.length
             if left <= 0:

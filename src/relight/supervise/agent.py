@@ -42,6 +42,7 @@ class Agent(LocalElasticAgent):
         super().__init__(*args, **kwargs)
         self._supervisor, self._spares = supervisor, spares
         self._decision: Decision | None = None
+        self._lives = 0
         self._remaining_restarts = 1  # whether there is another is not for a counter to say
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
@@ -64,8 +65,6 @@ class Agent(LocalElasticAgent):
         self._lives += 1
         self._supervisor.started({worker.global_rank: pids[worker.local_rank] for worker in worker_group.workers})
         return pids
-
-    _lives = 0
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext

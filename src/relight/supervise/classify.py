@@ -54,8 +54,6 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
 def classify(facts: Facts) -> Failure:
     """The failure that fits best. Always gives one."""
     clues = sorted(_clues(facts), key=lambda clue: -clue.weight)
-    steps = [worker.beat.step for worker in facts.workers if worker.beat is not None]
-    ended = [worker.beat.steps for worker in facts.workers if worker.beat is not None]
     best = clues[0] if clues else Clue("unknown", 0, "nothing tells what happened")
     source = next((worker for worker in facts.workers if worker.rank == best.rank), None)
     beats = [worker.beat for worker in facts.workers if worker.beat is not None]
@@ -66,8 +64,8 @@ def classify(facts: Facts) -> Failure:
         kind=best.kind,
         why=best.what,
         rank=best.rank if best.rank is not None else _first(facts),
-        step=min(steps, default=-1),
-        steps=min(ended, default=0),
+        step=min((beat.step for beat in beats), default=-1),
+        steps=min((beat.steps for beat in beats), default=0),
         words=alike(said if _spoken(said) else best.what),
         clues=tuple(clues),
         restored=max((beat.restored for beat in beats), default=NOT_YET),

@@ -49,8 +49,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> Ended:
     """Run the job to its end. Takes over the signals that torchrun takes over; from the main thread."""
     _usual_rendezvous(options)
-    if not options.no_python and not options.run_path:
-        options.redirects, options.tee = options.redirects, options.tee if options.tee != "0" or options.redirects != "0" else "2"
+    if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
+        options.tee = "2"  # what is printed last is evidence
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
     os.environ.setdefault(_OWN_STORE, "1")
     if options.nproc_per_node != "1":

@@ -115,7 +115,6 @@ class Watch:
         self._first: tuple[float, dict[int, Sight], dict[int, str]] | None = None
         self._asked = False
         self._factor: dict[int, float] = {}
-        self._since: dict[int, float] = {}
 
     def see(self, now: float, sights: Mapping[int, Sight]) -> Verdict:
         """Every rank. Cheap: to be called some times a second."""
