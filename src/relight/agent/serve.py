@@ -18,6 +18,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -38,7 +39,9 @@ _TICK_S = 0.25
 ORPHAN_S = 30.0
 """How long the save of a trainer that is gone waits for other ranks' parts."""
 PATIENT_S = 1.0
-"""How long one who asks what there is waits for a save that waits for others."""
+"""How long one who asks what there is waits for a save that waits for parts from other nodes."""
+NEAR_S = 0.25
+"""And for one that waits for parts which would be made here, and are not."""
 DRAIN_S = 120.0
 """How long one who asks what there is waits for what is being written."""
 
@@ -87,7 +90,11 @@ class Job:
     """Set when the trainer has said that it is sealed: it then waits to hear what became of it."""
     since: float = field(default_factory=time.monotonic)
     waits_since: float | None = None
-    """When there was nothing left to do but to wait for other ranks' parts."""
+    """When its own part was there, and nothing left to do but to see the checkpoint committed."""
+    waits_for: tuple[int, ...] = ()
+    """Ranks whose parts were not there when it looked last."""
+    checkpoint: str = ""
+    """What it is of; known since it waits."""
 
 
 class Server:
@@ -100,6 +107,8 @@ class Server:
         self._pending = 0
         self._active: set[Job] = set()
         self._kept: list[Kept] = []
+        self._ranks: set[int] = set()
+        """Those that this process writes for, or has."""
         self._idle_since = time.monotonic()
         self._seen = False
         self._ending = False
@@ -176,6 +185,8 @@ class Server:
             self._give_slots(session, message)
         elif isinstance(message, Layout):
             session.prepared = Prepared.of(message)
+            with self._lock:
+                self._ranks.add(session.prepared.rank)
         elif isinstance(message, Begun):
             self._enqueue(session, message.slot, message.number)
         elif isinstance(message, Save):
@@ -226,11 +237,16 @@ class Server:
         session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
 
     def _writes(self) -> bool:
-        """Whether something is being written that may be a checkpoint soon."""
+        """Whether something is being written that may be a checkpoint soon. Not: what waits for parts that nobody makes any more."""
         now = time.monotonic()
         with self._lock:
-            stuck = sum(job.waits_since is not None and now - job.waits_since > PATIENT_S for job in self._active)
-            return self._pending > stuck
+            return self._pending > sum(self._is_stuck(job, now) for job in self._active)
+
+    def _is_stuck(self, job: Job, now: float) -> bool:
+        if job.waits_since is None or not job.waits_for:
+            return False
+        patience_s = NEAR_S if self._ranks.issuperset(job.waits_for) else PATIENT_S
+        return now - job.waits_since > patience_s
 
     def _part(self, session: Session) -> None:
         """The trainer is gone. What it sealed and could not say any more is written all the same; what it did not seal is nothing.
@@ -304,11 +320,20 @@ class Server:
                 if job.slot.state() == (SEALED, job.number):
                     self._enqueue(job.session, job.index, job.number, said=job.said.is_set())
 
-    def _waits(self, job: Job) -> bool:
+    def _waits(self, job: Job, checkpoint: str, missing: Sequence[int]) -> bool:
         now = time.monotonic()
-        if job.waits_since is None:
-            job.waits_since = now
+        with self._lock:
+            if job.waits_since is None:
+                job.waits_since = now
+            job.checkpoint, job.waits_for = checkpoint, tuple(missing)
         return job.session.open or job.session.polite or now - job.waits_since < ORPHAN_S
+
+    def _is_made(self, checkpoint: str) -> None:
+        """One rank's save is through: the others of it that wait here will be in a moment."""
+        with self._lock:
+            for job in self._active:
+                if job.checkpoint == checkpoint:
+                    job.waits_since = time.monotonic()
 
     def _may_hold(self, job: Job) -> bool:
         """Whether the save may wait for room: nobody waits for it, and it is still wanted."""
@@ -329,7 +354,7 @@ class Server:
         try:
             follow.until(0)
             hold = Hold(job.since, lambda: self._may_hold(job), lambda *said: self._held(job, Told(*said)))
-            report = writer.save(job.slot, job.prepared, job.number, follow, lambda: self._waits(job), hold, job.session.slots)
+            report = writer.save(job.slot, job.prepared, job.number, follow, partial(self._waits, job), hold, job.session.slots)
         except Abandoned:
             raise
         except Exception as error:
@@ -340,6 +365,7 @@ class Server:
             kept = Kept(report.id, job.number, job.slot, prepared.rank, prepared.starts, job.session)
             with self._lock:  # before the trainer hears of it: it may die the moment it does
                 self._kept.append(kept)
+                self._is_made(report.id)
             sizes = tuple(pack.size for pack in prepared.plan.packs)
             there = partial(_is_there, kept)
             self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, there))

@@ -32,6 +32,9 @@ PLACEHOLDER = "0" * 10
 _NO_BYTES = memoryview(b"")
 
 
+Waits = Callable[[str, Sequence[int]], bool]
+
+
 class _Length:
     """A source of which only the length matters."""
 
@@ -106,12 +109,12 @@ class Writer:
         self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
 
     def save(
-        self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Callable[[], bool], hold: Hold, slots: Sequence[Slot] = ()
+        self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Waits, hold: Hold, slots: Sequence[Slot] = ()
     ) -> Report:
         """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
 
-        Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``. ``slots``: all that the
-        trainer fills; the save before this one may still lie in another.
+        Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``; it is told the
+        checkpoint's id as well. ``slots``: all that the trainer fills; the save before this one may still lie in another.
         """
         request = msgspec.msgpack.decode(slot.request(), type=Request)
         if request.number != number:
@@ -136,7 +139,7 @@ class Writer:
                     pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
                     packs_written=follow.sealed,
                     seat=request.seat,
-                    waits=waits,
+                    waits=partial(waits, request.id),
                     urgent=not request.patient,
                     before=self._before(slot, slots, prepared),
                     vouched=self._vouched(request, prepared),

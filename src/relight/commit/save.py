@@ -47,7 +47,8 @@ class SaveRequest:
     ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then. ``packs_written``
     is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
     this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
-    called now and then when this rank has nothing left to do but to wait for the others; False: it waits no longer.
+    called now and then when this rank has nothing left to do but to see it committed, with the ranks whose parts are not there, as far as
+    that is known; False: it waits no longer.
     ``smaller``: only what is new is written, and coded; not of what is ``urgent``.
     ``before``: the bytes of the save before, if they are in memory. ``vouched``: tensors that need be neither read nor hashed.
     """
@@ -67,7 +68,7 @@ class SaveRequest:
     pace: Pace | None = None
     packs_written: Callable[[], None] | None = None
     seat: Seat | None = None
-    waits: Callable[[], bool] | None = None
+    waits: Callable[[Sequence[int]], bool] | None = None
     smaller: Smaller | None = None
     urgent: bool = False
     before: Before | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -156,7 +156,7 @@ def _await(
     seat: Seat,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
-    waits: Callable[[], bool] | None,
+    waits: Callable[[Sequence[int]], bool] | None,
 ) -> tuple[Root | CommitBody, int]:
     """Until it is committed, by whomever. What is said of it, and the number of its record."""
     began = clock()
@@ -165,7 +165,7 @@ def _await(
     doubt: Uncertain | None = None  # once a commit is in doubt, no later error says that there is none
     while True:
         now = clock()
-        if waits is not None and not waits():
+        if waits is not None and not waits(missing):
             ends = min(ends, now)
         try:
             if now >= look or now >= ends:  # at first, and again now and then: who should have completed it may be gone

@@ -233,7 +233,7 @@ class _Play:
             metrics={"loss": 1.0 / (saved.step + 1)},
             packs_written=packs_written,
             smaller=attempt.smaller,
-            waits=None if leaves is None else lambda: self.stage.now < leaves,
+            waits=None if leaves is None else lambda missing: self.stage.now < leaves,
         )
         saved.told[rank] = ("died", -1)
         doubts = actor.doubts
