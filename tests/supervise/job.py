@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import signal
 import sys
 import threading
@@ -70,9 +71,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    random.seed(rank)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
     every = int(os.environ.get("JOB_EVERY", "5"))
+    torch.manual_seed(rank)
     ckpt = relight.Checkpointer(
         store / "run", model=model, optimizer=optimizer, save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1"
     )
@@ -89,6 +92,8 @@ def main() -> None:
             x = torch.randn(8, 16, generator=generator)
             if any(one["what"] == "poison" and one["step"] == step and one["rank"] == rank for one in plan):
                 x = x * math.inf
+            if os.environ.get("JOB_NOISE"):  # of the rank's own generators, which a resume must go on with
+                x = x + 0.01 * torch.randn(8, 16) * random.random()
             if ckpt.skips(step):
                 continue
             if os.environ.get("JOB_STEP_S"):

@@ -15,12 +15,14 @@ from relight.capture.loaders import observe_batches, unwatch_loaders, watch_load
 from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
 from relight.capture.restore import plan_restore
+from relight.capture.rng import Frozen
 from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap
 
 __all__ = [
     "Captured",
     "Fixed",
+    "Frozen",
     "LoadPlan",
     "Recall",
     "RestorePlan",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +19,43 @@ def host_states() -> dict[str, Any]:
     }
 
 
-def frozen() -> Callable[[], dict[str, Any]]:
-    """All generators as they are now, kept raw: cheap enough for every step. The result makes the states when it is called."""
+class Frozen(NamedTuple):
+    """All generators as they were, kept raw."""
+
+    python: tuple[Any, ...]
+    numpy: dict[str, Any] | None
+    torch: torch.Tensor
+    devices: dict[str, list[torch.Tensor]]
+
+    def states(self) -> dict[str, Any]:
+        """As ``host_states`` and ``device_states``."""
+        return {**self.seldom(), **self.often()}
+
+    def seldom(self) -> dict[str, Any]:
+        """Those that most training never draws from."""
+        return {"python": _python_tree(self.python), "numpy": self.numpy}
+
+    def often(self) -> dict[str, Any]:
+        """The others."""
+        return {"torch": self.torch, **self.devices}
+
+    def seldom_as(self, other: Frozen) -> bool:
+        """Whether nobody has drawn from the seldom ones between the two."""
+        return self.python == other.python and _same_numpy(self.numpy, other.numpy)
+
+
+def _same_numpy(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    if one is None or other is None or one["bit_generator"] != other["bit_generator"] or one["bit_generator"] != "MT19937":
+        return one is other
+    plain = all(one[name] == other[name] for name in ("has_gauss", "gauss")) and one["state"]["pos"] == other["state"]["pos"]
+    return plain and bool((one["state"]["key"] == other["state"]["key"]).all())
+
+
+def frozen() -> Frozen:
+    """All generators as they are now: cheap enough for every step."""
     numpy = sys.modules.get("numpy")
-    python, torch_state, devices = random.getstate(), torch.get_rng_state(), device_states()
     legacy = numpy.random.get_state(legacy=False) if numpy is not None else None
-    return lambda: {"python": _python_tree(python), "numpy": legacy, "torch": torch_state, **devices}
+    return Frozen(random.getstate(), legacy, torch.get_rng_state(), device_states())
 
 
 def restore_host(state: dict[str, Any]) -> None:

@@ -3,48 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from relight.capture import Captured, Recall, capture, capture_generators, fingerprint, frozen_generators, is_large
+from relight.capture import Captured, Frozen, Recall, capture, capture_generators, fingerprint, frozen_generators, is_large
 from relight.format import Leaf
 
 SHARE_MAX = 0.01
 FREE_S = 500e-6
-"""Remembering a boundary may cost this share of a step, or this many seconds; beyond both it is given up, and said where it matters."""
+"""Remembering a boundary may cost this share of a step, or this many seconds, twice as many if it is left to heirs as well; beyond both it
+is given up, and said where it matters."""
+AGAIN = 64
+"""So many steps later it is tried once more: something else may have held it up."""
+
+
+Leave = Callable[[int, Captured, Frozen], None]
 
 
 class Boundary:
     """What the state was when the last step ended: the large part by fingerprint, the small part by value."""
 
-    def __init__(self, components: Mapping[str, object], recall: Recall) -> None:
-        self._components, self._recall = components, recall
+    def __init__(self, components: Mapping[str, object], recall: Recall, leave: Leave | None = None) -> None:
+        """``leave`` is told of each boundary, with the small state and the generators."""
+        self._components, self._recall, self._leave = components, recall, leave
+        self._free_s = FREE_S if leave is None else 2 * FREE_S
         self._small = {name: value for name, value in components.items() if not is_large(value)}
         self.step: int | None = None
         self._captured: Captured | None = None
-        self._generators: Callable[[], dict[str, Any]] | None = None
+        self._generators: Frozen | None = None
         self._fingerprint: tuple[Any, ...] = ()
         self._cost_s = 0.0
-        self._measured = 0
-        self._step_s = 0.0
+        self._measured = self._steps = 0
+        self.step_s = 0.0
+        """The last step's, from boundary to boundary; 0: not known."""
         self._last_s = 0.0
 
     def remember(self, step: int) -> None:
         """Called at the end of every step. Cheap, or not done at all."""
-        now = time.perf_counter()
+        now, used = time.perf_counter(), time.thread_time()
         if self._last_s:
-            self._step_s = now - self._last_s
+            self.step_s = now - self._last_s
         self.step = step
-        if self._measured < 3 or self._cost_s <= max(FREE_S, SHARE_MAX * self._step_s):
+        self._steps += 1
+        if self._measured < 3 or self._cost_s <= max(self._free_s, SHARE_MAX * self.step_s) or self._steps % AGAIN == 0:
             self._captured = capture(self._small, rng=False)
             self._generators = frozen_generators()
             if self._measured < 2 and self._recall.of(self._components) is None:
                 capture(self._components, rng=False, recall=self._recall)  # so that later glances are cheap
                 self._cost_s = 0.0
             self._fingerprint = self._glance()
-            cost = time.perf_counter() - now
-            self._cost_s = min(cost, self._cost_s) if self._cost_s else cost  # other load on the machine is not our cost
+            if self._leave is not None:
+                self._leave(step, self._captured, self._generators)
+            cost = time.thread_time() - used  # other load on the machine is not our cost
+            self._cost_s = min(cost, self._cost_s) if self._cost_s else cost
             self._measured += 1
         else:
             self._captured = None
@@ -58,9 +70,8 @@ class Boundary:
         if self._glance() != self._fingerprint:
             return None
         large = {name: value for name, value in self._components.items() if name not in self._small}
-        small = merge(self._captured, capture_generators(self._generators()))
+        small = merge(self._captured, capture_generators(self._generators.states()))
         return merge(capture(large, rng=False), small)
-
 
     def _glance(self) -> tuple[Any, ...]:
         return self._recall.glance() or fingerprint(self._components)
@@ -68,22 +79,36 @@ class Boundary:
 
 def merge(first: Captured, second: Captured) -> Captured:
     """One captured state of two that have no component in common."""
-    offset = len(first.items)
-
-    def shift(node: Any) -> Any:
-        kind = type(node)
-        if kind is Leaf:
-            return Leaf(node.kind, tuple(index + offset for index in node.tensors), node.meta)
-        if kind is dict:
-            return {key: shift(value) for key, value in node.items()}
-        if kind in (list, tuple):
-            return kind(shift(value) for value in node)
-        return node
-
     return replace(
         first,
-        tree={**first.tree, **shift(second.tree)},
+        tree={**first.tree, **shifted(second.tree, len(first.items))},
         items=[*first.items, *second.items],
         kinds={**first.kinds, **second.kinds},
         notes=[*first.notes, *second.notes],
     )
+
+
+def selected(state: Captured, names: Collection[str]) -> Captured:
+    """Of a captured state that is spread over no other ranks those components, with the tensors that they point at."""
+    tree = {name: node for name, node in state.tree.items() if name in names}
+    places: dict[int, int] = {}
+    numbered = _renumbered(tree, lambda index: places.setdefault(index, len(places)))
+    kinds = {name: kind for name, kind in state.kinds.items() if name in names}
+    return Captured(numbered, [state.items[index] for index in places], kinds, list(state.notes))
+
+
+def shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
+    """A tree whose leaves point so many items further."""
+    moved: dict[str, Any] = _renumbered(tree, lambda index: index + by)
+    return moved
+
+
+def _renumbered(node: Any, number: Callable[[int], int]) -> Any:
+    kind = type(node)
+    if kind is Leaf:
+        return Leaf(node.kind, tuple(map(number, node.tensors)), node.meta)
+    if kind is dict:
+        return {key: _renumbered(value, number) for key, value in node.items()}
+    if kind in (list, tuple):
+        return kind(_renumbered(value, number) for value in node)
+    return node

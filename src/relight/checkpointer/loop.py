@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
@@ -116,7 +118,8 @@ class Checkpointer(Holds):
             self._ranks.split(self._components)
             if self._world.rank:
                 be_modest()
-        self._boundary = Boundary(self._components, self._recall)
+        self._heirs = Heirs(self._ranks, self._components)
+        self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._signals = Signals(self._on_signal) if signals else None
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
@@ -167,7 +170,7 @@ class Checkpointer(Holds):
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
             say_restored(found, start, self._environment or {})
-        self._boundary = Boundary(self._components, self._recall)
+        self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -262,7 +265,7 @@ class Checkpointer(Holds):
             self.close()
             return
         try:
-            if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced)):
+            if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced)) and not self._handed_over(error):
                 self._drain(quiet=True)
                 self._save_boundary(error)
         finally:
@@ -515,23 +518,24 @@ class Checkpointer(Holds):
         self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None
     ) -> SaveReport:
         attempt = self._take_charge()
-        return attempt.save(
-            SaveRequest(
-                step=step,
-                tree=encode_tree(state.tree),
-                items=state.items,
-                reason=reason,
-                metrics=metrics,
-                user=self._user(micro_step),
-                environment=self._environment or {},
-                components=state.kinds,
-                exact=state.notes,
-                parents=[self._parent] if self._parent else [],
-                id=self._ranks.id_of(attempt.place) if self._ranks is not None else "",
-                seat=self._ranks.seat if self._ranks is not None else None,
-                urgent=reason in URGENT or reason.startswith("exception"),
-                vouched=self._trusted.vouched(state),
-            )
+        request = self._request(state, step, reason, metrics, micro_step)
+        if self._ranks is not None:
+            request = replace(request, id=self._ranks.id_of(attempt.place), seat=self._ranks.seat)
+        return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
+
+    def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
+        return SaveRequest(
+            step=step,
+            tree=encode_tree(state.tree),
+            items=state.items,
+            reason=reason,
+            metrics=metrics,
+            user=self._user(micro_step),
+            environment=self._environment or {},
+            components=state.kinds,
+            exact=state.notes,
+            parents=[self._parent] if self._parent else [],
+            urgent=reason in URGENT or reason.startswith("exception"),
         )
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
@@ -542,6 +546,15 @@ class Checkpointer(Holds):
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._failed_in_a_row, self._parent, self._last_saved_step, self._last_save_s = 0, report.id, save.step, monotonic()
         self._best.learn(metrics)
+
+    def _handed_over(self, error: Exception) -> bool:
+        """Whether the last step was saved for all ranks, where one has died and another can."""
+        if self._attempt is None:
+            return False
+        done = self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, [one.save for one in self._begun.values()])
+        if done:
+            self._last_saved_step = self._boundary.step
+        return done
 
     def _save_boundary(self, error: Exception) -> None:
         """An exception is on its way out: save the last step's end if that is still what parameters and optimizer hold."""

@@ -40,6 +40,8 @@ class Shared(NamedTuple):
     works: list[Work]
     leads: bool
     replicas: Replicas
+    whole: bool
+    """Whether every rank has all that ranks have in common."""
 
 
 class Written(NamedTuple):
@@ -95,13 +97,19 @@ class Ranks:
         return self._part(common, plan, mine)
 
     @property
+    def whole(self) -> bool:
+        """Whether each of the ranks could save all that they have in common, as the last capture has shown."""
+        return self._shared is not None and self._shared.whole
+
+    @property
     def words(self) -> dict[str, Any]:
         """What the root's ``user`` says of the last capture."""
         return {SUSPECT: self.suspect} if self.suspect else {}
 
-    def id_of(self, place: Place) -> str:
-        """The id of what was captured last, as a checkpoint of that attempt: the same on every rank, and never again."""
-        text = f"{place.store_id}/{place.run_id}/{place.epoch}/{self._count}"
+    def id_of(self, place: Place, more: str = "") -> str:
+        """The id of what was captured last, as a checkpoint of that attempt: the same on every rank, and never again. ``more``: of
+        something else that was saved behind that."""
+        text = f"{place.store_id}/{place.run_id}/{place.epoch}/{self._count}{more}"
         number = int.from_bytes(Digest(text.encode()).digest()[:8], "big")
         digits = []
         for _ in range(10):
@@ -198,7 +206,10 @@ class Ranks:
             known = {one: number for number, one in enumerate(dict.fromkeys(digests))}
             roster = Roster([self._tables[one] for one in known], [known[one] for one in digests])
             rank = self.world.rank
-            self._shared = Shared(digests, roster, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank))
+            whole = len(known) == 1 and not common.spreads
+            self._shared = Shared(
+                digests, roster, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank), whole
+            )
             self._written = None
         self.suspect = self._compare_replicas(self._shared.replicas, common)
         return self._shared

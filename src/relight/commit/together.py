@@ -319,6 +319,16 @@ def _void(store: ByteStore, prefix: str, why: str) -> bool:
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
 
 
+def call_off(place: Place, step: int, id_: str, why: str) -> None:
+    """Have a save of this attempt that is under way come to nothing; one that all ranks have made already is committed."""
+    directory = CheckpointDir(step, id_, place.epoch)
+    prefix = f"{place.log.run}/{directory}"
+    if not _void(place.store, prefix, why):
+        root = _root(place, directory, prefix)
+        place.store.settle(prefix)
+        _append(place, directory, root)
+
+
 def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, said: bool) -> None:
     """Tell the others, call the checkpoint off, and take back what this rank wrote; nothing of it if it is complete, or may be.
 

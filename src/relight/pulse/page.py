@@ -15,7 +15,7 @@ NOT_YET = -2
 """In place of a step: nothing was restored yet."""
 _MAGIC = b"rlpulse1"
 _COUNTER = struct.Struct("<Q")
-_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQ")
+_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQQ")
 _TEXT_AT = 512
 _TEXTS = (1024, 256)
 """Room for where the run is stored, and for its name."""
@@ -53,6 +53,8 @@ class Beat(NamedTuple):
     saves: int = 0
     agent: int = 0
     """The process that writes saves."""
+    heir: int = 0
+    """1: should another rank of this node die, this one can save all that it held."""
     url: str = ""
     run: str = ""
 

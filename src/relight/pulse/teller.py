@@ -15,23 +15,36 @@ SETTING = "RELIGHT_PULSE"
 """The file of this process's page: set by ``relight run``."""
 
 
+HANDING_OVER = "handing over"
+"""The phase of a rank that saves what others held as well, as one of them has died: it is let finish."""
+
+
 class Teller:
     """Says what this process is at. Without a page it says nothing, at no cost."""
 
     def __init__(self, path: str = "") -> None:
         self._page: Page | None = None
+        self.path = path
+        """Of its page; empty if there is none."""
         self._beat = Beat(pid=os.getpid(), phase="starting", since=time.monotonic())
         self._lock = threading.Lock()
         self._asked: dict[int, float] = {}
         if path:
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 self._page = Page(path)
                 self._tell()
+            except (OSError, ValueError):
+                self.path = ""
 
     @property
     def heard(self) -> bool:
         """Whether anybody may be listening."""
         return self._page is not None
+
+    @property
+    def saves_s(self) -> float:
+        """How long the last save took until it was durable; 0 before the first."""
+        return self._beat.saves_s
 
     def phase(self, name: str, expected_s: float = 0.0) -> None:
         """What it is at from now on."""
@@ -63,6 +76,11 @@ class Teller:
         first = self._beat.first_at or now
         steps = self._beat.steps + 1
         self._tell(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
+
+    def is_heir(self) -> None:
+        """It can save what other ranks of this node held, should they die."""
+        if not self._beat.heir:
+            self._tell(heir=1)
 
     def asked(self, step: int) -> None:
         """A save was asked for."""

@@ -31,6 +31,8 @@ from relight.supervise.supervisor import Supervisor
 SETTLE_S = 1.0
 """Ranks that lose another have so long to notice and end by themselves; then they are ended. Nothing of theirs is lost by that: what is
 sealed is another process's to finish."""
+HEIR_S = 0.5
+"""One that can save what all ranks held has so long to begin with it, once it is known that another has failed."""
 _TAIL_BYTES = 16 << 10
 GOES_ON = ("resume", "roll back", "smaller batch")
 
@@ -86,25 +88,25 @@ class Agent(LocalElasticAgent):
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
         """Let who lost another end by itself, take stock, end the rest, decide."""
         noticed = time.monotonic()
+        by_local = {worker.local_rank: worker for worker in worker_group.workers}
         died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
         states: dict[int, str] = {}
-        ends = noticed + (0.0 if hung else SETTLE_S)
-        while time.monotonic() < ends and any(code is None for code in _exits(context).values()) and not _is_told(context):
+        causes = [rank for rank, worker in by_local.items() if hung and worker.global_rank in self._supervisor.hung]
+        _end(context, causes, states)  # they alone: the others lose them, as if they had died
+        while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
+            saves = self._supervisor.handing_over({by_local[rank].global_rank for rank in alive})
+            known = hung or _is_told(context)
+            patience_s = SETTLE_S if not known else HEIR_S if saves is None else 0.0
+            if not saves and time.monotonic() > noticed + patience_s:
+                break
             time.sleep(0.01)
             for rank, code in _exits(context).items():
                 if code is not None:
                     died.setdefault(rank, time.monotonic())
         codes = _exits(context)
-        stopped = [rank for rank, code in codes.items() if code is None]
-        for rank in stopped:
-            handler = context.subprocess_handlers[rank]
-            states[rank] = look_at(handler.proc.pid).state
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(handler.proc.pid, signal.SIGKILL)
-        for rank in stopped:
-            with contextlib.suppress(Exception):
-                context.subprocess_handlers[rank].proc.wait(SETTLE_S)
-        by_local = {worker.local_rank: worker for worker in worker_group.workers}
+        stopped = [rank for rank, code in codes.items() if code is None or rank in causes]
+        _end(context, [rank for rank in stopped if rank not in causes], states)
+        codes.update(dict.fromkeys(stopped))
         workers = [
             Worker(
                 rank=by_local[rank].global_rank, exit=codes[rank], died_at=died.get(rank, 0.0), error=_error(context.error_files[rank]),
@@ -152,6 +154,18 @@ class _Handler(SubprocessHandler):
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
         return self._spares.take(args, env, self._stdout, self._stderr) or super()._popen(args, env)
+
+
+def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -> None:
+    """At once, with what they started; in ``states`` what they were at."""
+    for rank in ranks:
+        handler = context.subprocess_handlers[rank]
+        states[rank] = look_at(handler.proc.pid).state
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(handler.proc.pid, signal.SIGKILL)
+    for rank in ranks:
+        with contextlib.suppress(Exception):
+            context.subprocess_handlers[rank].proc.wait(SETTLE_S)
 
 
 def _is_told(context: SubprocessContext) -> bool:

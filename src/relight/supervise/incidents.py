@@ -18,11 +18,13 @@ from relight.errors import RelightError
 from relight.log.identity import now_text
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
+from relight.supervise.goodput import Account
 
 DIRECTORY = "incidents"
 _BYTES_MAX = 8 << 20
 _STACKS_MAX = 64 << 10
 _TAIL = 40
+_ACCOUNT = ".account.json"
 
 
 class After(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,6 +108,8 @@ class Book:
         self._directory = directory
         self._store: ByteStore | None = None
         self._run = ""
+        self._number = f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}"
+        self._accounts = 0
 
     def at(self, store: ByteStore, run: str) -> None:
         """Where the run is."""
@@ -118,21 +122,48 @@ class Book:
 
     def write(self, one: Incident | After) -> None:
         """Whatever is in the way: a job goes on without its diary."""
-        name = f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json"
+        self._put(f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json", one)
+
+    def keep(self, account: Account) -> None:
+        """The job's account as it is now, in place of the one before."""
+        self._accounts += 1
+        if self._put(self._account(self._accounts), account) and self._store is not None and self._accounts > 1:
+            with contextlib.suppress(RelightError):
+                self._store.delete(f"{self._run}/{DIRECTORY}/{self._account(self._accounts - 1)}")
+
+    def _account(self, count: int) -> str:
+        return f"{self._number}.{count:06d}{_ACCOUNT}"
+
+    def _put(self, name: str, one: msgspec.Struct) -> bool:
         data = msgspec.json.format(msgspec.json.encode(one), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
-                self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
-                return
+                return self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(data)
+            return True
+        return False
 
 
 def read_incidents(store: ByteStore, run: str) -> list[Incident]:
     """A run's, oldest first; what cannot be read is left out."""
     names = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
     return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX)))
+
+
+def read_accounts(store: ByteStore, run: str) -> list[Account]:
+    """Where the time of a run's jobs went, one for each, oldest first; what cannot be read is left out."""
+    newest = {
+        entry.name.partition(".")[0]: entry.name
+        for entry in sorted(store.list(f"{run}/{DIRECTORY}"), key=lambda entry: entry.name)
+        if entry.name.endswith(_ACCOUNT)
+    }
+    found = []
+    for name in newest.values():
+        with contextlib.suppress(RelightError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), type=Account))
+    return found
 
 
 def incidents_in(directory: Path) -> list[Incident]:
@@ -143,7 +174,7 @@ def incidents_in(directory: Path) -> list[Incident]:
 
 def _joined(names: list[str], read: Any) -> Iterator[Incident]:
     for name in names:
-        if name.endswith(".after.json"):
+        if name.endswith((".after.json", _ACCOUNT)):
             continue
         with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
             found = msgspec.json.decode(read(name), type=Incident)

@@ -148,7 +148,7 @@ class Watch:
         if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
             return Verdict()
         if len(stuck) == len(late) or overdue:
-            causes = _causes(stuck if len(stuck) == len(late) else overdue, sights)
+            causes = _causes(stuck if len(stuck) == len(late) else overdue, sights, stacks)
             return Verdict("hang", self._say(set(causes), sights, now), tuple(causes))
         for rank in late:  # it moves: slow, not stuck
             self._factor[rank] = 2 * self._factor.get(rank, 1.0)
@@ -211,10 +211,17 @@ def _stands(sight: Sight, before: Sight | None, seconds: float, stacks: str | No
     return idle and stacks == earlier
 
 
-def _causes(ranks: list[int], sights: Mapping[int, Sight]) -> list[int]:
-    """Those that hold the others up: stopped ones, or those that are furthest behind."""
+def _causes(ranks: list[int], sights: Mapping[int, Sight], stacks: Mapping[int, str]) -> list[int]:
+    """Those that hold the others up: stopped ones, or those that are furthest behind, and of these the ones that wait for no other rank."""
     stopped = [rank for rank in ranks if sights[rank].state in _STOPPED]
     if stopped:
         return stopped
     steps = {rank: beat.step if (beat := sights[rank].beat) is not None else -1 for rank in ranks}
-    return [rank for rank in ranks if steps[rank] == min(steps.values())]
+    last = [rank for rank in ranks if steps[rank] == min(steps.values())]
+    return [rank for rank in last if not _in_exchange(stacks.get(rank, ""))] or last
+
+
+def _in_exchange(stack: str) -> bool:
+    """Whether a main thread's stack, innermost first, is one of who waits for other ranks."""
+    frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    return any("torch/distributed/" in line for line in frames[:3])

@@ -8,27 +8,31 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from relight.errors import RelightError
+from relight.log.identity import now_text
 from relight.observe import emit
 from relight.policy.going_back import SPIKES
+from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, make_will, read_beat, will_of
 from relight.pulse import SETTING as PULSE
-from relight.pulse import Beat, read_beat
 from relight.pulse.page import NOT_YET, make_page
 from relight.store import open_bytes
 from relight.supervise import stacks
 from relight.supervise.classify import classify
 from relight.supervise.decide import Past, Rules, decide
 from relight.supervise.facts import Decision, Facts, Worker
+from relight.supervise.goodput import TRAINING, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.procfs import kernel_lines, look_at, oom_kills
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
 _PREFIX = "relight-run-"
+ACCOUNT_S = 60.0
+"""So often it is written down where the time went."""
 REMEMBERED_S = 86400.0
 """Incidents of a run that are older than that say nothing about this job."""
 
@@ -54,11 +58,16 @@ class Supervisor:
         self._began = clock()
         self._open: tuple[Incident, dict[str, float]] | None = None
         """The incident that is not over until a step has ended."""
+        self._goodput, self._at, self._kept = Goodput(clock()), now_text(), clock()
+        self.hung: tuple[int, ...] = ()
+        """Ranks that are taken to hold the others up, of this life."""
         self.decision: Decision | None = None
         """What was decided last."""
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Nothing of it is left here."""
+        if self._known:
+            self._keep_account()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
@@ -66,12 +75,15 @@ class Supervisor:
     def begin(self, ranks: list[int]) -> dict[int, dict[str, str]]:
         """A life of the job begins, with these ranks here: what each one's environment is to have."""
         self._life += 1
-        self._pids, self._sights, self._stacks = {}, {}, {}
+        self._pids, self._sights, self._stacks, self.hung = {}, {}, {}, ()
         self._began = self._clock()
         settings = dict(self.decision.settings) if self.decision is not None else {}
         told: dict[int, dict[str, str]] = {}
+        for claim in self._directory.glob("heir-*"):
+            claim.unlink(missing_ok=True)
         for rank in ranks:
             make_page(self._page(rank))
+            make_will(will_of(self._page(rank), rank))
             self._stack_file(rank).unlink(missing_ok=True)
             pages = {PULSE: str(self._page(rank)), stacks.SETTING: str(self._stack_file(rank))}
             told[rank] = {**pages, SPIKES: f"{self._rules.spikes:g}", **settings}
@@ -81,6 +93,7 @@ class Supervisor:
     def started(self, pids: Mapping[int, int]) -> None:
         """Their processes, by rank."""
         self._pids = dict(pids)
+        self._goodput.see(self._clock(), "down" if self._past else "starting")
         emit("run.life", f"life {self._life}: {len(pids)} processes started", life=self._life, ranks=len(pids))
         if self._open is not None:
             self._open[1]["started"] = self._clock()
@@ -92,10 +105,12 @@ class Supervisor:
         sights = self._see()
         self._learn_place()
         self._follow_up()
+        self._reckon(sights)
         verdict = self._watch.see(self._clock(), sights)
         if verdict.what == "look":
             verdict = self._take_stacks()
         if verdict.what == "hang":
+            self.hung = verdict.ranks
             emit("run.hang", f"hang: {verdict.why}", why=verdict.why, ranks=list(verdict.ranks))
             return verdict.why
         return ""
@@ -118,7 +133,9 @@ class Supervisor:
         self._oom = kills
         failure = classify(facts)
         self._learn_place()
+        self._reckon(self._see())
         self._follow_up()  # the life may have gone on and ended between two looks
+        self._goodput.failed(now, failure.kind)
         self.decision = decide(failure, self._past, self._rules, now)
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life)
@@ -161,12 +178,35 @@ class Supervisor:
         """How many steps all ranks of this life have ended."""
         return min((sight.beat.steps if sight.beat is not None else 0 for sight in self._sights.values()), default=0)
 
+    def handing_over(self, alive: Collection[int]) -> bool | None:
+        """Whether one of these ranks saves what all held; None: it may be about to."""
+        beats = self.beats()
+        known = [beats[rank] for rank in alive if rank in beats]
+        if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in known):
+            return True
+        return None if any(beat.heir for beat in known) else False
+
     def saved(self) -> bool:
         """Whether what the ranks did last is stored."""
         beats = self.beats().values()
         return bool(beats) and all(beat.durable >= beat.step for beat in beats)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _reckon(self, sights: Mapping[int, Sight]) -> None:
+        """Where the time since the last look went."""
+        beats = [sight.beat or Beat(phase="starting") for sight in sights.values()]
+        if not beats:
+            return
+        now, elsewhere = self._clock(), [beat.phase for beat in beats if beat.phase not in (TRAINING, HANDING_OVER)]
+        last = min(beats, key=lambda beat: beat.steps)
+        self._goodput.see(now, elsewhere[0] if elsewhere else TRAINING, last.step, last.steps)
+        if self._known and now - self._kept >= ACCOUNT_S:
+            self._keep_account()
+
+    def _keep_account(self) -> None:
+        self._kept = self._clock()
+        self._book.keep(self._goodput.account(self._job, self._at))
 
     def _page(self, rank: int) -> Path:
         return self._directory / f"pulse-{rank}"

@@ -1,0 +1,74 @@
+"""``relight goodput``."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+import msgspec
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, facts_list, table
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.supervise.goodput import Account, merged
+from relight.supervise.incidents import read_accounts
+
+
+@click.command("goodput")
+@click.argument("path", metavar="RUN")
+@click.option("--jobs", is_flag=True, help="Each job of the run by itself.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went.")
+@json_option
+def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
+    """Where the time of a run's jobs went, by cause.
+
+    Time counts as training only for steps that nobody had done before. What a failure costs, until there is such a step again, is that
+    failure's: stuck, down, starting, restoring, and steps done again. Written by relight run, each minute and at the end.
+
+    \b
+    Examples:
+      relight goodput runs/demo
+      relight goodput runs/demo --plot goodput.png
+    """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
+    opened = open_run_at(path, warnings=False)
+    found = read_accounts(opened.run.store, opened.run.name)
+    if not found:
+        raise CheckpointNotFound("no job of this run was watched over", where=path, hint="relight run train.py …")
+    shown = found if jobs else [merged(found)]
+    if plot is not None:
+        from relight.cli.goodput_plot import draw
+
+        draw(found, plot)
+        click.echo(f"the picture is in {escape(plot)}", err=True)
+    if as_json:
+        emit_json([{**msgspec.to_builtins(one), "goodput": round(one.goodput, 4)} for one in shown])
+        return 0
+    for number, one in enumerate(shown):
+        if number:
+            click.echo()
+        _show(one, len(found) if not jobs else 1)
+    return 0
+
+
+def _show(one: Account, jobs: int) -> None:
+    failures = ", ".join(f"{count} × {kind}" for kind, count in one.failures.items())
+    facts_list([
+        ("job", one.job if jobs == 1 else f"{jobs} jobs; the last: {one.job}"), ("since", one.began), ("time", duration(one.seconds)),
+        ("goodput", f"{100 * one.goodput:.1f} %"), ("steps", f"{one.steps}, and {one.again} once more"), ("failures", failures or "none"),
+    ])  # fmt: skip
+    click.echo()
+    whole = one.seconds or 1.0
+    rows = [[cause or "-", part, duration(seconds), f"{100 * seconds / whole:.1f} %"] for cause, part, seconds in one.rows()]
+    table(["failure", "spent on", "time", "share"], rows, right=("time", "share"))
+
+
+def duration(seconds: float) -> str:
+    """Two units at most."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

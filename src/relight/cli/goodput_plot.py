@@ -1,0 +1,46 @@
+"""The picture of ``relight goodput``: a bar for each job, what its time was spent on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Drawing
+
+from relight.supervise.goodput import TRAINING, Account
+
+PAPER, INK = "#fbfaf7", "#22262e"
+GOOD, WORK = "#1e3a5f", ("#5b7a9d", "#93a8bf", "#c3cedb")
+LOST = ("#b5482f", "#d98e5f", "#e9c46a", "#8c5e58", "#c9ada7", "#7d4f50")
+
+
+def draw(accounts: list[Account], path: Path) -> None:
+    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    drawing = Drawing(figsize=(10, 1.8 + 0.6 * len(accounts)), facecolor=PAPER, dpi=150)
+    FigureCanvasAgg(drawing)
+    axes = drawing.subplots()
+    axes.set_facecolor(PAPER)
+    kinds = sorted({kind for one in accounts for kind in one.lost})
+    parts = sorted({part for one in accounts for part in one.spent if part != TRAINING})
+    colours = {TRAINING: GOOD} | {part: WORK[at % len(WORK)] for at, part in enumerate(parts)}
+    colours |= {f"lost to: {kind}": LOST[at % len(LOST)] for at, kind in enumerate(kinds)}
+    drawn: set[str] = set()
+    for at, one in enumerate(accounts):
+        left = 0.0
+        spent = {**one.spent, **{f"lost to: {kind}": sum(parts.values()) for kind, parts in one.lost.items()}}
+        for name, colour in colours.items():
+            share = 100 * spent.get(name, 0.0) / (one.seconds or 1.0)
+            axes.barh(at, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            left += share
+            drawn |= {name} if share else set()
+        axes.text(100.5, at, f"{100 * one.goodput:.1f} %", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(accounts)), [one.began.replace("T", " ")[:16] for one in accounts], fontsize=8.5, color=INK)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 108)
+    axes.set_xlabel("share of each job's time, %; on the right its goodput", color=INK, fontsize=9)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=8.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    drawing.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, facecolor=PAPER)

@@ -1,0 +1,79 @@
+"""Where the time went: to the second, on clocks that are made up."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from relight.supervise.goodput import Account, Goodput, merged
+
+
+def kept(*looks: tuple[float, str, int, int] | str) -> Account:
+    """Looks, and kinds of failures that happen at the time of the look before."""
+    book, now = Goodput(0.0), 0.0
+    for one in looks:
+        if isinstance(one, str):
+            book.failed(now, one)
+        else:
+            now = one[0]
+            book.see(*one)
+    return book.account("job", "2026-01-01T00:00:00Z")
+
+
+def test_a_run_without_failures() -> None:
+    """It starts, trains, saves, evaluates."""
+    found = kept((10, "starting", -1, 0), (20, "training", 4, 5), (21, "saving", 4, 5), (30, "training", 9, 10), (35, "evaluating", 9, 10))
+    assert found.spent == {"starting": 10, "training": 19, "saving": 1, "evaluating": 5}
+    assert found.goodput == pytest.approx(19 / 35) and not found.lost and found.again == 0
+
+
+def test_a_failure_has_all_it_costs() -> None:
+    """The step that was begun, the time without processes, the start, the steps done again; then training counts again."""
+    found = kept(
+        (10, "training", 9, 10), (11.5, "training", 9, 10), "killed", (13, "down", -1, 0), (16, "starting", -1, 0), (17, "restoring", -1, 0),
+        (19, "training", 5, 1), (22, "training", 9, 5), (23, "training", 10, 6), (30, "training", 17, 13),
+    )  # fmt: skip
+    assert found.spent == {"training": 10 + 8}
+    assert found.lost == {"killed": {"stuck": 1.5, "down": 1.5, "starting": 3, "restoring": 1, "again": 5}}
+    assert (found.steps, found.again, found.failures) == (10 + 8, 5, {"killed": 1})
+    assert found.rows()[0] == ("", "training", 18) and found.seconds == 30
+
+
+def test_a_failure_on_the_way_back_is_that_failures() -> None:
+    """What the second costs is not the first one's."""
+    found = kept((10, "training", 9, 10), "hang", (12, "down", -1, 0), (14, "training", 5, 1), "memory", (15, "down", -1, 0), (20, "training", 9, 4), (21, "training", 10, 5))
+    assert found.lost["hang"] == {"stuck": 0, "down": 2, "again": 2}
+    assert found.lost["memory"] == {"stuck": 0, "down": 1, "again": 5}
+    assert found.spent == {"training": 11}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_second_is_lost_or_counted_twice(seed: int) -> None:
+    """Whatever happens: the parts are the whole."""
+    rng = random.Random(seed)
+    book, now, step, ended = Goodput(0.0), 0.0, -1, 0
+    for _ in range(300):
+        now += rng.random()
+        if rng.random() < 0.1:
+            book.failed(now, rng.choice(["killed", "hang", "memory"]))
+            step, ended = -1, 0
+        else:
+            phase = rng.choice(["training"] * 5 + ["saving", "restoring", "down"])
+            if phase == "training":
+                more = rng.randrange(3)
+                step, ended = (step + more if step >= 0 else rng.randrange(60)), ended + more
+            book.see(now, phase, step, ended)
+    found = book.account("job", "")
+    parts = sum(found.spent.values()) + sum(sum(one.values()) for one in found.lost.values())
+    assert parts == pytest.approx(found.seconds, abs=0.1) and found.seconds == pytest.approx(now, abs=0.01)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Account) == found
+
+
+def test_jobs_of_one_run_are_added_up() -> None:
+    """A job that was started again by somebody else goes on with the same run."""
+    one = kept((10, "training", 9, 10), "killed", (12, "down", -1, 0))
+    both = merged([one, kept((5, "starting", -1, 0), (10, "training", 19, 20))])
+    assert both.seconds == 22 and both.spent == {"training": 15, "starting": 5}
+    assert both.lost == {"killed": {"stuck": 0, "down": 2}} and both.failures == {"killed": 1}

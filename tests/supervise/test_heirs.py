@@ -1,0 +1,75 @@
+"""A rank fails, its replica lives: nothing since the last step is lost, what was each rank's own neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.checkpointer.heir import SLACK_S, pays
+from relight.pulse import Will, make_will, read_will
+from relight.pulse.will import WILL_BYTES
+from relight.store import open_bytes
+from relight.supervise.incidents import Incident, read_incidents
+
+JOB = Path(__file__).with_name("job.py")
+STEPS = 45
+
+
+def run(path: Path, plan: list[dict[str, Any]], **settings: str) -> tuple[str, list[Incident], str]:
+    """Saves are so rare that what is not handed over is lost. The weights' hash, incidents, what it said."""
+    path.mkdir(exist_ok=True)
+    (path / "plan.json").write_text(json.dumps(plan))
+    command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
+    done = subprocess.run(
+        [*command, str(path / "store"), str(STEPS), str(path / "plan.json"), str(path / "out")], cwd=path, text=True,
+        env={**os.environ, "JOB_EVERY": "1000", "JOB_STEP_S": "0.1", "JOB_NOISE": "1", **settings}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return (path / "out.end").read_text(), read_incidents(open_bytes(path / "store"), "run"), done.stdout
+
+
+def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path) -> None:
+    """Killed, failed, stopped, stuck: each is taken up behind the last step that it ended, with its own generators and position."""
+    straight, found, said = run(tmp_path / "straight", [])
+    assert not found, said
+    kinds = {"kill": "killed", "value": "user", "stop": "hang", "lock": "hang", "segv": "crash"}
+    plan = [{"rank": n % 2, "step": 8 * n + 7, "what": what} for n, what in enumerate(kinds)]
+    end, found, said = run(tmp_path / "failing", plan)
+    assert [one.kind for one in found] == list(kinds.values()), said
+    assert [(one.after.restored, one.after.steps_lost) for one in found if one.after] == [(one["step"] - 1, 0) for one in plan], said
+    assert end == straight, said
+    assert said.count("is saved for all 2 ranks") == len(plan)
+
+
+def test_what_is_left_can_be_read_when_its_writer_is_gone(tmp_path: Path) -> None:
+    """The newest; nothing of what does not fit, of one that is being written, of what is no such file."""
+    path = tmp_path / "will"
+    assert read_will(path) is None
+    make_will(path)
+    assert read_will(path) is None
+    will = Will(path)
+    assert will.write(3, b"three") and will.write(4, b"four")
+    assert read_will(path) == (4, b"four")
+    data = bytearray(path.read_bytes())
+    data[8] += 1  # its writer died in the midst of it
+    path.write_bytes(data)
+    assert read_will(path) is None
+    assert not will.write(5, bytes(WILL_BYTES))
+    assert read_will(path) is None
+    path.write_bytes(b"rlwill01" + bytes(8))
+    assert read_will(path) is None
+
+
+@pytest.mark.parametrize(("steps", "step_s", "save_s", "yes"), [
+    (0, 1.0, SLACK_S, True), (0, 1.0, SLACK_S + 0.1, False), (10, 1.0, 20.0, True), (10, 1.0, 21.0, False),
+])  # fmt: skip
+def test_a_save_that_costs_more_than_it_keeps_is_not_made(steps: int, step_s: float, save_s: float, yes: bool) -> None:
+    """Short steps, a large state: what is done again is done sooner."""
+    assert pays(steps, step_s, save_s) is yes
