@@ -146,6 +146,14 @@ class Diverged(RelightError):
     kind = "diverged"
 
 
+class ReplicasDiffer(RelightError):
+    """Ranks that held the same tensor no longer do: one of them has computed wrongly. Raised only under ``relight run``, which then goes
+    back to before it.
+    """
+
+    kind = "replicas_differ"
+
+
 class SaveFailed(RelightError):
     """A save did not become a checkpoint. The cause is ``__cause__``."""
 

@@ -55,6 +55,9 @@ def fail(what: str, model: nn.Module) -> None:
     elif what == "evaluate":
         with relight.phase("evaluating", expected_s=10):
             time.sleep(12)
+    elif what == "flip":
+        with torch.no_grad():
+            next(model.parameters())[0, 0] += 1e-3
     elif what == "jump":
         with torch.no_grad():
             for parameter in model.parameters():

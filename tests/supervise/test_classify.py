@@ -109,7 +109,7 @@ def test_hangs_preemptions_and_nothing() -> None:
     """What the supervisor itself saw; and what nobody saw."""
     two = (Worker(0, beat=WELL, stopped=True), Worker(1, beat=WELL, stopped=True))
     assert classify(Facts(two, hung="no progress: rank 1")).kind == "hang"
-    assert classify(Facts(two, asked_to_end="SIGTERM")).kind == "preemption"
+    assert classify(Facts(two, asked_to_end="SIGTERM came")).kind == "preemption"
     assert classify(Facts(two)).kind == "unknown"
     assert classify(Facts(())).kind == "unknown"
 
@@ -134,3 +134,13 @@ def test_words_are_compared_without_numbers() -> None:
 def test_all_kinds_are_known() -> None:
     """No word that the table of kinds has not."""
     assert set(ONE.values()) <= set(KINDS)
+
+
+def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
+    """All ranks say so; where two differ, nobody knows which."""
+    most = "relight.errors.ReplicasDiffer: model/0.weight on rank 2 is not what it is on 0, 1, 3 [before step 7]"
+    found = classify(Facts(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
+    assert (found.kind, found.rank) == ("hardware", 2)
+    two = "relight.errors.ReplicasDiffer: model/0.weight is not the same on ranks 0, 1 [before step 7]"
+    found = classify(Facts(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
+    assert found.kind == "hardware" and found.rank in (0, 1)

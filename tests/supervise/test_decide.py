@@ -73,10 +73,20 @@ def test_a_job_that_gets_on_may_fail_for_ever() -> None:
     assert after(*[failure("killed", step) for step in range(1000)]).action == "resume"
 
 
+def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
+    """Three times, at whatever step; failures of other machines, and others of its own, do not count."""
+    broken = [failure("hardware", step) for step in (100, 500, 900)]
+    assert after(*broken).action == "leave" and "third time" in after(*broken).reason
+    assert after(*broken[:2], failure("killed", 700), failure("network", 800)).action == "resume"
+    elsewhere = [replace(one, here=False) for one in broken]
+    assert after(*elsewhere, *elsewhere, broken[0]).action == "resume"
+    assert after(*broken, rules=Rules(node_failures=4)).action == "resume"
+
+
 def test_failures_without_progress_are_counted() -> None:
     """Of different kinds, so that none is the same again."""
     kinds = ["network", "storage", "hardware", "network"] * 3
-    assert [after(*map(failure, kinds[:count])).action for count in (10, 11)] == ["resume", "stop"]
+    assert [after(*[failure(kind, here=False) for kind in kinds[:count]]).action for count in (10, 11)] == ["resume", "stop"]
 
 
 def test_going_back_goes_further_each_time() -> None:

@@ -48,6 +48,16 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path) -> None:
     assert said.count("is saved for all 2 ranks") == len(plan)
 
 
+def test_a_rank_that_computes_wrongly_is_not_inherited_from(tmp_path: Path) -> None:
+    """A weight changes on one rank: the next save says so, and both go back to before it."""
+    straight, _, _ = run(tmp_path / "straight", [], JOB_EVERY="6")
+    end, found, said = run(tmp_path / "failing", [{"rank": 1, "step": 20, "what": "flip"}], JOB_EVERY="6")
+    assert [(one.kind, one.action) for one in found] == [("hardware", "resume")], said
+    assert found[0].after is not None and found[0].after.restored == 17, said
+    assert "is not the same on ranks 0, 1" in found[0].why and "for all 2 ranks" not in said
+    assert end == straight, said
+
+
 def test_what_is_left_can_be_read_when_its_writer_is_gone(tmp_path: Path) -> None:
     """The newest; nothing of what does not fit, of one that is being written, of what is no such file."""
     path = tmp_path / "will"

@@ -45,7 +45,9 @@ class Held:
 class Agent:
     """A connection to the agent. ``on_done`` is called in a thread of its own, once for each save that was sent."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, pid: int = 0) -> None:
+        """``pid``: who is at the other end; 0: nobody knows."""
+        self.pid = pid
         self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer)
         self._answers: list[tuple[Slots | Have | Met, list[int]]] = []
         self._changed = threading.Condition()

@@ -57,14 +57,14 @@ def _connect(address: str) -> Agent | None:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.connect(address)
-        _, uid, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        pid, uid, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     except OSError:
         found.close()
         return None
     if uid not in (os.getuid(), 0):  # somebody squats on the address
         found.close()
         return None
-    return Agent(found)
+    return Agent(found, pid)
 
 
 def _start(address: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:

@@ -36,6 +36,7 @@ from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
+from relight.pulse import teller
 from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
 
@@ -388,6 +389,7 @@ class Background:
             old.close()
         try:
             agent = connect(place.store.url, place.log.run, nice=self._limits.nice)
+            teller().writes(agent.pid)
             finished = weakref.WeakMethod(self._finished)
 
             def on_done(done: Done) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relight.checkpointer.observer import observers
-from relight.errors import Diverged
+from relight.errors import Diverged, ReplicasDiffer
 from relight.observe import Event, subscribe
 from relight.policy.going_back import SPIKES
 from relight.policy.spikes import spikes_of
@@ -47,6 +47,9 @@ class Beats:
 
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """That a step ended, and whether its loss is one to go on with."""
+        if ckpt.turned:
+            hint = "relight run goes back to before it; what differs by design goes into per_rank="
+            raise ReplicasDiffer(ckpt.turned, where=f"before step {step}", hint=hint)
         at, loss = self._read(step, metrics.get("loss"))
         self._teller.stepped(step, loss)
         jump = None if at is None else self._spikes.see(at, loss)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.capture import capture
+from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import Resumed
 from relight.errors import ConfigError
 from relight.policy.going_back import SPLIT
@@ -18,6 +19,7 @@ class Holds:
     _components: dict[str, object]
     _run: str
     _resumed: Resumed
+    _ranks: Ranks | None
 
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
@@ -53,6 +55,11 @@ class Holds:
         """Whether the run has given up the samples of ``step``, behind which the loss was no number or jumped: draw the batch, and do not
         train on it. Says what was known when ``restore`` was called."""
         return any(first <= step <= last for first, last in self._resumed.skips)
+
+    @property
+    def turned(self) -> str:
+        """What of the replicas is not equal any more that was at an earlier save, as the last one has found; empty if nothing."""
+        return self._ranks.turned if self._ranks is not None else ""
 
     @property
     def split(self) -> int:

@@ -36,7 +36,7 @@ from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, SaveFailed
+from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, ReplicasDiffer, SaveFailed
 from relight.format import encode_tree
 from relight.format.names import check_run_name, check_tag_name
 from relight.keys import Guard
@@ -265,7 +265,7 @@ class Checkpointer(Holds):
             self.close()
             return
         try:
-            if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced)) and not self._handed_over(error):
+            if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not self._handed_over(error):
                 self._drain(quiet=True)
                 self._save_boundary(error)
         finally:

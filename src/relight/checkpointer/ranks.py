@@ -64,6 +64,9 @@ class Ranks:
         self._told: set[str] = set()
         self.suspect = ""
         """Why the last capture is suspect: replicas that are not equal. The same on every rank."""
+        self.turned = ""
+        """The same, if earlier ones were equal: what differs by design has differed from the first."""
+        self._were_equal = False
         self._lost = False
         self._put_off: str | None = None
         self.seat: Seat | None = None
@@ -212,6 +215,7 @@ class Ranks:
             )
             self._written = None
         self.suspect = self._compare_replicas(self._shared.replicas, common)
+        self.turned, self._were_equal = self.suspect if self._were_equal else "", self._were_equal or not self.suspect
         return self._shared
 
     def _compare_replicas(self, replicas: Replicas, common: Captured) -> str:

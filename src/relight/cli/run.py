@@ -25,7 +25,8 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     that no longer move, and does what docs/recovery.md says: goes on at once, later, from further back, or stops, as an error of the
     script would only repeat. Every time it says why, and writes an incident (relight incidents).
 
-    Exit codes: 0 finished, 1 stopped, 75 ended as asked with the last step stored, 76 ended as asked without.
+    Exit codes: 0 finished, 1 stopped, 75 ended as asked with the last step stored, 76 ended as asked without, 77 this machine is not to be
+    used again.
 
     \b
     Examples:

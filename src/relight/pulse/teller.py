@@ -77,6 +77,11 @@ class Teller:
         steps = self._beat.steps + 1
         self._tell(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
 
+    def writes(self, agent: int) -> None:
+        """Which process writes this one's saves; 0: this one does."""
+        if self._beat.agent != agent:
+            self._tell(agent=agent)
+
     def is_heir(self) -> None:
         """It can save what other ranks of this node held, should they die."""
         if not self._beat.heir:

@@ -78,6 +78,8 @@ class Agent(LocalElasticAgent):
             return self._fail(worker_group, context, "")
         if all(code == 0 for code in gone.values()):
             return goes_on(worker_group)
+        if self._supervisor.announced:
+            os.kill(os.getpid(), signal.SIGTERM)  # and it is as if whoever takes the machine had sent it
         hung = self._supervisor.look()
         if self._supervisor.steps:
             self._spares.fill()  # not earlier: they would import while the job does

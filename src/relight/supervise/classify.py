@@ -15,6 +15,7 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"relight\.errors\.Fenced|\bFenced: ", "fenced", 95),
     (r"relight\.errors\.(ConfigError|IncompatibleState)|\b(ConfigError|IncompatibleState): ", "user", 90),
     (r"\bDiverged: |\bFloatingPointError\b|returned nan values|\bloss is (nan|inf)", "numerical", 90),
+    (r"\bReplicasDiffer: ", "hardware", 92),
     (r"CUDA out of memory|torch\.OutOfMemoryError|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED", "device memory", 90),
     (r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|std::bad_alloc", "memory", 85),
     (r"device-side assert|index out of bounds: .* < ", "user", 75),
@@ -48,6 +49,7 @@ _KERNEL = (
 _FOLLOWS = 5
 """What is said by ranks that ended behind another weighs no more: they only noticed."""
 _ONSET = re.compile(r"\[onset (\d{1,18})\]")
+_ODD = re.compile(r"\bReplicasDiffer: \S+ on rank (\d{1,9}) is not what it is on ")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
 
 
@@ -85,7 +87,7 @@ def alike(words: str) -> str:
 
 def _clues(facts: Facts) -> Iterator[Clue]:
     if facts.asked_to_end:
-        yield Clue("preemption", 100, f"{facts.asked_to_end} came to the supervisor")
+        yield Clue("preemption", 100, facts.asked_to_end)
     if facts.hung:
         yield Clue("hang", 70, facts.hung)
     if facts.oom_kills:
@@ -113,7 +115,8 @@ def _of(worker: Worker) -> Iterator[Clue]:
             kind, weight = found
             if kind == "user" and worker.beat is not None and worker.beat.steps:
                 weight -= 15  # it has worked for some steps: not every such error would repeat
-            yield Clue(kind, weight, f"rank {worker.rank}: {said[:300]}", worker.rank)
+            odd = _ODD.search(said)  # who says that another computes wrongly is not the one that does
+            yield Clue(kind, weight, f"rank {worker.rank}: {said[:300]}", worker.rank if odd is None else int(odd[1]))
         elif worker.exit is not None and worker.exit > 0:
             kind, weight = ("user", 40) if worker.exit == 2 else ("unknown", 10)
             yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}", worker.rank)

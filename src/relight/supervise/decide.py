@@ -28,6 +28,8 @@ class Rules:
     backoff_max_s: float = 60.0
     roll_backs: int = 3
     """How often it goes back to before one onset."""
+    node_failures: int = 3
+    """After so many failures of its hardware within a day a machine leaves the job."""
     skip: int = 1
     """How many steps' samples are skipped behind a roll-back: twice as many at each further one."""
     split: bool = False
@@ -36,7 +38,7 @@ class Rules:
     """How many standard deviations above the usual a loss has to be, several times in a row, to count as one that jumped; 0: none does."""
 
     def __post_init__(self) -> None:
-        for name in ("failures", "same", "roll_backs", "skip"):
+        for name in ("failures", "same", "roll_backs", "node_failures", "skip"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"[supervise] {name} is a whole number from 1 on, not {value!r}")
@@ -65,6 +67,10 @@ def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) 
     stuck, alike = _without_progress(failure, history), _alike(failure, history)
     if failure.kind == "numerical":
         return _roll_back(failure, history, rules)
+    if failure.kind == "hardware" and failure.here:
+        broken = 1 + sum(one.failure.kind == "hardware" and one.failure.here for one in history)
+        if broken >= rules.node_failures:
+            return Decision("leave", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
     if failure.kind == "user":
         if not failure.steps and not any(one.failure.steps for one in history):
             return Decision("stop", f"{failure.why}: it would only repeat")
@@ -99,6 +105,10 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: Rules) -> Decis
 
 _WINDOW = 100
 """Steps behind an onset in which another is taken to be the same."""
+
+
+def _nth(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def _onset(failure: Failure) -> int:

@@ -64,7 +64,7 @@ class Facts:
     hung: str = ""
     """Why it is taken to hang; empty if it is not."""
     asked_to_end: str = ""
-    """The signal that the supervisor itself was sent."""
+    """What has asked the supervisor to end the job, in words: a signal, a notice; empty if nothing has."""
     oom_kills: int = 0
     """How many processes the kernel killed for want of memory, of this job's."""
     kernel: tuple[str, ...] = ()
@@ -95,6 +95,8 @@ class Failure:
     """The step that this life had begun from; −1: from none; −2: it had not asked yet."""
     durable: int = -1
     """The newest step that is stored."""
+    here: bool = True
+    """Whether it is a rank of this machine that failed first; True if nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,8 @@ class Decision:
     """What is done about it."""
 
     action: str
-    """``resume``, ``roll back``, ``smaller batch``, ``end``, ``stop``."""
+    """``resume``, ``roll back``, ``smaller batch``, ``leave``, ``end``, ``stop``."""
     reason: str
     delay_s: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment of the next life."""
-    exclude: tuple[str, ...] = ()
-    """Nodes that are not to be used again."""

@@ -63,13 +63,14 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     stacks: dict[str, str] = {}
     after: After | None = None
 
-    def past(self) -> tuple[Failure, Decision]:
-        """What a decision goes by."""
+    def past(self, here: str) -> tuple[Failure, Decision]:
+        """What a decision goes by, on the machine of that name."""
         ended = [worker.get("steps", 0) for worker in self.workers]
         restored = max((worker.get("restored", -2) for worker in self.workers), default=-2)
         failure = Failure(
-            self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable
-        )
+            self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
+            here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
+        )  # fmt: skip
         return failure, Decision(self.action, self.reason, self.delay_s, self.settings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +19,15 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
 from relight.supervise.agent import Agent
+from relight.supervise.notices import Notices
 from relight.supervise.settings import Settings
 from relight.supervise.spare import USUAL, Spares
 from relight.supervise.supervisor import Supervisor
 
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
+LEFT = 77
+"""Exit code of a machine that is not to be used again: others go on without it."""
 _WORKER = "relight.supervise.worker"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Each life's ranks meet in a store of their own. As it is by default (2.13), all lives share the agent's, where they find the addresses of
@@ -61,11 +65,13 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if not options.no_python:
         arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
-    supervisor = Supervisor(settings.rules, settings.patience, name, incidents)
+    supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices))
+    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.save_now("SIGUSR1 came"))
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
     try:
         return _run(config, command, arguments, supervisor, spares)
     finally:
+        signal.signal(signal.SIGUSR1, before)
         spares.close()
         supervisor.close()
 
@@ -111,6 +117,9 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         decision = supervisor.decision
         if decision is not None and decision.action == "end":
             return _asked(supervisor, decision.reason)
+        if decision is not None and decision.action == "leave":
+            closes = False  # others may go on, and another machine may come in this one's place
+            return Ended(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
         return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except RendezvousClosedError:
         return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
@@ -119,7 +128,7 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
-        return _asked(supervisor, f"{signalled.sigval.name} came")
+        return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came")
     finally:
         if closes:
             spec.rdzv_handler.shutdown()

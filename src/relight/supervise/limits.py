@@ -15,12 +15,12 @@ LOOK_S = 2.0
 """Between the two looks that tell slow from stuck."""
 SILENT_LOOK_S = 60.0
 """The same, of a rank that has never said anything: it may not know of Relight, and only whoever stands for so long is called hung."""
-_SLACK_S = 5.0
-_GIVE_UP = 10.0
+SLACK_S = 5.0
+GIVE_UP = 10.0
 """After so many limits a rank that moves and gets nowhere is called hung all the same."""
 _IDLE = 0.05
 """A process that used less than this share of the time between two looks did nothing."""
-_STOPPED = ("T", "t", "Z", "X")
+STOPPED = ("T", "t", "Z", "X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class Usual:
             if usual is None:
                 return self._patience.start_s
             longest = max(self._gaps, default=0.0)  # a gap that came before and was none: an evaluation, say
-            return max(LATE_AFTER * usual, 1.5 * longest) + _SLACK_S - LOOK_S
+            return max(LATE_AFTER * usual, 1.5 * longest) + SLACK_S - LOOK_S
         expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
-        return LATE_AFTER * expected + _SLACK_S - LOOK_S if expected else self._patience.phase_s
+        return LATE_AFTER * expected + SLACK_S - LOOK_S if expected else self._patience.phase_s
 
 
 class Sight(NamedTuple):
@@ -170,13 +170,13 @@ class Watch:
 
     def _is_late(self, rank: int, sight: Sight, now: float) -> bool:
         since, limit = self._limit(rank, sight)
-        if sight.state in _STOPPED:  # whatever it was at, it gets nowhere
-            limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + _SLACK_S - LOOK_S)
+        if sight.state in STOPPED:  # whatever it was at, it gets nowhere
+            limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + SLACK_S - LOOK_S)
         return now - since > limit * self._factor.get(rank, 1.0)
 
     def _overdue(self, rank: int, sight: Sight, now: float) -> bool:
         since, limit = self._limit(rank, sight)
-        return sight.beat is not None and now - since > _GIVE_UP * limit
+        return sight.beat is not None and now - since > GIVE_UP * limit
 
     def _say(self, ranks: set[int], sights: Mapping[int, Sight], now: float) -> str:
         words = []
@@ -203,7 +203,7 @@ def _may_wait_for(late: Sight, other: Sight) -> bool:
 
 def _stands(sight: Sight, before: Sight | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
     """Whether a rank did nothing between two looks."""
-    if sight.state in _STOPPED:
+    if sight.state in STOPPED:
         return True
     if before is None:
         return False
@@ -213,7 +213,7 @@ def _stands(sight: Sight, before: Sight | None, seconds: float, stacks: str | No
 
 def _causes(ranks: list[int], sights: Mapping[int, Sight], stacks: Mapping[int, str]) -> list[int]:
     """Those that hold the others up: stopped ones, or those that are furthest behind, and of these the ones that wait for no other rank."""
-    stopped = [rank for rank in ranks if sights[rank].state in _STOPPED]
+    stopped = [rank for rank in ranks if sights[rank].state in STOPPED]
     if stopped:
         return stopped
     steps = {rank: beat.step if (beat := sights[rank].beat) is not None else -1 for rank in ranks}

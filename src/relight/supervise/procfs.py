@@ -35,6 +35,17 @@ def look_at(pid: int) -> Process:
     return Process(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
 
 
+def busy_s(pid: int) -> float:
+    """Seconds in which its threads ran, or waited for a processor. A small read for each thread."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited, _ = Path(f"/proc/{pid}/task/{task}/schedstat").read_text(encoding="ascii").split()
+                total += int(ran) + int(waited)
+    return total / 1e9
+
+
 def catches(pid: int, signum: int) -> bool:
     """Whether a handler for that signal is installed there: without one it might end the process."""
     with contextlib.suppress(OSError, ValueError):

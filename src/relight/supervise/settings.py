@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from relight.errors import ConfigError
 from relight.supervise.decide import Rules
 from relight.supervise.limits import Patience
+from relight.supervise.notices import sources_of
 
 FILE = "relight.toml"
 _BYTES_MAX = 1 << 20
@@ -33,12 +34,28 @@ class Start:
         object.__setattr__(self, "preload", tuple(names))
 
 
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What is heard of that comes from outside."""
+
+    notices: tuple[str, ...] = ()
+    """Where it is announced that the machine will be taken: ``aws``, ``gcp``, ``azure``, or addresses."""
+
+    def __post_init__(self) -> None:
+        told = self.notices
+        if not isinstance(told, (list, tuple)) or not all(isinstance(one, str) for one in told):
+            raise ConfigError(f"[supervise] notices is a list of addresses, not {told!r}")
+        sources_of(told)
+        object.__setattr__(self, "notices", tuple(told))
+
+
 class Settings(NamedTuple):
     """All of it."""
 
     rules: Rules = Rules()
     patience: Patience = Patience()
     start: Start = Start()
+    announced: Announced = Announced()
 
 
 def read_settings(path: Path | None) -> Settings:
@@ -58,11 +75,11 @@ def read_settings(path: Path | None) -> Settings:
     table = told.get("supervise", {})
     if not isinstance(table, dict):
         raise ConfigError("[supervise] is a table", where=str(path))
-    known = {one.name for kind in (Rules, Patience, Start) for one in fields(kind)}
+    known = {one.name for kind in (Rules, Patience, Start, Announced) for one in fields(kind)}
     unknown = sorted(set(table) - known)
     if unknown:
         raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=str(path), hint=f"it has {', '.join(sorted(known))}")
-    return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table))
+    return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table), _of(Announced, table))
 
 
 def _of(kind: type[Any], table: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -21,16 +22,20 @@ from relight.pulse import SETTING as PULSE
 from relight.pulse.page import NOT_YET, make_page
 from relight.store import open_bytes
 from relight.supervise import stacks
+from relight.supervise.agents import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import Past, Rules, decide
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.goodput import TRAINING, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
-from relight.supervise.procfs import kernel_lines, look_at, oom_kills
+from relight.supervise.notices import Notices
+from relight.supervise.procfs import busy_s, catches, kernel_lines, look_at, oom_kills
+from relight.supervise.stragglers import Stragglers
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
 _PREFIX = "relight-run-"
+STRAGGLERS_EVERY_S = 1.0
 ACCOUNT_S = 60.0
 """So often it is written down where the time went."""
 REMEMBERED_S = 86400.0
@@ -40,8 +45,13 @@ REMEMBERED_S = 86400.0
 class Supervisor:
     """Of the ranks of one node. Used from one thread."""
 
-    def __init__(self, rules: Rules, patience: Patience, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rules: Rules, patience: Patience, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
+        notices: Notices | None = None,
+    ) -> None:  # fmt: skip
         """``fallback``: where incidents are written while the run's store is not known."""
+        self._notices = notices or Notices(())
+        self._wanted = ""
         self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
         top = Path(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir())
         _sweep(top)
@@ -59,6 +69,7 @@ class Supervisor:
         self._open: tuple[Incident, dict[str, float]] | None = None
         """The incident that is not over until a step has ended."""
         self._goodput, self._at, self._kept = Goodput(clock()), now_text(), clock()
+        self._agents, self._stragglers, self._measured = AgentWatch(), Stragglers(), clock()
         self.hung: tuple[int, ...] = ()
         """Ranks that are taken to hold the others up, of this life."""
         self.decision: Decision | None = None
@@ -68,6 +79,7 @@ class Supervisor:
         """Nothing of it is left here."""
         if self._known:
             self._keep_account()
+        self._notices.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
@@ -106,6 +118,9 @@ class Supervisor:
         self._learn_place()
         self._follow_up()
         self._reckon(sights)
+        self._look_at_agent()
+        self._ask_for_save()
+        self._look_for_straggler(sights)
         verdict = self._watch.see(self._clock(), sights)
         if verdict.what == "look":
             verdict = self._take_stacks()
@@ -132,6 +147,7 @@ class Supervisor:
         facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), self._kernel(), self._full())
         self._oom = kills
         failure = classify(facts)
+        failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
         self._reckon(self._see())
         self._follow_up()  # the life may have gone on and ended between two looks
@@ -154,7 +170,11 @@ class Supervisor:
 
     def ended(self, signal_name: str) -> Decision:
         """The job was asked to end, and has."""
-        return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=signal_name)
+        return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came")
+
+    def save_now(self, why: str) -> None:
+        """Have the ranks save at the end of their step, and go on. Any thread, and a signal's handler: it is done at the next look."""
+        self._wanted = why
 
     def waited(self) -> None:
         """The delay is over; the next life begins."""
@@ -162,6 +182,11 @@ class Supervisor:
             self._open[1]["waited"] = self._clock()
 
     # -- what there is ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def announced(self) -> str:
+        """What says that the machine will be taken; empty if nothing does."""
+        return self._notices.heard
 
     @property
     def where(self) -> str:
@@ -192,6 +217,36 @@ class Supervisor:
         return bool(beats) and all(beat.durable >= beat.step for beat in beats)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _look_for_straggler(self, sights: Mapping[int, Sight]) -> None:
+        now = self._clock()
+        if now - self._measured < STRAGGLERS_EVERY_S or any(sight.beat is None or not sight.beat.steps for sight in sights.values()):
+            return
+        self._measured = now
+        found = self._stragglers.see(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
+        if found is not None:
+            say = f"the others wait for rank {found.rank}: it works {100 * found.share:.0f} % of the time, they {100 * found.others:.0f} %"
+            emit("run.straggler", say, rank=found.rank, share=round(found.share, 3), others=round(found.others, 3))
+
+    def _ask_for_save(self) -> None:
+        """One rank is asked, and has the others save with it."""
+        if not self._wanted:
+            return
+        for rank, pid in sorted(self._pids.items()):
+            if catches(pid, signal.SIGUSR1):
+                why, self._wanted = self._wanted, ""
+                emit("run.save", f"saving now: {why}", why=why, rank=rank)
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGUSR1)
+                return
+
+    def _look_at_agent(self) -> None:
+        """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
+        stuck = self._agents.see(self._clock(), self.beats().values(), look_at)
+        if stuck is not None:
+            emit("run.agent", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
+            with contextlib.suppress(OSError):
+                os.kill(stuck.pid, signal.SIGKILL)
 
     def _reckon(self, sights: Mapping[int, Sight]) -> None:
         """Where the time since the last look went."""
@@ -245,7 +300,7 @@ class Supervisor:
             earlier = [one for one in read_incidents(store, beat.run) if int(one.id.partition("-")[0]) >= since]
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
             now = self._clock()  # somebody has started it again behind a stop: what was before that is not held against it
-            self._past[:0] = [Past(*one.past(), now) for one in earlier[last + 1 :][-50:]]
+            self._past[:0] = [Past(*one.past(here=socket.gethostname()), now) for one in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """An incident is over when all ranks have ended a step."""
