@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from relight.foresee.sample import NAN, Host, Room
+from relight.foresee.sample import NAN, Gauges, Host, Rank, Room, Sample
 
 _UNLIMITED = 1 << 60
 """From here on a control group's limit is none: version 1 says so with a number."""
@@ -21,6 +21,7 @@ class HostGauges:
         """``places``: whose file systems are looked at. ``root``: in which ``proc`` and ``sys`` are."""
         self._places, self._root, self._clock = tuple(places), Path(root), clock
         self._cores = os.cpu_count() or 1
+        self._since = time.time() - clock()  # so that samples never go back in time, whatever becomes of the calendar
         self._group = self._find_group()
         self._last: tuple[float, float, float, float] | None = None
 
@@ -39,6 +40,11 @@ class HostGauges:
     def rooms(self) -> tuple[Room, ...]:
         """Of each place. Can hang where a network's file system does: not for threads that others wait for."""
         return tuple(map(_room, self._places))
+
+    def sample(self, ranks: Sequence[Rank] = (), gauges: Gauges | None = None) -> Sample:
+        """All of the node, now."""
+        accelerators = tuple(gauges.read()) if gauges is not None else ()
+        return Sample(self._since + self._clock(), self.read(), self.rooms(), tuple(ranks), accelerators)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
