@@ -34,14 +34,18 @@ def command() -> None:
     """
 
 
+def _number_option(name: str, least: float, default: float, help_text: str, most: float | None = None) -> Callable[..., Any]:
+    return click.option(name, type=click.FloatRange(least, most), default=default, show_default=True, help=help_text)
+
+
 def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--recordings", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR", help="Recordings, too."),
-        click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Of the made-up runs, and of all chance."),
-        click.option("--precision", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="The share of alarms that is to be true."),
-        click.option("--save-seconds", type=click.FloatRange(0), default=5.0, show_default=True, help="What training waits for one save more."),
-        click.option("--every-seconds", type=click.FloatRange(1), default=1800.0, show_default=True, help="How often it saves anyway."),
-        click.option("--failures-per-day", type=click.FloatRange(0), default=0.02, show_default=True, help="Of one node, in earnest."),
+        click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Of chance."),
+        _number_option("--precision", 0, 0.5, "The share of alarms that is to be true.", 1),
+        _number_option("--save-seconds", 0, 5.0, "What training waits for one save more."),
+        _number_option("--every-seconds", 1, 1800.0, "How often it saves anyway."),
+        _number_option("--failures-per-day", 0, 0.02, "Of one node, in earnest."),
         json_option,
     ):
         function = option(function)
@@ -50,13 +54,13 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command("train")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--runs", type=click.IntRange(0, 20000), default=400, show_default=True, help="How many runs are made up.")
+@click.option("--runs", type=click.IntRange(0, 20000), default=600, show_default=True, help="How many runs are made up.")
 @click.option("--detectors", metavar="NAMES", default="rules,drift,forest,lstm", show_default=True, help="Which, parted by commas.")
-@click.option("--epochs", type=click.IntRange(1, 1000), default=8, show_default=True, help="Of the network.")
+@click.option("--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Of the network.")
 @click.option("--if-older", metavar="TIME", help="Only if the model is older, such as 24h: for a schedule.")
 @_shared
-def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: str | None, recordings: Path | None, seed: int, precision: float,
-                as_json: bool, **costs: float) -> None:  # fmt: skip
+def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: str | None, recordings: Path | None, seed: int,
+                precision: float, as_json: bool, **costs: float) -> None:  # fmt: skip
     """Learn from made-up runs and recordings, and write MODEL.
 
     Three fifths of the runs are learned from, one sets each detector's threshold for the wanted precision, one is held out: the model
@@ -136,9 +140,10 @@ def _print(results: list[Result], costs: Costs) -> None:
     causes = sorted({cause for one in results for cause in one.recall_by_cause})
     if causes:
         click.echo("")
-        table(["found of", *causes], [[one.detector, *(_share(one.recall_by_cause.get(cause)) for cause in causes)] for one in results], right=causes)
-    click.echo(f"\nA save more costs {costs.save_s:g} s; without prediction half of {costs.every_s:g} s is lost at each failure. \"In earnest\": with")
-    click.echo(f"{costs.failures_per_day:g} failures of a node a day, where most alarms are false however good a detector is.")
+        rows = [[one.detector, *(_share(one.recall_by_cause.get(cause)) for cause in causes)] for one in results]
+        table(["found of", *causes], rows, right=causes)
+    click.echo(f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at a failure that nobody saw coming.")
+    click.echo(f"In earnest: seconds a day with {costs.failures_per_day:g} failures of a node a day.")
 
 
 def _number(value: float, shape: str) -> str:

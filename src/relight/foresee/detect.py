@@ -79,7 +79,7 @@ def _seconds_left(rows: Array, signal: str) -> Array:
     line = np.abs(slope) * (300 / np.sqrt(12)) / np.maximum(rows[:, _of(signal, "spread300")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf))
+        return np.asarray(np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf)))
 
 
 def _gone(signal: str, least: float) -> Callable[[Array], Array]:
@@ -87,7 +87,8 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
 
     def score(rows: Array) -> Array:
         left = rows[:, _of(signal, "mean30")]
-        return np.fmax(GONE_IN_S / (GONE_IN_S + _seconds_left(rows, signal)), least / (least + np.maximum(left, 0)))
+        soon = GONE_IN_S / (GONE_IN_S + _seconds_left(rows, signal))
+        return np.asarray(np.fmax(soon, least / (least + np.maximum(left, 0))))
 
     return score
 
@@ -95,7 +96,8 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
 def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
     def why(row: Array) -> str:
         left, seconds = float(row[_of(signal, "last")]), float(_seconds_left(row[None], signal)[0])
-        return f"{100 * left:.1f} % of the {what} are left" + (f", and at this rate none in {seconds:.0f} s" if np.isfinite(seconds) else "")
+        gone = f", and at this rate none in {seconds:.0f} s" if np.isfinite(seconds) else ""
+        return f"{100 * left:.1f} % of the {what} are left{gone}"
 
     return why
 
@@ -103,32 +105,33 @@ def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
 def _throttled(rows: Array) -> Array:
     drop = -rows[:, _of("clock", "mean30")]
     hot = rows[:, _of("temperature", "mean30")] > 0.8
-    return np.where(hot, _half(drop, 0.25), np.where(np.isnan(drop), np.nan, 0.0))
+    return np.asarray(np.where(hot, _half(drop, 0.25), np.where(np.isnan(drop), np.nan, 0.0)))
+
+
+def _throttled_why(row: Array) -> str:
+    celsius, clock = 100 * row[_of("temperature", "mean30")], 100 * np.exp(row[_of("clock", "mean30")])
+    return f"an accelerator of {celsius:.0f} °C runs at {clock:.0f} % of its usual clock"
 
 
 def _ecc(rows: Array) -> Array:
-    return np.fmax(_half(rows[:, _of("ecc", "mean300")], 0.2), 0.9 * (rows[:, _of("ecc_bad", "mean300")] > 0))
+    return np.asarray(np.fmax(_half(rows[:, _of("ecc", "mean300")], 0.2), 0.9 * (rows[:, _of("ecc_bad", "mean300")] > 0)))
 
 
 def _rising(rows: Array) -> Array:
     rises = rows[:, _of("step", "slope300")] > 0
-    return np.where(rises, _half(rows[:, _of("step", "mean30")], np.log(2.5)), 0.0)
+    return np.asarray(np.where(rises, _half(rows[:, _of("step", "mean30")], np.log(2.5)), 0.0))
 
 
 RULES: dict[str, Rule] = {
     "memory will be full": Rule("memory", _gone("memory_free", 0.02), _gone_why("memory_free", "memory")),
     "the disk will be full": Rule("disk", _gone("disk_free", 0.01), _gone_why("disk_free", "disk")),
-    "the clock went down for heat": Rule(
-        "heat", _throttled,
-        lambda row: f"an accelerator of {100 * row[_of('temperature', 'mean30')]:.0f} °C runs at {100 * np.exp(row[_of('clock', 'mean30')]):.0f} % "
-        "of its usual clock",
-    ),
+    "the clock went down for heat": Rule("heat", _throttled, _throttled_why),
     "memory errors come often": Rule(
         "ecc", _ecc, lambda row: f"about {60 * np.expm1(row[_of('ecc', 'mean300')]):.1f} corrected memory errors a minute"
         + (", and some that were not" if row[_of("ecc_bad", "mean300")] > 0 else ""),
     ),
     "an accelerator is silent": Rule(
-        "silent", lambda rows: 0.95 * (rows[:, _of("silent", "mean30")] > 0.01), lambda row: "an accelerator that answered does not any more"
+        "silent", lambda rows: 0.95 * (rows[:, _of("silent", "mean30")] > 0.01), lambda row: "an accelerator does not answer any more"
     ),
     "all wait for memory": Rule(
         "memory", lambda rows: _half(rows[:, _of("psi_memory_full", "mean30")], 0.2),
@@ -157,7 +160,7 @@ class Rules:
     def scores(self, looks: Array) -> Array:
         """Of each look by each rule."""
         rows = np.asarray(looks, np.float64)
-        return np.nan_to_num(np.stack([rule.score(rows) for rule in RULES.values()], axis=1), nan=0.0)
+        return np.asarray(np.nan_to_num(np.stack([rule.score(rows) for rule in RULES.values()], axis=1), nan=0.0))
 
     def see(self, look: Look) -> Risk:
         """See ``Detector``."""

@@ -24,8 +24,8 @@ _FLOOR = 0.05
 _STEP = 0.02
 """How fast the median goes after the values, in distances."""
 _SLACK, _FAR, _HALF = 3.0, 8.0, 60.0
-_BEGINS = 60
-"""Looks until it speaks: five minutes, as for what is usual."""
+_BEGINS = 24
+"""Looks until it speaks: two minutes."""
 
 
 class Drift:

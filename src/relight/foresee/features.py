@@ -5,6 +5,7 @@ A look is taken every five seconds. ``features_of`` takes those of a whole run, 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,11 +106,9 @@ class Windows:
         return Look(at, values)
 
 
-_WEIGHTS = {span: np.arange(span) - (span - 1) / 2 for span in SPANS}
-
-
+@functools.cache
 def _centred(count: int) -> Array:
-    return _WEIGHTS[count] if count in _WEIGHTS else np.arange(count) - (count - 1) / 2
+    return np.asarray(np.arange(count) - (count - 1) / 2)
 
 
 class Scale:
@@ -128,5 +127,6 @@ class Scale:
         return cls(middle, np.where(spread > 1e-9, spread, 1.0))
 
     def __call__(self, values: Array) -> Array:
+        """In spreads from the middle."""
         scaled = (values - self.middle) / self.spread
-        return np.clip(np.nan_to_num(scaled, nan=0.0), -8, 8).astype(np.float32)
+        return np.asarray(np.clip(np.nan_to_num(scaled, nan=0.0), -8, 8), np.float32)

@@ -1,5 +1,5 @@
-"""What is unlike a healthy history: an isolation forest (F. T. Liu, K. M. Ting, Z.-H. Zhou, 2008). scikit-learn grows it; kept are its trees,
-as arrays, so that whoever asks it needs neither that library nor any of its objects.
+"""What is unlike a healthy history: an isolation forest (F. T. Liu, K. M. Ting, Z.-H. Zhou, 2008). scikit-learn grows it; kept are its
+trees, as arrays, so that whoever asks it needs neither that library nor any of its objects.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def grow(rows: Array, scale: Scale, seed: int) -> Forest:
     try:
         from sklearn.ensemble import IsolationForest
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the forest is grown by scikit-learn, and {error.name} is not installed", hint=f"{INSTALL}, or --detectors without forest") from None
+        what = f"the forest is grown by scikit-learn, and {error.name} is not installed"
+        raise ConfigError(what, hint=f"{INSTALL}, or --detectors without forest") from None
     grown = IsolationForest(n_estimators=_TREES, max_samples=min(_OF_EACH, len(rows)), random_state=seed % (1 << 32))
     grown.fit(scale(rows)[:, _USED])
     trees = [_flat(one.tree_) for one in grown.estimators_]

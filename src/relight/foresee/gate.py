@@ -11,12 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from relight.errors import RelightError
 from relight.foresee.act import action_for
 from relight.foresee.detect import Detector, Risk
 from relight.foresee.features import LOOK_S, Look, Windows
+from relight.foresee.history import FIRST_LOOK, GAP_S
 from relight.foresee.model import Model, Worth, read_model, without_model
 from relight.foresee.sample import Sample, Shape
 from relight.foresee.score import HORIZON_S, Alarming, Cooling
@@ -24,13 +27,13 @@ from relight.foresee.signals import Signals
 from relight.foresee.trace import ENDING, HOURS, Happened, Recorder, keep_newest
 from relight.observe import emit
 
+Array = np.ndarray[Any, Any]
 PRECISION = 0.5
 RECORDINGS = 50
 """So many are kept."""
 _LATELY = 20
 _HELD_OUT_COUNTS = 2
 """Held-out precision counts as much as so many alarms of this job."""
-_GAP_S = 300
 _LOOKED_AFTER_S = 300.0
 
 
@@ -99,7 +102,8 @@ class _Watcher:
         if self.name == "rules":
             return ""
         if not self._worth.precision >= self._precision:
-            return f"of its alarms on held-out runs {_percent(self._worth.precision)} were true, and {_percent(self._precision)} are asked for"
+            found, asked = _percent(self._worth.precision), _percent(self._precision)
+            return f"of its alarms on held-out runs {found} were true, and {asked} are asked for"
         weight = _HELD_OUT_COUNTS * self._worth.precision
         lately = (sum(self.settled) + weight) / (len(self.settled) + _HELD_OUT_COUNTS)
         if lately < self._precision:
@@ -125,6 +129,8 @@ class Foresight:
         self._stamp: tuple[int, int] | None = None
         self._checked = -math.inf
         self._watchers: list[_Watcher] = []
+        self._row: Array | None = None
+        self._second = self._count = 0
         self._take(without_model())
         self._reload()
         self._begin()
@@ -134,7 +140,7 @@ class Foresight:
         before = self._row
         row = self.recorder.add(sample)
         passed = int(sample.at) - self._second
-        if not 0 <= passed <= _GAP_S:
+        if not 0 <= passed <= GAP_S:
             self._begin()
             passed, before = 1, None
         self._row, self._second = row, int(sample.at)
@@ -158,7 +164,10 @@ class Foresight:
 
     def standing(self) -> list[Standing]:
         """Which detectors count, and why others do not."""
-        return [Standing(one.name, not (why := one.distrusted()), why, sum(one.settled), len(one.settled) - sum(one.settled)) for one in self._watchers]
+        return [
+            Standing(one.name, not (why := one.distrusted()), why, sum(one.settled), len(one.settled) - sum(one.settled))
+            for one in self._watchers
+        ]
 
     def write(self, directory: Path, **told: str) -> Path:
         """The recording, for ``relight predict train --recordings``. Of those there the newest fifty stay."""
@@ -169,10 +178,10 @@ class Foresight:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _next(self, at: float, row: object) -> list[Alarm]:
-        self._windows.add(self._signals.of(row[None])[0])  # type: ignore[index]
+    def _next(self, at: float, row: Array) -> list[Alarm]:
+        self._windows.add(self._signals.of(row[None])[0])
         self._count += 1
-        if self._count % LOOK_S:
+        if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
             return []
         if at - self._checked >= _LOOKED_AFTER_S:
             self._checked = at

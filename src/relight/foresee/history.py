@@ -1,4 +1,4 @@
-"""Labelled history: recordings and made-up runs, cut into runs, each of which belongs as a whole to training, validation, or neither (held out).
+"""Labelled history: recordings and made-up runs, cut into runs, each of which belongs as a whole to training, validation, or neither.
 
 By run, never by window: windows of one run are alike, and a detector that was trained on some of them knows the others.
 """
@@ -20,9 +20,11 @@ from relight.foresee.trace import Happened, Trace, read_trace, traces_in
 
 Array = np.ndarray[Any, Any]
 TRAIN, CHECK, HELD_OUT = "train", "check", "held out"
-_GAP_S = 300
+GAP_S = 300
 """A recording that was silent for longer is two."""
 _LEAST_ROWS = 2 * BLOCK
+FIRST_LOOK = BLOCK // LOOK_S - 1
+"""Of a life: at five minutes. Before, all memory is being filled and nothing is usual."""
 
 
 class Run(NamedTuple):
@@ -46,17 +48,18 @@ class Run(NamedTuple):
 
 
 def runs_of(trace: Trace, name: str) -> list[Run]:
-    """Its runs: a failure ends one, and so does a gap. What is shorter than ten minutes says nothing about what is usual, and is left out."""
+    """Its runs: a failure ends one, and so does a gap. What is shorter than ten minutes says too little of what is usual: left out."""
     ends: list[tuple[float, Happened | None]] = [(one.at, one) for one in trace.happened]
-    ends += [(float(trace.at[at]) + 0.5, None) for at in np.flatnonzero(np.diff(trace.at) > _GAP_S)] + [(np.inf, None)]
-    runs, begin = [], -np.inf
+    ends += [(float(trace.at[at]) + 0.5, None) for at in np.flatnonzero(np.diff(trace.at) > GAP_S)] + [(np.inf, None)]
+    runs: list[Run] = []
+    begin = -np.inf
     for end, failed in sorted(ends, key=lambda one: one[0]):
         rows = (trace.at > begin) & (trace.at <= end)
         begin = end
         if rows.sum() >= _LEAST_ROWS:
             grid, values = _each_second(trace.at[rows], trace.values[rows])
             looks = features_of(Signals(trace.columns).of(values))
-            runs.append(Run(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S], looks, failed))
+            runs.append(Run(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
     return runs
 
 
@@ -72,11 +75,16 @@ def part_of(name: str) -> str:
     return TRAIN if share < 0.6 else CHECK if share < 0.8 else HELD_OUT
 
 
+_EXAMPLES = (0.7, 0.2)
+"""The shares of runs that fail, and of failures without signs, where a detector is to learn from them; elsewhere they are the simulator's."""
+
+
 def simulated(seed: int, count: int) -> Iterator[tuple[str, Run]]:
     """Made-up runs, and the part of each: three, one and one of five."""
     for number in range(count):
-        for run in runs_of(simulate(seed, number), f"sim-{seed}-{number}"):
-            yield (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)[number % 5], run
+        part = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)[number % 5]
+        for run in runs_of(simulate(seed, number, *(_EXAMPLES if part == TRAIN else ())), f"sim-{seed}-{number}"):
+            yield part, run
 
 
 def recorded(directory: Path) -> Iterator[tuple[str, Run]]:

@@ -31,10 +31,11 @@ class HostGauges:
         used, limit = self._group_bytes()
         cpu, faults = self._rates()
         load = self._words("proc/loadavg")
-        pressures = [self._pressure(what, how) for what in ("memory", "io", "cpu") for how in ("some", "full")]
+        psi = {f"psi_{what}_{how}": self._pressure(what, how) for what in ("memory", "io", "cpu") for how in ("some", "full")}
         return Host(
-            cpu, float(load[0]) / self._cores if load else NAN, 1024 * memory.get("MemAvailable", NAN), 1024 * memory.get("MemTotal", NAN),
-            used, limit, *pressures, faults,
+            cpu=cpu, load=float(load[0]) / self._cores if load else NAN, memory_size_bytes=1024 * memory.get("MemTotal", NAN),
+            memory_available_bytes=1024 * memory.get("MemAvailable", NAN), group_used_bytes=used, group_limit_bytes=limit,
+            major_faults=faults, **psi,
         )  # fmt: skip
 
     def rooms(self) -> tuple[Room, ...]:

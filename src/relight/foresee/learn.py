@@ -16,7 +16,7 @@ from relight.foresee.drift import Drift
 from relight.foresee.features import Scale
 from relight.foresee.forest import INSTALL, grow
 from relight.foresee.history import CHECK, HELD_OUT, TRAIN, Run, recorded, simulated
-from relight.foresee.lstm import CLASSES, STEPS, USED, Lstm, windows_of
+from relight.foresee.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
 from relight.foresee.model import DETECTORS, Model, Worth
 from relight.foresee.score import HORIZON_S, Costs, Result, Scored, alarms_of, choose_threshold, merged, result_of, tally
 
@@ -26,7 +26,8 @@ PRECISION = 0.5
 _OTHER_SEEDS = 1 << 32
 """Evaluation is on runs of seeds that no training has."""
 _CLASS_OF = {"memory": "memory", "storage": "storage", "hardware": "hardware", "hang": "hang", "network": "hang"}
-_SOON_S = HORIZON_S / 2
+_SOON_S = HORIZON_S / 4
+"""What is seen longer before a failure is no example: it may give no sign yet."""
 _HEALTHY_EACH = 60
 """So many windows of each run are examples of health."""
 
@@ -35,15 +36,15 @@ _HEALTHY_EACH = 60
 class Plan:
     """What to learn from, and how."""
 
-    runs: int = 400
+    runs: int = 600
     """Made-up ones."""
     recordings: Path | None = None
     seed: int = 0
     precision: float = PRECISION
     detectors: tuple[str, ...] = DETECTORS
     costs: Costs = field(default_factory=Costs)
-    epochs: int = 8
-    size: int = 32
+    epochs: int = 6
+    size: int = 24
     """Of the network's state."""
 
     def __post_init__(self) -> None:
@@ -64,7 +65,8 @@ def train(plan: Plan, say: Say) -> tuple[Model, list[Result]]:
     for name, detector in detectors.items():
         chosen = choose_threshold(name, [_scored(detector, run) for run in parts[CHECK]], plan.precision, plan.costs)
         held_out = result_of(name, chosen.threshold, [_scored(detector, run) for run in parts[HELD_OUT]], plan.costs)
-        say(f"{name}: threshold {chosen.threshold:.3f}, {held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms")
+        found = f"{held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms"
+        say(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {found}")
         worth[name] = Worth.of(held_out)
         results.append(held_out)
     names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
@@ -113,12 +115,13 @@ def _network(plan: Plan, parts: dict[str, list[Run]], scale: Scale, rng: np.rand
 
 def _examples(runs: Sequence[Run], scale: Scale, rng: np.random.Generator) -> tuple[Array, Array]:
     """Windows and their classes: those soon before a failure that gave signs, and some far from any."""
-    windows, labels = [np.empty((0, STEPS, len(USED)), np.float32)], [np.empty(0, np.int64)]
+    windows, labels = [np.empty((0, STEPS, INPUTS), np.float32)], [np.empty(0, np.int64)]
     for run in runs:
+        inputs = inputs_of(run.looks, scale)
         rows = _some(rng, np.flatnonzero(run.ahead > 2 * HORIZON_S), _HEALTHY_EACH)
         label = 0
         for _ in range(2):
-            windows.append(windows_of(scale(run.looks), rows))
+            windows.append(windows_of(inputs, rows))
             labels.append(np.full(len(rows), label, np.int64))
             kind = _CLASS_OF.get(run.failed.kind, "") if run.failed is not None and run.failed.cause != "sudden" else ""
             label = CLASSES.index(kind) if kind else 0
@@ -132,7 +135,8 @@ def _some(rng: np.random.Generator, rows: Array, count: int) -> Array:
 
 def _scored(detector: Detector, run: Run) -> Scored:
     failed = run.failed
-    return Scored(run.name, run.at, detector.follow(run.looks), None if failed is None else failed.at, "" if failed is None else failed.cause or failed.kind)
+    scores = detector.follow(run.looks)
+    return Scored(run.name, run.at, scores) if failed is None else Scored(run.name, run.at, scores, failed.at, failed.cause or failed.kind)
 
 
 TOGETHER = "together"

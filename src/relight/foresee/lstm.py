@@ -12,13 +12,14 @@ import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.foresee.arrays import Arrays
-from relight.foresee.detect import Risk
+from relight.foresee.detect import RULES, Risk, Rules
 from relight.foresee.features import Look, Scale, columns
 
 Array = np.ndarray[Any, Any]
 CLASSES: tuple[str, ...] = ("healthy", "memory", "storage", "hardware", "hang")
 _RISKS = {"memory": "memory", "storage": "store", "hardware": "hardware", "hang": "link"}
-USED = columns("mean30", "slope300")
+_LATELY = columns("mean30", "slope300")
+INPUTS = len(_LATELY) + len(RULES)
 STEPS, STRIDE = 32, 3
 """So many looks, each third: the last eight minutes."""
 NAMES = ("weight_in", "weight_on", "bias", "attend", "attend_bias", "attend_to", "head", "head_bias")
@@ -32,7 +33,9 @@ class Lstm:
     def __init__(self, scale: Scale, arrays: Arrays) -> None:
         """``arrays``: ``NAMES``, as ``lstm_train`` gives them."""
         size = arrays["weight_on"].shape[-1] if "weight_on" in arrays else 0
-        shapes = [(4 * size, len(USED)), (4 * size, size), (4 * size,), (size, size), (size,), (size,), (len(CLASSES), 2 * size), (len(CLASSES),)]
+        shapes = (
+            (4 * size, INPUTS), (4 * size, size), (4 * size,), (size, size), (size,), (size,), (len(CLASSES), 2 * size), (len(CLASSES),),
+        )  # fmt: skip
         if not 0 < size <= 1024 or any(name not in arrays or arrays[name].shape != shape for name, shape in zip(NAMES, shapes)):
             raise CorruptCheckpoint("a network whose weights are none")
         self.scale, self.arrays, self._size = scale, arrays, size
@@ -46,8 +49,8 @@ class Lstm:
 
     def see(self, look: Look) -> Risk:
         """See ``Detector``."""
-        self._looks.append(self.scale(look.values)[USED])
-        window = np.zeros((1, STEPS, len(USED)), np.float32)
+        self._looks.append(inputs_of(look.values[None], self.scale)[0])
+        window = np.zeros((1, STEPS, INPUTS), np.float32)
         lately = list(self._looks)[::-1][::STRIDE][::-1]
         window[0, STEPS - len(lately) :] = lately
         chances = self.chances(window)[0]
@@ -57,8 +60,9 @@ class Lstm:
 
     def follow(self, looks: Array) -> Array:
         """See ``Detector``."""
-        windows = windows_of(self.scale(looks))
-        return np.concatenate([1 - self.chances(windows[at : at + 512])[:, 0] for at in range(0, len(windows), 512)]) if len(windows) else np.empty(0)
+        windows = windows_of(inputs_of(looks, self.scale))
+        parts = [1 - self.chances(windows[at : at + 512])[:, 0] for at in range(0, len(windows), 512)]
+        return np.concatenate(parts) if parts else np.empty(0)
 
     def fresh(self) -> Lstm:
         """See ``Detector``."""
@@ -81,10 +85,15 @@ class Lstm:
         return _softmax(np.concatenate([context, hidden], axis=1) @ weights["head"] + weights["head_bias"])
 
 
-def windows_of(scaled: Array, rows: Array | None = None) -> Array:
-    """The windows that end at these rows (at all, by default) of a run's scaled looks; before it began all was as usual."""
-    used = np.concatenate([np.zeros(((STEPS - 1) * STRIDE, len(USED)), np.float32), scaled[:, USED]])
-    ends = np.arange(len(scaled)) if rows is None else rows
+def inputs_of(looks: Array, scale: Scale) -> Array:
+    """What it is told of each look: what signals did lately, and what the rules make of it."""
+    return np.concatenate([scale(looks)[:, _LATELY], Rules().scores(looks)], axis=1, dtype=np.float32)
+
+
+def windows_of(inputs: Array, rows: Array | None = None) -> Array:
+    """The windows that end at these rows (at all, by default) of a run's inputs; before it began all was as usual."""
+    used = np.concatenate([np.zeros(((STEPS - 1) * STRIDE, INPUTS), np.float32), inputs])
+    ends = np.arange(len(inputs)) if rows is None else rows
     return used[ends[:, None] + STRIDE * np.arange(STEPS)]
 
 

@@ -1,4 +1,4 @@
-"""What was learned, in a file: arrays and numbers, nothing that could be executed; and what each detector was worth on runs it had not seen."""
+"""What was learned, in a file: arrays and numbers, nothing that could be executed; and what each detector was worth on unseen runs."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ def read_model(path: Path) -> Model:
             numbers = {slot: math.nan if told[slot] is None else float(told[slot]) for slot in Worth.__slots__ if slot != "alarms"}
             worth[str(name)] = Worth(alarms=int(told["alarms"]), **numbers)
         detectors: dict[str, Detector] = {}
+        if not set(worth) <= set(DETECTORS) or not worth:
+            raise ValueError("of detectors that there are not")
         for name in worth:
             mine = {part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")}
             if name in ("forest", "lstm"):
@@ -88,7 +90,7 @@ def read_model(path: Path) -> Model:
                     raise ValueError(name)
                 detectors[name] = Forest(scale, mine) if name == "forest" else Lstm(scale, mine)
             else:
-                detectors[name] = {"rules": Rules, "drift": Drift}[name]()
+                detectors[name] = Rules() if name == "rules" else Drift()
         return Model(detectors, worth, float(head["made_at"]), dict(head["told"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpoint(f"a model without what belongs to it: {error}"[:200], where=str(path)) from None

@@ -2,8 +2,8 @@
 
 An alarm is *true* if a failure follows within the horizon, and there is still time for a save; a failure counts as found once, however many
 alarms warned of it. An alarm that comes later than a save takes is too late: neither true nor false. All others are *false*. A detector
-alarms when its score was at its threshold for two looks, and then is quiet for the cool-down: five minutes, twice as long after each alarm that
-follows another within an hour, twenty at most.
+alarms when its score was at its threshold for two looks, and then is quiet for the cool-down: five minutes, twice as long after each
+alarm that follows another within an hour, twenty at most.
 
 The price: each alarm is one save more (``save_s`` that training waits). The gain: of the work since the last save of the schedule (every
 ``every_s``, at a time that knows nothing of the failure), what was done before the last alarm is not lost.
@@ -36,7 +36,7 @@ class Costs:
     every_s: float = 1800.0
     """The interval of the schedule's saves."""
     failures_per_day: float = 0.02
-    """Of one node, in earnest: 1,024 GPUs on 128 nodes failed each 7.9 hours, for all reasons (A. Kokolis et al., HPCA 2025), which is 0.024."""
+    """Of one node, in earnest: jobs of 1,024 GPUs on 128 nodes failed each 7.9 hours (A. Kokolis et al., HPCA 2025), which is 0.024."""
 
 
 class Scored(NamedTuple):
@@ -122,7 +122,8 @@ def judge(alarms: Sequence[float], failed_at: float | None, costs: Costs) -> Jud
     false = sum(1 for one in ahead if one > HORIZON_S)
     if not true:
         return Judged(len(alarms), false, None, 0.0)
-    redone, every = min(min(true), costs.every_s), costs.every_s
+    every = costs.every_s
+    redone = min(every, *true)
     return Judged(len(alarms), false, max(true), every / 2 - (redone - redone**2 / (2 * every)))
 
 
@@ -182,10 +183,11 @@ def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Seque
             was = causes.get(run.cause, (0, 0))
             causes[run.cause] = (was[0] + (one.warned_s is not None), was[1] + 1)
     recall, false_per_day = _ratio(found, failures), _ratio(false, days)
+    found_per_day = recall * costs.failures_per_day
     per_failure = _ratio(gain - (raised - false) * costs.save_s, failures)
     return Result(
-        detector, threshold, days, failures, found, raised, false, _ratio(found, found + false), recall, median(leads) if leads else math.nan,
-        false_per_day, _ratio(recall * costs.failures_per_day, recall * costs.failures_per_day + false_per_day),
+        detector, threshold, days, failures, found, raised, false, _ratio(found, found + false), recall,
+        median(leads) if leads else math.nan, false_per_day, _ratio(found_per_day, found_per_day + false_per_day),
         _ratio(gain - raised * costs.save_s, days), costs.failures_per_day * per_failure - false_per_day * costs.save_s,
         _ratio(costs.save_s * found, gain), dict(sorted(causes.items())),
     )  # fmt: skip

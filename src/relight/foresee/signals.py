@@ -17,9 +17,9 @@ SIGNALS: tuple[str, ...] = (
     "memory_free", "disk_free", "cpu", "load", "psi_memory", "psi_memory_full", "psi_io", "psi_io_full", "psi_cpu", "faults", "rss",
     "step", "straggle", "save", "temperature", "utilisation", "clock", "power", "ecc", "ecc_bad", "silent",
 )  # fmt: skip
-"""Of shares, 1 is all; of pressures, all the time; ``temperature`` is in hundreds of °C; ``step``, ``save``, ``clock``, ``power``: logarithms
-of the ratio to the usual; ``straggle``: of the slowest rank's step to the middle one's; ``faults``, ``ecc``, ``ecc_bad``: of one more than there were
-in a second; ``silent``: the share of accelerators that answered once and do not now."""
+"""Of shares, 1 is all; of pressures, all the time. ``temperature`` is in hundreds of °C. ``step``, ``save``, ``clock``, ``power`` are
+logarithms of the ratio to the usual, ``straggle`` of the slowest rank's step to the middle one's, ``faults``, ``ecc``, ``ecc_bad`` of one
+more than there were in a second; ``silent`` is the share of accelerators that answered once and do not now."""
 WORDS: dict[str, str] = {
     "memory_free": "free memory", "disk_free": "free disk", "cpu": "processor use", "load": "load", "psi_memory": "waiting for memory",
     "psi_memory_full": "all waiting for memory", "psi_io": "waiting for disks", "psi_io_full": "all waiting for disks",
@@ -96,7 +96,8 @@ class Signals:
             raw[:, 0] = np.fmin(one["memory_available_bytes"] / one["memory_size_bytes"], of_group)
             raw[:, 1] = np.fmin.reduce(many["room.free_bytes"] / many["room.size_bytes"], axis=1)
             raw[:, 2], raw[:, 3] = one["cpu"], one["load"]
-            for at, name in enumerate(("psi_memory_some", "psi_memory_full", "psi_io_some", "psi_io_full", "psi_cpu_some"), AT["psi_memory"]):
+            waits = ("psi_memory_some", "psi_memory_full", "psi_io_some", "psi_io_full", "psi_cpu_some")
+            for at, name in enumerate(waits, AT["psi_memory"]):
                 raw[:, at] = one[name] / 100
             raw[:, 9] = np.log1p(one["major_faults"])
             raw[:, 10] = _mean(many["rank.rss_bytes"], total=True) / one["memory_size_bytes"]

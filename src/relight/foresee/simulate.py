@@ -1,9 +1,10 @@
 """Made-up runs of a training node, with failures whose time and cause are known: what detectors are tried on, and learn from.
 
 A run is one to four hours, a row a second. Everything in it also happens without a failure behind it: memory that fills with caches and
-levels off, neighbours who come and go, evaluations, compilations, checkpoints on the disk, hot afternoons, a few corrected errors, slow links that
-get well. **Most failures give no sign** (``SUDDEN``), as most causes of interruptions in published tables could not: software, hosts taken for
-maintenance, cables. No source says how many do; recall is therefore told by cause, too, so that a reader can weigh it otherwise.
+levels off, neighbours who come and go, evaluations, compilations, checkpoints on the disk, hot afternoons, a few corrected errors, slow
+links that get well. **Most failures give no sign** (``SUDDEN``), as most causes of interruptions in published tables could not: software,
+hosts taken for maintenance, cables. No source says how many do; recall is therefore told by cause, too, so that a reader can weigh it
+otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from relight.foresee.sample import Accelerator, Host, Rank, Room, Shape
+from relight.foresee.sample import Shape
 from relight.foresee.trace import Happened, Trace
 
 Array = np.ndarray[Any, Any]
@@ -29,16 +30,16 @@ _SUDDEN_KINDS = ("hardware", "crash", "hang", "killed", "network")
 _GIB = float(1 << 30)
 
 
-def simulate(seed: int, number: int) -> Trace:
+def simulate(seed: int, number: int, failing: float = FAILING, sudden: float = SUDDEN) -> Trace:
     """Run ``number`` of the history ``seed``: the same each time."""
-    return _Run(np.random.default_rng((seed, number))).trace(f"sim-{seed}-{number}")
+    return _Run(np.random.default_rng((seed, number)), failing, sudden).trace(f"sim-{seed}-{number}")
 
 
 class _Run:
     """One, being made: arrays of a value a second."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
+    def __init__(self, rng: np.random.Generator, failing: float, sudden: float) -> None:
+        self.rng, self.failing, self.sudden = rng, failing, sudden
         self.n = n = int(rng.uniform(3600, 4 * 3600))
         self.ranks = int(rng.choice([1, 2, 4, 8], p=[0.15, 0.2, 0.35, 0.3]))
         self.t = np.arange(n, dtype=float)
@@ -144,7 +145,7 @@ class _Run:
     def fail(self) -> None:
         """The run ends in one."""
         rng, end = self.rng, self.n - 1
-        if rng.random() < SUDDEN:
+        if rng.random() < self.sudden:
             self.happened = (Happened(end, str(rng.choice(_SUDDEN_KINDS)), "sudden"),)
             return
         causes = list(CAUSES)
@@ -197,36 +198,35 @@ class _Run:
         """The whole of it."""
         rng = self.rng
         self.everyday()
-        if rng.random() < FAILING:
+        if rng.random() < self.failing:
             self.fail()
         self.throttle()
         saved = self.saves()
         shape = Shape(1, self.ranks, self.ranks)
         values = np.full((self.n, len(shape.columns)), np.nan, np.float32)
         place = {column: at for at, column in enumerate(shape.columns)}
-        free = np.clip(self.free, 0.002, 1)
-        host = Host(
-            np.clip(self.cpu, 0, 1), np.clip(self.cpu, 0, 1) * 1.2, free * self.size, self.size, np.nan, np.nan,
-            *(np.clip(kind[what], 0, 100) for what in ("memory", "io", "cpu") for kind in (self.psi, self.full)), self.faults,
-        )  # type: ignore[arg-type] # fmt: skip
-        for field, column in host._asdict().items():
-            values[:, place[f"host.{field}"]] = column
-        for field, column in Room(np.clip(self.disk, 0, 1) * self.disk_size, self.disk_size)._asdict().items():  # type: ignore[arg-type]
-            values[:, place[f"room0.{field}"]] = column
+
+        def put(whose: str, **columns: Array | float) -> None:
+            for field, column in columns.items():
+                values[:, place[f"{whose}.{field}"]] = column
+
+        cpu = np.clip(self.cpu, 0, 1)
+        psi = {f"psi_{what}_{how}": np.clip(kind[what], 0, 100) for how, kind in (("some", self.psi), ("full", self.full)) for what in kind}
+        free = np.clip(self.free, 0.002, 1) * self.size
+        put("host", cpu=cpu, load=1.2 * cpu, memory_available_bytes=free, memory_size_bytes=self.size, major_faults=self.faults, **psi)
+        put("room0", free_bytes=np.clip(self.disk, 0, 1) * self.disk_size, size_bytes=self.disk_size)
         late, gauged = int(rng.integers(self.ranks)), rng.random() < 0.85
         total, total_bad = np.cumsum(self.ecc), np.cumsum(self.ecc_bad)
         for one in range(self.ranks):
             step = self.step_s * self.slow * (1 + 0.01 * rng.normal(size=self.n)) * (1 + (self.straggle if one == late else 0))
-            rank = Rank(np.where(self.training, step, np.nan), np.nan, saved, self.rss * self.size / self.ranks)  # type: ignore[arg-type]
-            for field, column in rank._asdict().items():
-                values[:, place[f"rank{one}.{field}"]] = column
+            step = np.where(self.training, step, np.nan)
+            put(f"rank{one}", step_s=step, save_s=saved, rss_bytes=self.rss * self.size / self.ranks)
             if not gauged:
                 continue
-            mine = self.ranks == 1 or one == late
-            card = Accelerator(
-                self.celsius + rng.normal(0, 1) if mine else self.celsius * 0.97, self.use, self.mhz if mine else np.full(self.n, self.mhz[0]),
-                120 + 500 * self.use * self.mhz / self.mhz[0], 0.8 * 80 * _GIB, total * mine, total_bad * mine,
-            )  # type: ignore[arg-type] # fmt: skip
-            for field, column in card._asdict().items():
-                values[:, place[f"accelerator{one}.{field}"]] = column
+            mine = one == late  # the device that is the matter, if any is
+            put(
+                f"accelerator{one}", temperature_c=self.celsius if mine else 0.97 * self.celsius, utilisation=self.use,
+                clock_mhz=self.mhz if mine else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
+                ecc_corrected=total * mine, ecc_uncorrected=total_bad * mine,
+            )  # fmt: skip
         return Trace(shape.columns, self.t + 1.0, values, tuple(one._replace(at=one.at + 1.0) for one in self.happened), {"name": name})
