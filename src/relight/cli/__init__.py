@@ -37,6 +37,7 @@ COMMANDS = {
     "run": "run a training job as torchrun does, and keep it alive",
     "incidents": "what happened to a run, and what was done about it",
     "goodput": "where the time of a run's jobs went, by cause",
+    "predict": "failures seen coming: train on histories, and what that is worth",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",

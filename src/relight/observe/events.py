@@ -21,6 +21,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "run.failure": (logging.WARNING, "a life of a job ended as it should not"),
     "run.decision": (logging.INFO, "what is done about it"),
     "run.recovered": (logging.INFO, "training goes on"),
+    "foresee.alarm": (logging.WARNING, "a failure may be coming"),
+    "foresee.unused": (logging.INFO, "a learned detector, or a model, does not count, and why"),
     "restore.mended": (logging.WARNING, "bytes that are damaged or gone in one tier were read from another"),
     "run.save": (logging.INFO, "the supervisor has the ranks save at the end of their step"),
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),

@@ -1,0 +1,170 @@
+"""``relight predict``: train, eval."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relight.cli.common import json_option
+from relight.cli.output import emit_json, escape, table
+from relight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relight.foresee.score import Costs, Result
+
+_AGE = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@click.group("predict")
+def command() -> None:
+    """Failures seen coming: learn from histories of nodes, and tell what that is worth.
+
+    Detectors are rules that are written down, drift from what is usual, a forest of what is unlike health, and a small network. What
+    each is worth is told by runs that none has seen: found failures, false alarms, and seconds saved, which can be fewer than those spent.
+
+    \b
+    Examples:
+      relight predict train nodes.model
+      relight predict eval nodes.model --plot worth.png
+    """
+
+
+def _number_option(name: str, least: float, default: float, help_text: str, most: float | None = None) -> Callable[..., Any]:
+    return click.option(name, type=click.FloatRange(least, most), default=default, show_default=True, help=help_text)
+
+
+def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--recordings", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR", help="Recordings, too."),
+        click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Of chance."),
+        _number_option("--precision", 0, 0.5, "The share of alarms that is to be true.", 1),
+        _number_option("--save-seconds", 0, 5.0, "What training waits for one save more."),
+        _number_option("--every-seconds", 1, 1800.0, "How often it saves anyway."),
+        _number_option("--failures-per-day", 0, 0.02, "Of one node, in earnest."),
+        json_option,
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("train")
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--runs", type=click.IntRange(0, 20000), default=600, show_default=True, help="How many runs are made up.")
+@click.option("--detectors", metavar="NAMES", default="rules,drift,forest,lstm", show_default=True, help="Which, parted by commas.")
+@click.option("--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Of the network.")
+@click.option("--if-older", metavar="TIME", help="Only if the model is older, such as 24h: for a schedule.")
+@_shared
+def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: str | None, recordings: Path | None, seed: int,
+                precision: float, as_json: bool, **costs: float) -> None:  # fmt: skip
+    """Learn from made-up runs and recordings, and write MODEL.
+
+    Three fifths of the runs are learned from, one sets each detector's threshold for the wanted precision, one is held out: the model
+    carries what its detectors were worth there. relight run reads a model again when its file has changed.
+
+    \b
+    Example:
+      relight predict train nodes.model --recordings incidents --if-older 24h
+    """
+    from relight.foresee.learn import Plan, train
+    from relight.foresee.model import age_s
+
+    if if_older is not None and age_s(model) <= _seconds(if_older):
+        emit_json({"model": str(model), "trained": False}) if as_json else click.echo("nothing to do: the model is young enough")
+        return
+    names = tuple(one.strip() for one in detectors.split(",") if one.strip())
+    plan = Plan(runs, recordings, seed, precision, names, _costs(**costs), epochs)
+    made, results = train(plan, lambda text: click.echo(text, err=True))
+    made.write(model)
+    if as_json:
+        emit_json({"model": str(model), "trained": True, "held_out": [one.to_dict() for one in results]})
+    else:
+        _print(results, plan.costs)
+
+
+@command.command("eval")
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option("--runs", type=click.IntRange(0, 20000), default=200, show_default=True, help="How many runs are made up.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw it.")
+@_shared
+def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings: Path | None, seed: int, precision: float, as_json: bool,
+                   **costs: float) -> None:  # fmt: skip
+    """Tell what each detector of MODEL is worth on runs that it has not seen; without MODEL, the rules.
+
+    An alarm is true if a failure follows within twenty minutes and there is time for a save before it. "together" is what relight run
+    would do: the rules, and those that held-out runs speak for.
+
+    \b
+    Example:
+      relight predict eval nodes.model --runs 400 --seed 7
+    """
+    from relight.foresee.learn import evaluate, unseen, unseen_recordings
+    from relight.foresee.model import read_model, without_model
+
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
+    read, reckoned = (without_model() if model is None else read_model(model)), _costs(**costs)
+    found = {}
+    if runs:
+        found["simulated"] = evaluate(read, unseen(seed, runs, lambda text: click.echo(text, err=True)), precision, reckoned)
+    if recordings is not None:
+        found["recorded"] = evaluate(read, unseen_recordings(recordings, read), precision, reckoned)
+    if not found:
+        raise ConfigError("there are no runs to look at", hint="--runs N, or --recordings DIR")
+    if as_json:
+        emit_json({history: [one.to_dict() for one in results] for history, results in found.items()})
+    else:
+        for history, results in found.items():
+            click.echo(f"{history}: {results[0].days:.1f} node-days, {results[0].failures} failures")
+            _print(results, reckoned)
+    if plot is not None:
+        from relight.foresee.plot import draw
+
+        draw(next(iter(found.values())), plot)
+        click.echo(f"the picture is in {escape(plot)}", err=True)
+
+
+def _print(results: list[Result], costs: Costs) -> None:
+    rows = [
+        [one.detector, _number(one.threshold, ".2f"), _number(one.precision, ".2f"), f"{one.found}/{one.failures}",
+         _number(one.lead_s, ".0f"), _number(one.false_per_day, ".2f"), _number(one.net_s_per_day, "+.0f"),
+         _number(one.net_s_per_day_in_life, "+.2f")]
+        for one in results
+    ]  # fmt: skip
+    head = ["detector", "from", "precision", "found", "warning s", "false/day", "net s/day", "in earnest"]
+    table(head, rows, right=head[1:])
+    causes = sorted({cause for one in results for cause in one.recall_by_cause})
+    if causes:
+        click.echo("")
+        rows = [[one.detector, *(_share(one.recall_by_cause.get(cause)) for cause in causes)] for one in results]
+        table(["found of", *causes], rows, right=causes)
+    click.echo(f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at a failure that nobody saw coming.")
+    click.echo(f"In earnest: seconds a day with {costs.failures_per_day:g} failures of a node a day.")
+
+
+def _number(value: float, shape: str) -> str:
+    return "-" if math.isnan(value) else format(value, shape)
+
+
+def _share(counts: tuple[int, int] | None) -> str:
+    return "-" if counts is None else f"{counts[0]}/{counts[1]}"
+
+
+def _costs(save_seconds: float, every_seconds: float, failures_per_day: float) -> Costs:
+    from relight.foresee.score import Costs
+
+    return Costs(save_seconds, every_seconds, failures_per_day)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text[:-1]) * _AGE[text[-1:]]
+    except (ValueError, KeyError):
+        value = math.nan
+    if not value >= 0:
+        raise ConfigError(f"a time such as 30m, 24h or 7d, not {text[:40]!r}", where="--if-older")
+    return value

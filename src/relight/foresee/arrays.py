@@ -1,0 +1,108 @@
+"""A file of named arrays: eight letters, the length of a head, the head (JSON), the arrays one after the other, as they lie in memory.
+
+The head has a version, what is told of the arrays, each one's type and shape, and the BLAKE3 of their bytes. All numbers are
+little-endian. A reader looks at the sizes before it takes memory, and at the hash before it gives anything out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
+from relight.store.disk import Disk
+from relight.store.durable import Replacement, translate
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+VERSION = 1
+FILE_BYTES_MAX = 256 << 20
+_HEAD_BYTES_MAX = 4 << 20
+_TYPES = {"<f4": 4, "<f8": 8, "<i4": 4}
+_BEGINS = 12
+
+
+def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """In the place of what is there, whole and durable, or not at all."""
+    assert len(magic) == 8
+    parts, listed = [], {}
+    for name, array in arrays.items():
+        kind = array.dtype.newbyteorder("<").str
+        assert kind in _TYPES, kind
+        parts.append(np.ascontiguousarray(array, dtype=kind).tobytes())
+        listed[name] = {"type": kind, "shape": list(array.shape)}
+    body = b"".join(parts)
+    head = {"version": VERSION, "told": dict(told), "arrays": listed, "blake3": blake3.blake3(body).hexdigest()}
+    begins = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+    data = magic + len(begins).to_bytes(4, "little") + begins + body
+    if len(data) > FILE_BYTES_MAX or len(begins) > _HEAD_BYTES_MAX:
+        raise ConfigError(f"a file of {len(data) >> 20} MiB is more than the {FILE_BYTES_MAX >> 20} MiB there may be", where=str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise translate(error, "making a directory", str(path.parent)) from error
+    file = Replacement(Disk(), os.path.abspath(path), len(data), direct=False)
+    try:
+        file.write_at(0, memoryview(data))
+        file.finish()
+    except BaseException:
+        file.abort()
+        raise
+
+
+def read_arrays(path: Path, magic: bytes, what: str) -> tuple[dict[str, Any], Arrays]:
+    """What is told, and the arrays. ``what`` it should be, in words. ``CorruptCheckpoint`` for anything that is not as it was written."""
+    try:
+        if not path.is_file():
+            raise CheckpointNotFound(f"there is no {what}", where=str(path))
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise translate(error, "reading", str(path)) from error
+    try:
+        return _decode(data, magic)
+    except _Damaged as damaged:
+        raise CorruptCheckpoint(f"it is no whole {what}: {damaged}", where=str(path)) from None
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _decode(data: bytes, magic: bytes) -> tuple[dict[str, Any], Arrays]:
+    if len(data) > FILE_BYTES_MAX:
+        raise _Damaged(f"more than {FILE_BYTES_MAX >> 20} MiB")
+    if data[:8] != magic:
+        raise _Damaged(f"it does not begin with {magic.decode()}")
+    length = int.from_bytes(data[8:_BEGINS], "little")
+    if length > min(_HEAD_BYTES_MAX, len(data) - _BEGINS):
+        raise _Damaged("its head is cut off")
+    try:
+        head = json.loads(data[_BEGINS : _BEGINS + length])
+        version, told, listed, digest = head["version"], head["told"], head["arrays"], head["blake3"]
+        sizes = {name: (str(one["type"]), tuple(map(int, one["shape"]))) for name, one in listed.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _Damaged("its head is not one") from None
+    if version != VERSION:
+        raise _Damaged(f"it is of version {version!r}, and {VERSION} is known")
+    body = memoryview(data)[_BEGINS + length :]
+    if blake3.blake3(body).hexdigest() != digest:
+        raise _Damaged("its bytes are not those that were written")
+    arrays, at = {}, 0
+    for name, (kind, shape) in sizes.items():
+        if kind not in _TYPES or len(shape) > 4 or any(not 0 <= size <= FILE_BYTES_MAX for size in shape):
+            raise _Damaged(f"array {name[:40]!r} is of no known kind")
+        count = math.prod(shape)
+        if at + count * _TYPES[kind] > len(body):
+            raise _Damaged(f"array {name[:40]!r} is cut off")
+        arrays[name] = np.frombuffer(body, kind, count, at).reshape(shape)
+        at += count * _TYPES[kind]
+    if at != len(body) or not isinstance(told, dict):
+        raise _Damaged("it has bytes that belong to nothing")
+    return told, arrays

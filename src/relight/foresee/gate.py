@@ -1,0 +1,234 @@
+"""What a supervisor owns: told a sample each second, it says when something is about to go wrong, and what to do.
+
+The rules always count. What was learned counts only as long as it is right: on runs that were held out of its training, and here, in this
+job. A detector that does not count goes on being asked, so that it can come to count again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from relight.errors import RelightError
+from relight.foresee.act import action_for
+from relight.foresee.detect import Detector, Risk
+from relight.foresee.features import LOOK_S, Look, Windows
+from relight.foresee.history import FIRST_LOOK, GAP_S
+from relight.foresee.model import Model, Worth, read_model, without_model
+from relight.foresee.sample import Sample, Shape
+from relight.foresee.score import HORIZON_S, Alarming, Cooling
+from relight.foresee.signals import Signals
+from relight.foresee.trace import ENDING, HOURS, Happened, Recorder, keep_newest
+from relight.observe import emit
+
+Array = np.ndarray[Any, Any]
+PRECISION = 0.5
+RECORDINGS = 50
+"""So many are kept."""
+_LATELY = 20
+_HELD_OUT_COUNTS = 2
+"""Held-out precision counts as much as so many alarms of this job."""
+_LOOKED_AFTER_S = 300.0
+
+
+class Alarm(NamedTuple):
+    """Something is about to go wrong."""
+
+    at: float
+    kind: str
+    """Of risk: see ``ACTIONS``."""
+    action: str
+    """``preventive save``, ``save more often``, ``drain node``, ``reduce load``."""
+    why: str
+    """What was seen."""
+    reason: str
+    """Why this action."""
+    score: float
+    detector: str
+
+
+class Standing(NamedTuple):
+    """A detector, in this job."""
+
+    detector: str
+    used: bool
+    why: str
+    """Not, if it is not."""
+    true: int
+    """Of its last alarms here."""
+    false: int
+
+
+class _Watcher:
+    """A detector with its alarms in this job, and whether they came true."""
+
+    def __init__(self, name: str, detector: Detector, worth: Worth, precision: float) -> None:
+        self.name, self._worth, self._precision = name, worth, precision
+        self.open: list[float] = []
+        self.settled: deque[bool] = deque(maxlen=_LATELY)
+        self.said = ""
+        self.begin(detector)
+
+    def begin(self, detector: Detector) -> None:
+        self.detector = detector.fresh()
+        self._alarming = Alarming(self._worth.threshold)
+
+    def see(self, look: Look) -> Risk | None:
+        """The risk, if it is an alarm."""
+        late = [at for at in self.open if look.at - at > HORIZON_S]
+        if late:
+            self.open = self.open[len(late) :]
+            self.settled += [False] * len(late)
+        risk = self.detector.see(look)
+        if not self._alarming.see(look.at, risk.score):
+            return None
+        self.open.append(look.at)
+        return risk
+
+    def failed(self, at: float) -> None:
+        """What it warned of in the horizon came true, once."""
+        if any(0 <= at - one <= HORIZON_S for one in self.open):
+            self.settled.append(True)
+        self.open = []
+
+    def distrusted(self) -> str:
+        """Why it does not count; empty if it does."""
+        if self.name == "rules":
+            return ""
+        if not self._worth.precision >= self._precision:
+            found, asked = _percent(self._worth.precision), _percent(self._precision)
+            return f"of its alarms on held-out runs {found} were true, and {asked} are asked for"
+        weight = _HELD_OUT_COUNTS * self._worth.precision
+        lately = (sum(self.settled) + weight) / (len(self.settled) + _HELD_OUT_COUNTS)
+        if lately < self._precision:
+            return f"of its last {len(self.settled)} alarms in this job {sum(self.settled)} came true"
+        return ""
+
+
+class Foresight:
+    """Of one node. Used from one thread; a call takes well under a millisecond, and each fifth about two."""
+
+    def __init__(
+        self,
+        model: Path | None = None,
+        *,
+        shape: Shape | None = None,
+        precision: float = PRECISION,
+        hours: float = HOURS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``model``: of ``relight predict train``, read again when it has changed; one that cannot be read is said, and the rules go on."""
+        self.recorder = Recorder(shape or Shape(), hours)
+        self._path, self._precision, self._clock = model, precision, clock
+        self._stamp: tuple[int, int] | None = None
+        self._checked = -math.inf
+        self._watchers: list[_Watcher] = []
+        self._row: Array | None = None
+        self._second = self._count = 0
+        self._take(without_model())
+        self._reload()
+        self._begin()
+
+    def sample(self, sample: Sample) -> list[Alarm]:
+        """One each second. What is missing between two is as the first of them, up to five minutes; behind more it begins anew."""
+        before = self._row
+        row = self.recorder.add(sample)
+        passed = int(sample.at) - self._second
+        if not 0 <= passed <= GAP_S:
+            self._begin()
+            passed, before = 1, None
+        self._row, self._second = row, int(sample.at)
+        alarms: list[Alarm] = []
+        for missing in range(passed - 1, -1, -1):
+            alarms += self._next(sample.at - missing, row if not missing or before is None else before)
+        return alarms
+
+    def failed(self, kind: str, at: float | None = None, cause: str = "") -> None:
+        """The job did, in this way: alarms are settled, the recording has it, and what is usual is learned anew."""
+        at = self._clock() if at is None else at
+        self.recorder.note(Happened(at, kind, cause))
+        for one in self._watchers:
+            one.failed(at)
+        self._begin()
+
+    def heeded(self, alarm: Alarm) -> None:
+        """More than a save was done about it: whether it would have come true cannot be known, so it counts for nothing."""
+        for one in self._watchers:
+            one.open = [at for at in one.open if abs(at - alarm.at) > HORIZON_S]
+
+    def standing(self) -> list[Standing]:
+        """Which detectors count, and why others do not."""
+        return [
+            Standing(one.name, not (why := one.distrusted()), why, sum(one.settled), len(one.settled) - sum(one.settled))
+            for one in self._watchers
+        ]
+
+    def write(self, directory: Path, **told: str) -> Path:
+        """The recording, for ``relight predict train --recordings``. Of those there the newest fifty stay."""
+        path = directory / f"{int(self._clock()):012d}{ENDING}"
+        self.recorder.trace(**told).write(path)
+        keep_newest(directory, RECORDINGS)
+        return path
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------
+
+    def _next(self, at: float, row: Array) -> list[Alarm]:
+        self._windows.add(self._signals.of(row[None])[0])
+        self._count += 1
+        if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
+            return []
+        if at - self._checked >= _LOOKED_AFTER_S:
+            self._checked = at
+            self._reload()
+        look, alarms = self._windows.look(at), []
+        for one in self._watchers:
+            risk = one.see(look)
+            why = one.distrusted()
+            if why and why != one.said:
+                emit("foresee.unused", f"{one.name} does not count: {why}", detector=one.name, why=why)
+            one.said = why
+            if risk is not None and not why and self._cooling.see(at):
+                action, reason = action_for(risk.kind)
+                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name))
+                emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name)
+        return alarms
+
+    def _begin(self) -> None:
+        self._signals, self._windows, self._cooling = Signals(self.recorder.shape.columns), Windows(), Cooling()
+        self._row, self._second, self._count = None, -(1 << 62), 0
+        for one in self._watchers:
+            one.begin(one.detector)
+
+    def _reload(self) -> None:
+        """The model, if its file is another than the last time."""
+        if self._path is None:
+            return
+        try:
+            found = self._path.stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp and (stamp or self._checked > -math.inf):
+            return
+        self._stamp = stamp
+        try:
+            self._take(read_model(self._path))
+        except RelightError as error:
+            emit("foresee.unused", f"the model does not count: {error.what}", detector="model", why=error.what)
+
+    def _take(self, model: Model) -> None:
+        """Its detectors; what those of the same name did in this job until now still counts."""
+        old = {one.name: one.settled for one in self._watchers}
+        self._watchers = [_Watcher(name, one, model.worth[name], self._precision) for name, one in model.detectors.items()]
+        for one in self._watchers:
+            one.settled.extend(old.get(one.name, ()))
+
+
+def _percent(share: float) -> str:
+    return "none" if math.isnan(share) else f"{100 * share:.0f} %"

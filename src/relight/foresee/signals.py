@@ -1,0 +1,154 @@
+"""From rows to signals: the same few numbers for every node, whatever it has. Shares, rates, and ratios to what is usual for this job.
+
+*Usual* is the median over the last half hour, taken anew every five minutes: before the first five there is none. What is not known stays
+at what it was. The same code takes an hour at once and a second at a time, so that what was learned holds for what is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+SIGNALS: tuple[str, ...] = (
+    "memory_free", "disk_free", "cpu", "load", "psi_memory", "psi_memory_full", "psi_io", "psi_io_full", "psi_cpu", "faults", "rss",
+    "step", "straggle", "save", "temperature", "utilisation", "clock", "power", "ecc", "ecc_bad", "silent",
+)  # fmt: skip
+"""Of shares, 1 is all; of pressures, all the time. ``temperature`` is in hundreds of °C. ``step``, ``save``, ``clock``, ``power`` are
+logarithms of the ratio to the usual, ``straggle`` of the slowest rank's step to the middle one's, ``faults``, ``ecc``, ``ecc_bad`` of one
+more than there were in a second; ``silent`` is the share of accelerators that answered once and do not now."""
+WORDS: dict[str, str] = {
+    "memory_free": "free memory", "disk_free": "free disk", "cpu": "processor use", "load": "load", "psi_memory": "waiting for memory",
+    "psi_memory_full": "all waiting for memory", "psi_io": "waiting for disks", "psi_io_full": "all waiting for disks",
+    "psi_cpu": "waiting for processors", "faults": "major page faults", "rss": "the ranks' memory", "step": "step time",
+    "straggle": "the slowest rank", "save": "save time", "temperature": "temperature", "utilisation": "accelerators' use",
+    "clock": "accelerators' clock", "power": "power", "ecc": "corrected memory errors", "ecc_bad": "uncorrected memory errors",
+    "silent": "accelerators that do not answer",
+}  # fmt: skip
+AT = {name: at for at, name in enumerate(SIGNALS)}
+BLOCK = 300
+_USUAL_ROWS = 1800
+_RELATIVE = ("step", "save", "clock", "power")
+_BEGINS = 60
+"""How many known values it takes for a usual one."""
+
+
+class Signals:
+    """Told rows of one run, oldest first, one a second."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        found = {name: at for at, name in enumerate(columns)}
+        self._one = {name: found.get(f"host.{name}", -1) for name in (
+            "cpu", "load", "memory_available_bytes", "memory_size_bytes", "group_used_bytes", "group_limit_bytes", "psi_memory_some",
+            "psi_memory_full", "psi_io_some", "psi_io_full", "psi_cpu_some", "major_faults",
+        )}  # fmt: skip
+        self._many = {
+            f"{word}.{field}": [at for name, at in found.items() if name.startswith(word) and name.endswith(f".{field}")]
+            for word, fields in (
+                ("room", ("free_bytes", "size_bytes")), ("rank", ("step_s", "save_s", "rss_bytes")),
+                ("accelerator", ("temperature_c", "utilisation", "clock_mhz", "power_w", "ecc_corrected", "ecc_uncorrected")),
+            )
+            for field in fields
+        }  # fmt: skip
+        self._count = 0
+        self._last = np.full(len(SIGNALS), np.nan)
+        self._totals = np.full((2, 1), np.nan)
+        self._answered = 0.0
+        self._past = np.full((_USUAL_ROWS, len(_RELATIVE)), np.nan)
+        self._usual = np.full(len(_RELATIVE), np.nan)
+
+    def of(self, rows: Array) -> Array:
+        """Their signals; not a number as long as one was never known."""
+        rows, parts = np.asarray(rows, np.float64), []
+        while len(rows):
+            room = BLOCK - self._count % BLOCK
+            parts.append(self._part(rows[:room]))
+            rows = rows[room:]
+        return np.concatenate(parts) if parts else np.empty((0, len(SIGNALS)))
+
+    def _part(self, rows: Array) -> Array:
+        if self._count % BLOCK == 0 and self._count:
+            known = np.isfinite(self._past).sum(axis=0) >= _BEGINS
+            if known.any():
+                self._usual[known] = np.nanmedian(self._past[:, known], axis=0)
+        raw = self._raw(rows)
+        places = (self._count + np.arange(len(rows))) % _USUAL_ROWS
+        relative = [AT[name] for name in _RELATIVE]
+        self._past[places] = raw[:, relative]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            raw[:, relative] = np.log(raw[:, relative] / self._usual)
+        raw[~np.isfinite(raw)] = np.nan
+        signals = _carried(raw, self._last)
+        self._last = signals[-1].copy()
+        self._count += len(rows)
+        return signals
+
+    def _raw(self, rows: Array) -> Array:
+        """As they are by themselves: ratios to the usual are still seconds, megahertz, watts."""
+        one = {name: rows[:, at] if at >= 0 else np.full(len(rows), np.nan) for name, at in self._one.items()}
+        many = {name: rows[:, at] if at else np.full((len(rows), 1), np.nan) for name, at in self._many.items()}
+        raw = np.full((len(rows), len(SIGNALS)), np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            of_group = 1 - one["group_used_bytes"] / one["group_limit_bytes"]
+            raw[:, 0] = np.fmin(one["memory_available_bytes"] / one["memory_size_bytes"], of_group)
+            raw[:, 1] = np.fmin.reduce(many["room.free_bytes"] / many["room.size_bytes"], axis=1)
+            raw[:, 2], raw[:, 3] = one["cpu"], one["load"]
+            waits = ("psi_memory_some", "psi_memory_full", "psi_io_some", "psi_io_full", "psi_cpu_some")
+            for at, name in enumerate(waits, AT["psi_memory"]):
+                raw[:, at] = one[name] / 100
+            raw[:, 9] = np.log1p(one["major_faults"])
+            raw[:, 10] = _mean(many["rank.rss_bytes"], total=True) / one["memory_size_bytes"]
+            steps = many["rank.step_s"]
+            raw[:, 11] = _mean(steps)
+            if steps.shape[1] > 1:
+                raw[:, 12] = np.log(np.fmax.reduce(steps, axis=1) / _middle(steps))
+            raw[:, 13] = np.fmax.reduce(many["rank.save_s"], axis=1)
+            raw[:, 14] = np.fmax.reduce(many["accelerator.temperature_c"], axis=1) / 100
+            raw[:, 15] = _mean(many["accelerator.utilisation"])
+            raw[:, 16] = np.fmin.reduce(many["accelerator.clock_mhz"], axis=1)
+            raw[:, 17] = _mean(many["accelerator.power_w"])
+        for at, name in enumerate(("ecc_corrected", "ecc_uncorrected")):
+            raw[:, AT["ecc"] + at] = self._increments(at, _mean(many[f"accelerator.{name}"], total=True))
+        answers = np.isfinite(many["accelerator.temperature_c"]).sum(axis=1).astype(float)
+        answered = np.maximum.accumulate(np.maximum(answers, self._answered))
+        self._answered = float(answered[-1])
+        if self._answered:
+            raw[:, 20] = 1 - answers / np.maximum(answered, 1)
+        return raw
+
+    def _increments(self, which: int, totals: Array) -> Array:
+        """How much a total grew in each second, as a logarithm; a total that fell was started anew."""
+        carried = _carried(totals[:, None], self._totals[which])[:, 0]
+        grown = np.diff(carried, prepend=self._totals[which])
+        self._totals[which] = carried[-1]
+        return np.log1p(np.maximum(grown, 0.0))
+
+
+def _mean(values: Array, total: bool = False) -> Array:
+    """Of what is known in each row."""
+    known = np.isfinite(values)
+    count = known.sum(axis=1)
+    sums = np.where(known, values, 0.0).sum(axis=1)
+    return np.where(count > 0, sums if total else sums / np.maximum(count, 1), np.nan)
+
+
+def _middle(values: Array) -> Array:
+    """The median of what is known in each row: ``nanmedian`` takes forty times as long for one row."""
+    ordered = np.sort(values, axis=1)  # what is not a number comes last
+    count = np.isfinite(values).sum(axis=1)
+    rows = np.arange(len(values))
+    low, high = np.maximum(count - 1, 0) // 2, count // 2
+    return np.asarray((ordered[rows, low] + ordered[rows, np.minimum(high, values.shape[1] - 1)]) / 2)
+
+
+def _carried(values: Array, last: Array) -> Array:
+    """What is not known stays what it was."""
+    if len(values) == 1:
+        return np.where(np.isnan(values), last, values)
+    values = np.concatenate([last[None], values])
+    rows = np.where(np.isnan(values), 0, np.arange(len(values))[:, None])
+    np.maximum.accumulate(rows, axis=0, out=rows)
+    return values[rows, np.arange(values.shape[1])][1:]
