@@ -42,6 +42,7 @@ _SIGNALS = {
 }  # fmt: skip
 _KERNEL = (
     (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
+    (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # what a program does wrong on a device that is well
     (re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"), "hardware", 85),
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
 from relight.supervise.agent import Agent
+from relight.supervise.foreseeing import Foreseeing
 from relight.supervise.notices import Notices
+from relight.supervise.nvml import find_nvml
 from relight.supervise.settings import Settings
 from relight.supervise.spare import USUAL, Spares
 from relight.supervise.supervisor import Supervisor
@@ -66,6 +69,13 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
         arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices))
+    gauges = find_nvml() if settings.foreseen.foresee else None
+    foreseeing = Foreseeing(
+        settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname()
+    )
+    supervisor.tells = foreseeing.failed
+    if gauges is not None:
+        supervisor.devices = gauges.xids
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.save_now("SIGUSR1 came"))
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
     try:
@@ -73,7 +83,10 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
+        foreseeing.close()
         supervisor.close()
+        if gauges is not None:
+            gauges.close()
 
 
 def _usual_rendezvous(options: argparse.Namespace) -> None:
@@ -135,6 +148,8 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
 
 
 def _asked(supervisor: Supervisor, why: str) -> Ended:
+    if supervisor.drains:
+        return Ended(LEFT, f"this machine has left the job: {why}", supervisor.where)
     if supervisor.saved():
         return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored")
     return Ended(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")

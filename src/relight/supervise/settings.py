@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
 from relight.supervise.decide import Rules
+from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import Patience
 from relight.supervise.notices import sources_of
 
@@ -56,6 +57,7 @@ class Settings(NamedTuple):
     patience: Patience = Patience()
     start: Start = Start()
     announced: Announced = Announced()
+    foreseen: Foreseen = Foreseen()
 
 
 def read_settings(path: Path | None) -> Settings:
@@ -75,11 +77,11 @@ def read_settings(path: Path | None) -> Settings:
     table = told.get("supervise", {})
     if not isinstance(table, dict):
         raise ConfigError("[supervise] is a table", where=str(path))
-    known = {one.name for kind in (Rules, Patience, Start, Announced) for one in fields(kind)}
+    known = {one.name for kind in (Rules, Patience, Start, Announced, Foreseen) for one in fields(kind)}
     unknown = sorted(set(table) - known)
     if unknown:
         raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=str(path), hint=f"it has {', '.join(sorted(known))}")
-    return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table), _of(Announced, table))
+    return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table), _of(Announced, table), _of(Foreseen, table))
 
 
 def _of(kind: type[Any], table: dict[str, Any]) -> Any:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from relight.errors import RelightError
+from relight.foresee import Alarm
 from relight.log.identity import now_text
 from relight.observe import emit
 from relight.policy.going_back import SPIKES
@@ -26,6 +28,7 @@ from relight.supervise.agents import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import Past, Rules, decide
 from relight.supervise.facts import Decision, Facts, Worker
+from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import TRAINING, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
@@ -51,7 +54,9 @@ class Supervisor:
     ) -> None:  # fmt: skip
         """``fallback``: where incidents are written while the run's store is not known."""
         self._notices = notices or Notices(())
-        self._wanted = ""
+        self._wanted, self._drains = "", ""
+        self._often = (-math.inf, -math.inf)
+        """When saves that are made more often began last, and until when they are."""
         self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
         top = Path(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir())
         _sweep(top)
@@ -72,6 +77,10 @@ class Supervisor:
         self._agents, self._stragglers, self._measured = AgentWatch(), Stragglers(), clock()
         self.hung: tuple[int, ...] = ()
         """Ranks that are taken to hold the others up, of this life."""
+        self.devices: Callable[[], Sequence[str]] = tuple
+        """What accelerators' drivers have said since it was last asked."""
+        self.tells: Callable[[str, str], None] = lambda kind, why: None
+        """Told of each failure: its kind, and why."""
         self.decision: Decision | None = None
         """What was decided last."""
 
@@ -144,7 +153,7 @@ class Supervisor:
             for worker in workers
         )
         kills = oom_kills()
-        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), self._kernel(), self._full())
+        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full())
         self._oom = kills
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
@@ -152,6 +161,7 @@ class Supervisor:
         self._reckon(self._see())
         self._follow_up()  # the life may have gone on and ended between two looks
         self._goodput.failed(now, failure.kind)
+        self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life)
@@ -183,10 +193,28 @@ class Supervisor:
 
     # -- what there is ---------------------------------------------------------------------------------------------------------
 
+    def foreseen(self, alarm: Alarm, drain: bool) -> None:
+        """Something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that."""
+        self.save_now(alarm.why)
+        if alarm.action == "save more often":
+            self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
+        elif alarm.action == "drain node" and drain:
+            self._drains = f"{alarm.why}; {alarm.reason}"
+
+    def seen(self) -> dict[int, tuple[int, Beat]]:
+        """Of each rank its process, and what it said last. Any thread."""
+        pids = self._pids
+        return {rank: (pids[rank], beat) for rank, beat in self.beats().items() if rank in pids}
+
+    @property
+    def drains(self) -> str:
+        """Why this machine is left, though it works; empty if it is not."""
+        return self._drains
+
     @property
     def announced(self) -> str:
-        """What says that the machine will be taken; empty if nothing does."""
-        return self._notices.heard
+        """What says that the job is to end here, though nobody has sent a signal; empty if nothing does."""
+        return self._notices.heard or self._drains
 
     @property
     def where(self) -> str:
@@ -230,6 +258,9 @@ class Supervisor:
 
     def _ask_for_save(self) -> None:
         """One rank is asked, and has the others save with it."""
+        now, (began, until) = self._clock(), self._often
+        if OFTEN_S <= now - began < until - began:
+            self._wanted, self._often = self._wanted or "more often, as something is not as it was", (now, until)
         if not self._wanted:
             return
         for rank, pid in sorted(self._pids.items()):

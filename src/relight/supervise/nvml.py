@@ -1,0 +1,102 @@
+"""NVIDIA's accelerators, as NVML tells of them, where its library (nvidia-ml-py) and a driver are; elsewhere there are none.
+
+Nothing of it is asked in the thread that watches over ranks: a driver whose device has died may take seconds to answer, or not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from relight.foresee import Accelerator
+
+XIDS_KEPT = 256
+_WAIT_MS = 1000
+
+
+class Nvml:
+    """All of a node's. ``read`` in one thread; ``xids`` and ``close`` in any."""
+
+    def __init__(self, library: Any) -> None:
+        """``library``: nvidia-ml-py's module, ready to be asked."""
+        self._nvml = library
+        self._handles = [library.nvmlDeviceGetHandleByIndex(at) for at in range(library.nvmlDeviceGetCount())]
+        self._xids: deque[tuple[int, int]] = deque(maxlen=XIDS_KEPT)
+        self._over = threading.Event()
+        if self._handles:
+            threading.Thread(target=self._listen, name="relight-nvml", daemon=True).start()
+
+    def read(self) -> list[Accelerator]:
+        """One that does not answer any more stays in its place, without numbers. Milliseconds for each."""
+        return [self._look(handle) for handle in self._handles]
+
+    def xids(self) -> list[str]:
+        """Errors that the driver has told of since it was last asked, in the words of the kernel's log."""
+        found = []
+        while self._xids:
+            found.append("NVRM: Xid (GPU {}): {}".format(*self._xids.popleft()))
+        return found
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._over.set()
+
+    def _look(self, handle: Any) -> Accelerator:
+        nvml = self._nvml
+        return Accelerator(
+            temperature_c=self._number(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            utilisation=self._number(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100,
+            clock_mhz=self._number(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            power_w=self._number(lambda: nvml.nvmlDeviceGetPowerUsage(handle)) / 1000,
+            memory_bytes=self._number(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            ecc_corrected=self._number(lambda: self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
+            ecc_uncorrected=self._number(lambda: self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
+        )
+
+    def _ecc(self, handle: Any, kind: int) -> int:
+        found: int = self._nvml.nvmlDeviceGetTotalEccErrors(handle, kind, self._nvml.NVML_VOLATILE_ECC)
+        return found
+
+    def _number(self, ask: Callable[[], Any]) -> float:
+        try:
+            return float(ask())
+        except (self._nvml.NVMLError, AttributeError):  # not supported by this device, or it is gone
+            return float("nan")
+
+    def _listen(self) -> None:
+        nvml = self._nvml
+        numbers = {}
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return
+        for at, handle in enumerate(self._handles):
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+                numbers[nvml.nvmlDeviceGetPciInfo(handle).busId] = at
+        while not self._over.is_set():
+            try:
+                told = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
+                self._xids.append((numbers.get(nvml.nvmlDeviceGetPciInfo(told.device).busId, -1), int(told.eventData)))
+            except nvml.NVMLError as error:
+                if getattr(error, "value", None) != nvml.NVML_ERROR_TIMEOUT:
+                    return
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlEventSetFree(events)
+
+
+def find_nvml() -> Nvml | None:
+    """This node's; None where there is no library, no driver or no device."""
+    try:
+        library = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        library.nvmlInit()
+        return Nvml(library) if library.nvmlDeviceGetCount() else None
+    except library.NVMLError:
+        return None

@@ -1,0 +1,132 @@
+"""Accelerators as their library tells of them: here a library that is made up, as it is documented."""
+
+from __future__ import annotations
+
+import math
+import queue
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relight.supervise.classify import classify
+from relight.supervise.facts import Facts, Worker
+from relight.supervise.nvml import Nvml, find_nvml
+
+
+class Library(ModuleType):
+    """Two devices; the second says little, and falls silent when it is told to."""
+
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_VOLATILE_ECC, NVML_ERROR_TIMEOUT = 0, 1, 0, 10
+    NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvmlEventTypeXidCriticalError = 0, 1, 8
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            super().__init__(value)
+            self.value = value
+
+    def __init__(self, count: int = 2, broken: bool = False) -> None:
+        super().__init__("pynvml")
+        self.count, self.broken, self.silent = count, broken, False
+        self.events: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def nvmlInit(self) -> None:
+        if self.broken:
+            raise self.NVMLError(9)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, at: int) -> int:
+        return at
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
+        return SimpleNamespace(busId=f"0000:{handle:02x}:00.0")
+
+    def asked(self, handle: int) -> None:
+        if handle == 1 and self.silent:
+            raise self.NVMLError(15)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        self.asked(handle)
+        return 60 + handle
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        self.asked(handle)
+        return SimpleNamespace(gpu=50)
+
+    def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:
+        self.asked(handle)
+        return 1980
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        self.asked(handle)
+        return 650_000
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        self.asked(handle)
+        return SimpleNamespace(used=1 << 30)
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        if handle == 1:
+            raise self.NVMLError(3)  # not supported
+        return 7 * (1 - kind)
+
+    def nvmlEventSetCreate(self) -> str:
+        return "set"
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: str) -> None:
+        pass
+
+    def nvmlEventSetWait_v2(self, events: str, wait_ms: int) -> Any:
+        try:
+            device, number = self.events.get(timeout=0.05)
+        except queue.Empty:
+            raise self.NVMLError(self.NVML_ERROR_TIMEOUT) from None
+        return SimpleNamespace(device=device, eventData=number)
+
+    def nvmlEventSetFree(self, events: str) -> None:
+        pass
+
+
+def test_what_each_says() -> None:
+    """Numbers in the units that detectors expect; none of what a device does not say, or if it has gone."""
+    library = Library()
+    nvml = Nvml(library)
+    first, second = nvml.read()
+    assert first == (60, 0.5, 1980, 650, 1 << 30, 7, 0)
+    assert second.temperature_c == 61 and math.isnan(second.ecc_corrected)
+    library.silent = True
+    first, second = nvml.read()
+    assert first.temperature_c == 60 and all(math.isnan(value) for value in second)
+    nvml.close()
+
+
+def test_errors_that_the_driver_tells_of() -> None:
+    """Each once; those of a device that has failed are hardware, those of a program that wrote where it should not are not."""
+    library = Library()
+    nvml = Nvml(library)
+    library.events.put((1, 79))
+    found: list[str] = []
+    ends = time.monotonic() + 10
+    while not found and time.monotonic() < ends:
+        time.sleep(0.02)
+        found = nvml.xids()
+    assert found == ["NVRM: Xid (GPU 1): 79"] and nvml.xids() == []
+    nvml.close()
+    gone = Worker(0, -11, died_at=1.0)
+    assert classify(Facts((gone,), kernel=tuple(found))).kind == "hardware"
+    assert classify(Facts((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault",))).kind == "crash"
+    assert classify(Facts((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",))).kind == "hardware"
+
+
+@pytest.mark.parametrize(("library", "there"), [(Library(), True), (Library(0), False), (Library(2, broken=True), False), (None, False)])
+def test_where_there_is_nothing_there_is_none(monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool) -> None:
+    """No library, no driver, no device."""
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    found = find_nvml()
+    assert (found is not None) is there
+    if found is not None:
+        found.close()
