@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
-from relight.checkpointer.rolled_back import roll_back_if_told
+from relight.checkpointer.rolled_back import cut_rates, roll_back_if_told
 from relight.commit import Attempt, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.log import History
 from relight.log.history import ROLLED_BACK
-from relight.policy.going_back import BEFORE, SKIP
+from relight.policy.going_back import BEFORE, CUT, SKIP
 from relight.store import MemoryStore
 
 RUN = "run"
@@ -80,3 +81,40 @@ def test_further_tiers_know_it_too() -> None:
     save(far, 5)
     merged = merge([near.history(), far.history()]).history
     assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.set_aside) == 2
+
+
+def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was saved before it, however often it is restored; what was saved since has it; what is no factor counts for nothing."""
+    store = MemoryStore()
+    attempt = Attempt.begin(store, RUN)
+    first = save(attempt, 10)
+    for cut in ("0.5", "", "0.1"):
+        monkeypatch.setenv(BEFORE, "20")
+        monkeypatch.setenv(CUT, cut)
+        roll_back_if_told(store, RUN, None)
+        second = save(attempt, 15)
+    attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": "much"})
+    attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 7.0})
+    third = save(attempt, 16)
+    cuts = attempt.history().cuts
+    assert cuts[first] == cuts[""] == pytest.approx(0.05) and second not in cuts and third not in cuts
+
+
+def test_optimizers_and_schedulers_go_on_with_lower_rates() -> None:
+    """At once, and in all steps to come, as if they had been made with them."""
+    def made(rate: float) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], rate)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+    rates = []
+    for rate, factor in ((0.4, 0.25), (0.1, 1.0)):
+        optimizer, scheduler = made(rate)
+        seen = []
+        for step in range(10):
+            optimizer.step()
+            scheduler.step()
+            if step == 4:
+                cut_rates({"optimizer": optimizer, "scheduler": scheduler, "other": 3}, factor)
+            seen.append(optimizer.param_groups[0]["lr"])
+        rates.append(seen[5:])
+    assert rates[0] == pytest.approx(rates[1])

@@ -30,6 +30,7 @@ from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
+from relight.checkpointer.rolled_back import cut_rates
 from relight.checkpointer.save_handle import Begun, Save
 from relight.checkpointer.signals import ENDS, URGENT, Signals
 from relight.checkpointer.stale import Stale
@@ -170,6 +171,7 @@ class Checkpointer(Holds):
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
             say_restored(found, start, self._environment or {})
+        cut_rates(self._components, found.cut)
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._last_save_s = monotonic()
         for observer in observers:

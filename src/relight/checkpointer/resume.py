@@ -44,10 +44,16 @@ class Resumed:
     micro_step: int | None = None
     newest_seen: str | None = None
     skips: list[tuple[int, int]] = field(default_factory=list)
+    cuts: dict[str, float] = field(default_factory=dict)
     looked: bool = False
     bytes_read: int = 0
     source: str = "store"
     seconds: float = 0.0
+
+    @property
+    def cut(self) -> float:
+        """By what learning rates are to be multiplied: roll-backs came behind what was restored."""
+        return self.cuts.get(self.checkpoint.id if self.checkpoint is not None else "", 1.0)
 
     def notice_newer(self, history: History) -> None:
         """Warn if a checkpoint has come into the run since this restore looked."""
@@ -112,6 +118,7 @@ def _walk(
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view) if view is not None else History()  # of several ranks the first one's decides whether there is a run
     result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
+    result.cuts = history.cuts
     places = [Reach("store", store, run, view), *behind]
     merged = merge([place.history for place in places]) if further else None
     history = merged.history if merged is not None else history

@@ -165,6 +165,7 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True):
     tiers: list[str]
     copies: list[tuple[int, bool, int, str, int, CommitBody]]
     skips: list[tuple[int, int]] = []
+    cuts: dict[str, float] = {}
 
 
 def _listed(
@@ -186,10 +187,10 @@ def _listed(
             found = [copy for one in candidates(merged.history, which) for copy in merged.copies[one.id]]
             told = [(one.place, one.has_next, one.checkpoint) for one in found]
             rows = [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told]
-            listing = _Listing([place.name for place in places], rows, result.skips)
+            listing = _Listing([place.name for place in places], rows, result.skips, result.cuts)
     word = ranks.world.tell(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
     listing = msgspec.msgpack.decode(word, type=_Listing)
-    result.skips = listing.skips
+    result.skips, result.cuts = listing.skips, listing.cuts
     copies = [Copy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
     return shelves, listing.tiers, copies
 
@@ -199,6 +200,7 @@ def _looked(view: View, result: Resumed) -> History:
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
     result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
+    result.cuts = history.cuts
     return history
 
 

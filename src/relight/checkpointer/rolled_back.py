@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+
+import torch
 
 from relight.checkpointer.ranks import Ranks
+from relight.errors import ConfigError
 from relight.format.records import Body, NoteBody
 from relight.log import Log, View, fold
 from relight.log.history import ROLLED_BACK
 from relight.observe import emit
-from relight.policy.going_back import BEFORE, SKIP
+from relight.policy.going_back import BEFORE, CUT, SKIP
 from relight.store import ByteStore
 
 
 def roll_back_if_told(store: ByteStore, run: str, ranks: Ranks | None) -> None:
     """Have the run go on from before a step, if this process was told to; once. Cost, then: one record."""
-    before, skip = os.environ.pop(BEFORE, ""), os.environ.pop(SKIP, "")
+    before, skip, cut = (os.environ.pop(name, "") for name in (BEFORE, SKIP, CUT))
     if not before.isdecimal():
         return
+
+    data: dict[str, str | int | float | bool | None] = {"before": int(before), "skip": skip}
+    if cut:
+        try:
+            data["lr"] = float(cut)
+        except ValueError:
+            raise ConfigError(f"{CUT} is a number, not {cut[:40]!r}") from None
 
     def write() -> bytes:
         log = Log(store, run)
         log.start()
 
         def decide(view: View) -> tuple[Body, int]:
-            return NoteBody(topic=ROLLED_BACK, data={"before": int(before), "skip": skip}), fold(view).epoch
+            return NoteBody(topic=ROLLED_BACK, data=data), fold(view).epoch
 
         log.append(decide)
         return b""
@@ -34,4 +45,22 @@ def roll_back_if_told(store: ByteStore, run: str, ranks: Ranks | None) -> None:
     else:
         ranks.first(write, "going back")
     past = f", past the samples of steps {skip}" if skip else ""
-    emit("restore.back", f"going back to before step {before}{past}", before=int(before), skip=skip)
+    rates = f", learning rates × {cut}" if cut else ""
+    emit("restore.back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
+
+
+def cut_rates(components: Mapping[str, object], factor: float) -> None:
+    """Of all optimizers, and of what schedulers go by. ``factor`` of 1: nothing."""
+    if factor == 1.0:
+        return
+    for value in components.values():
+        if isinstance(value, torch.optim.Optimizer):
+            for group in value.param_groups:
+                for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+                    if name in group:
+                        group[name] = group[name] * factor
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            for name in ("base_lrs", "_last_lr"):
+                if isinstance(rates := getattr(value, name, None), list):
+                    setattr(value, name, [rate * factor for rate in rates])
+    emit("restore.rates", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)

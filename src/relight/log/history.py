@@ -67,6 +67,8 @@ class History:
     """Ids of those that a roll-back went behind: they are there, and the latest is none of them as long as there is another."""
     skips: list[tuple[int, int]] = field(default_factory=list)
     """Steps, first and last, whose samples are not trained on."""
+    cuts: dict[str, float] = field(default_factory=dict)
+    """By what to multiply the learning rates of those that a roll-back came behind; ``""``: of a run that begins anew."""
 
     @property
     def attempts(self) -> list[str]:
@@ -113,7 +115,7 @@ def fold(view: View | Sequence[Record]) -> History:
             if body.topic == REPACKED:
                 _repacked(history, str(body.data.get("id")))
             elif body.topic == ROLLED_BACK:
-                _rolled_back(history, body.data.get("before"), body.data.get("skip"))
+                _rolled_back(history, body.data.get("before"), body.data.get("skip"), body.data.get("lr"))
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
                 history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
@@ -129,12 +131,15 @@ def _repacked(history: History, checkpoint_id: str) -> None:
             held[checkpoint_id] = replace(held[checkpoint_id], alone=True)
 
 
-def _rolled_back(history: History, before: object, skip: object) -> None:
+def _rolled_back(history: History, before: object, skip: object, lr: object) -> None:
     if type(before) is int:
         history.set_aside.update(one.id for one in history.by_id.values() if one.step >= before)
     first, _, last = str(skip or "").partition("-")
     if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:
         history.skips.append((int(first), int(last)))
+    if type(lr) is float and 0 < lr < 1:
+        for name in ("", *history.by_id):
+            history.cuts[name] = lr * history.cuts.get(name, 1.0)
 
 
 def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:

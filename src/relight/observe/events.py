@@ -27,6 +27,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "run.save": (logging.INFO, "the supervisor has the ranks save at the end of their step"),
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),
     "run.agent": (logging.WARNING, "the process that writes saves had stopped, and was ended"),
+    "restore.rates": (logging.WARNING, "learning rates were lowered, as the run went back"),
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),
     "log.damaged": (logging.WARNING, "a record of the run's log counts for nothing"),
     "save.requested": (logging.DEBUG, "a save was asked for"),

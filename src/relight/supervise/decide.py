@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.policy.going_back import BEFORE, SKIP, SPLIT
+from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT
 from relight.pulse.page import NOT_YET
 from relight.supervise.facts import Decision, Failure
 
@@ -32,6 +32,8 @@ class Rules:
     """After so many failures of its hardware within a day a machine leaves the job."""
     skip: int = 1
     """How many steps' samples are skipped behind a roll-back: twice as many at each further one."""
+    lr_cut: float = 1.0
+    """By what learning rates are multiplied at each roll-back; 1: they stay."""
     split: bool = False
     """Whether micro-batches may be made smaller: the script must ask ``ckpt.split``."""
     spikes: float = 10.0
@@ -46,6 +48,9 @@ class Rules:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86400:
                 raise ConfigError(f"[supervise] {name} is a number from 0 to 86400, not {value!r}")
+        cut = self.lr_cut
+        if isinstance(cut, bool) or not isinstance(cut, (int, float)) or not 0 < cut <= 1:
+            raise ConfigError(f"[supervise] lr_cut is a number above 0, at most 1, not {cut!r}")
         if not isinstance(self.split, bool):
             raise ConfigError(f"[supervise] split is true or false, not {self.split!r}")
 
@@ -99,6 +104,8 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: Rules) -> Decis
     first, last = onset, onset + count - 1
     before = min(onset, max(failure.restored, 0)) if same else onset  # what was restored the last time did not help
     settings = {**_kept(failure, history), BEFORE: str(before), SKIP: f"{first}-{last}"}
+    if rules.lr_cut < 1:
+        settings[CUT] = f"{rules.lr_cut:g}"
     shown = f"step {first}" if first == last else f"steps {first} to {last}"
     return Decision("roll back", f"{failure.why}: going back to before step {before}, past the samples of {shown}", 0.0, settings)
 
@@ -145,4 +152,4 @@ def _alike(failure: Failure, history: Sequence[Past]) -> int:
 def _kept(failure: Failure, history: Sequence[Past]) -> dict[str, str]:
     """What a life was told is told to the next: batches stay small; to go back, until one has."""
     told = dict(history[-1].decision.settings) if history else {}
-    return told if failure.restored == NOT_YET else {name: value for name, value in told.items() if name not in (BEFORE, SKIP)}
+    return told if failure.restored == NOT_YET else {name: value for name, value in told.items() if name not in (BEFORE, SKIP, CUT)}
