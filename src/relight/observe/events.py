@@ -18,6 +18,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "restore.back": (logging.WARNING, "the run goes on from before what went wrong"),
     "run.life": (logging.INFO, "relight run started the processes of a job"),
     "run.hang": (logging.WARNING, "no rank moved any more"),
+    "run.apart": (logging.WARNING, "whoever holds the rendezvous of a job cannot be reached"),
+    "run.joined": (logging.INFO, "it is there again"),
     "run.failure": (logging.WARNING, "a life of a job ended as it should not"),
     "run.decision": (logging.INFO, "what is done about it"),
     "run.recovered": (logging.INFO, "training goes on"),

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from relight.supervise.classify import is_a_loss
 from relight.supervise.facts import Decision, Worker
+from relight.supervise.joining import LOST, Joining
 from relight.supervise.procfs import look_at
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
@@ -38,14 +39,23 @@ GOES_ON = ("resume", "roll back", "smaller batch")
 class Agent(LocalElasticAgent):
     """``supervisor`` is asked at each look, and at each failure."""
 
-    def __init__(self, *args: Any, supervisor: Supervisor, spares: Spares, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, supervisor: Supervisor, spares: Spares, joining: Joining, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._supervisor, self._spares = supervisor, spares
+        self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._decision: Decision | None = None
         self._lives = 0
         self._remaining_restarts = 1  # whether there is another is not for a counter to say
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        while True:
+            try:
+                super()._rendezvous(worker_group)
+            except LOST as error:
+                self._joining.lost(error)
+            else:
+                return self._joining.joined()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers])

@@ -18,12 +18,15 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
 from relight.supervise.agent import Agent
+from relight.supervise.joining import LOST, Joining
 from relight.supervise.settings import Settings
 from relight.supervise.spare import USUAL, Spares
 from relight.supervise.supervisor import Supervisor
 
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
+JOIN_S = 600
+"""torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
 _WORKER = "relight.supervise.worker"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Each life's ranks meet in a store of their own. As it is by default (2.13), all lives share the agent's, where they find the addresses of
@@ -87,9 +90,13 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
     )  # fmt: skip
     master, port = _static(parameters)
+    try:
+        joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S)
+    except LOST:
+        return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
-        rdzv_handler=rendezvous.get_rendezvous_handler(parameters), max_restarts=config.max_restarts,
+        rdzv_handler=joining, max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval, master_addr=master, master_port=port, local_addr=config.local_addr,
         event_log_handler=config.event_log_handler, numa_options=config.numa_options,
         duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
@@ -98,7 +105,7 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     agent = Agent(
         spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, supervisor=supervisor,
-        spares=spares,
+        spares=spares, joining=joining,
     )  # fmt: skip
     closes = True
     try:
@@ -116,13 +123,15 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
+    except LOST:
+        return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
         return _asked(supervisor, f"{signalled.sigval.name} came")
     finally:
         if closes:
-            spec.rdzv_handler.shutdown()
+            joining.shutdown()
 
 
 def _asked(supervisor: Supervisor, why: str) -> Ended:
