@@ -32,15 +32,22 @@ from relight.supervise.supervisor import Supervisor
 SETTLE_S = 1.0
 """Ranks that lose another have so long to notice and end by themselves; then they are ended. Nothing of theirs is lost by that: what is
 sealed is another process's to finish."""
+SHUTDOWN_S = 30
+"""torchrun's own: how long ranks that are well have to end, when others come or go."""
 _TAIL_BYTES = 16 << 10
 GOES_ON = ("resume", "roll back", "smaller batch")
 
 
 class Agent(LocalElasticAgent):
-    """``supervisor`` is asked at each look, and at each failure."""
+    """``supervisor`` is asked at each look, and at each failure. ``grace_s``: how long ranks have to end when the job is asked to; 0: as
+    long as in other cases, ``shutdown_timeout``."""
 
-    def __init__(self, *args: Any, supervisor: Supervisor, spares: Spares, joining: Joining, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, *, supervisor: Supervisor, spares: Spares, joining: Joining, grace_s: float, shutdown_timeout: int | None, **kwargs: Any
+    ) -> None:
+        shutdown_timeout = SHUTDOWN_S if shutdown_timeout is None else shutdown_timeout
+        super().__init__(shutdown_timeout=grace_s or shutdown_timeout, **kwargs)  # type: ignore[arg-type]
+        self._others_s = shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._decision: Decision | None = None
         self._lives = 0
@@ -145,7 +152,7 @@ class Agent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         decided, self._decision = self._decision, None
         if decided is None:  # others come or go: these are well, and may save
-            self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+            self._shutdown(signal.SIGTERM, self._others_s)
         else:
             self._shutdown(signal.SIGKILL, int(SETTLE_S))
 

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
+from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.agent import Agent
 from relight.supervise.joining import LOST, Joining
 from relight.supervise.settings import Settings
@@ -65,9 +66,13 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
         arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents)
+    grace_s = grace_of(os.environ.get(GRACE, "")) or settings.start.grace_s
+    if grace_s:
+        grace_s -= kept_back(grace_s)
+        os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # what the ranks have
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
     try:
-        return _run(config, command, arguments, supervisor, spares)
+        return _run(config, command, arguments, supervisor, spares, grace_s)
     finally:
         spares.close()
         supervisor.close()
@@ -82,7 +87,7 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
         options.master_port = 29500
 
 
-def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares) -> Ended:
+def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float) -> Ended:
     config.run_id = config.run_id or str(uuid.uuid4())
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
     parameters = RendezvousParameters(
@@ -104,8 +109,8 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     )  # fmt: skip
     agent = Agent(
         spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, supervisor=supervisor,
-        spares=spares, joining=joining,
+        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
+        supervisor=supervisor, spares=spares, joining=joining,
     )  # fmt: skip
     closes = True
     try:
