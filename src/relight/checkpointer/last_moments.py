@@ -12,7 +12,7 @@ import msgspec
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.observe import emit
-from relight.policy.grace import GRACE, Hurry, fits, grace_of, kept_back
+from relight.policy.grace import GRACE, Hurry, fits, grace_of
 from relight.world import LateRanks
 
 _REMEMBERED = 4
@@ -29,7 +29,7 @@ class LastMoments:
     def begin(self) -> None:
         """A signal to end has come; the first counts."""
         if self._ends is None and self._grace_s is not None:
-            self._ends = self._clock() + self._grace_s - kept_back(self._grace_s)
+            self._ends = self._clock() + self._grace_s
 
     def learn(self, timings: Mapping[str, float]) -> None:
         """Of a save that became durable: not what it waited for those before it."""

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 GRACE = "RELIGHT_GRACE_S"
 """How long a process has from SIGTERM to SIGKILL, in seconds."""
-_SHARE, _LEAST_S, _MOST_S = 0.1, 0.25, 1.0
+_SHARE, _LEAST_S, _MOST_S = 0.1, 0.4, 1.5
+_DEAR = 1.1
+"""A save may take so many times as long as those before it."""
 
 
 def kept_back(grace_s: float) -> float:
-    """So much of it is for ending: processes, the incident, an exit code."""
+    """So much of it a supervisor keeps for itself: to end who does not end, for the incident, for an exit code."""
     return min(_MOST_S, max(_LEAST_S, _SHARE * grace_s))
 
 
@@ -46,7 +48,7 @@ class Hurry:
     @property
     def need_s(self) -> float:
         """How long a save takes that is begun now."""
-        return self.usual_s * (1.0 + self.before)
+        return _DEAR * self.usual_s * (1.0 + self.before)
 
 
 def fits(ranks: Sequence[Hurry]) -> Fit:
