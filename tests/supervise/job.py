@@ -79,9 +79,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
     every = int(os.environ.get("JOB_EVERY", "5"))
     torch.manual_seed(rank)
+    speed = os.environ.get("JOB_BYTES_PER_SECOND")
     ckpt = relight.Checkpointer(
-        store / "run", model=model, optimizer=optimizer, save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1"
-    )
+        store / "run", model=model, optimizer=optimizer, ballast=torch.ones(int(os.environ.get("JOB_BALLAST", "1"))),
+        limits=relight.Limits(bytes_per_second=float(speed) if speed else None), save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1",
+    )  # fmt: skip
     with ckpt:
         start = ckpt.restore()
         for step in range(start, steps):

@@ -22,6 +22,7 @@ from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
+from relight.checkpointer.last_moments import LastMoments
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
@@ -121,7 +122,7 @@ class Checkpointer(Holds):
                 be_modest()
         self._heirs = Heirs(self._ranks, self._components)
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
-        self._signals = Signals(self._on_signal) if signals else None
+        self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
         self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
@@ -197,7 +198,8 @@ class Checkpointer(Holds):
         save = None
         if reason is not None:
             with self._saving():
-                save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in URGENT)
+                if reason not in ENDS or self._last_moments.allow(step, [begun.save for begun in self._begun.values()], self._ranks):
+                    save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
             if self._signals.ending and (self._ranks is None or reason in ENDS):
@@ -456,11 +458,11 @@ class Checkpointer(Holds):
             self._count_failure(begun.save)
 
     def _drain(self, *, quiet: bool = False) -> None:
-        """Wait until nothing is being written any more, no longer than the deadline."""
+        """Wait until nothing is being written any more, no longer than the deadline, or than there is time."""
         if self._background is not None:
             self._background.barrier()
             self._background.hurry()
-        ends = monotonic() + self._limits.deadline_s
+        ends = monotonic() + self._last_moments.bound(self._limits.deadline_s)
         for begun in list(self._begun.values()):
             try:
                 begun.save.wait(max(0.0, ends - monotonic()))
@@ -472,6 +474,7 @@ class Checkpointer(Holds):
 
     def _now_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
+        self._last_moments.learn(begun.save.timings)
         self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
@@ -542,6 +545,7 @@ class Checkpointer(Holds):
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
         self._trusted.committed(report.id)
+        self._last_moments.learn({"total": seconds})
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         save.say_durable(f" in {seconds:.3f} s")
@@ -553,8 +557,8 @@ class Checkpointer(Holds):
         """Whether the last step was saved for all ranks, where one has died and another can."""
         if self._attempt is None:
             return False
-        done = self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, [one.save for one in self._begun.values()])
-        if done:
+        begun = [one.save for one in self._begun.values()]
+        if done := self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, begun):
             self._last_saved_step = self._boundary.step
         return done
 
@@ -566,12 +570,8 @@ class Checkpointer(Holds):
         try:
             state = self._boundary.consistent()
             if state is None:
-                emit(
-                    "save.none",
-                    f"{type(error).__name__} in the step after {step}: parameters or optimizer had changed since its end (or remembering "
-                    "every step's end would have cost too much), so nothing was saved",
-                    step=step,
-                )
+                why = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
+                emit("save.none", f"{type(error).__name__} in the step after {step}: {why}, so nothing was saved", step=step)
                 return
             self._write(state, step, f"exception: {type(error).__name__}", {}, None, None)
         except Exception as second:  # the caller's exception matters more than ours
@@ -580,11 +580,13 @@ class Checkpointer(Holds):
     def _on_signal(self, name: str) -> None:
         then = "saving at the end of this step" if name == "SIGUSR1" else "finishing this step, saving, then ending"
         emit("signal.received", f"{name}: {then}", signal=name)
+        if name in ENDS:
+            self._last_moments.begin()
 
     def _finish(self) -> None:
         if self._background is not None:
             self._drain(quiet=True)
-            self._background.close()
+            self._background.close(polite=not self._last_moments.over)
             self._background = None
         if self._signals is not None and not self._signals.ending:
             self._signals.restore()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -33,7 +35,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
       relight run --nproc-per-node 8 train.py --batch-size 32
       relight run --nnodes 2:4 --rdzv-endpoint head:29400 train.py
     """
-    from relight.supervise.launch import launch, parse
+    from relight.supervise.launch import SAVED, UNSAVED, launch, parse
     from relight.supervise.settings import read_settings
 
     told = read_settings(settings)
@@ -48,6 +50,10 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     click.echo(f"relight: {escape(ended.say)}", err=True)
     if ended.code == 1:
         click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
+    if ended.code in (SAVED, UNSAVED):  # Python takes seconds to end behind torch, and the machine may be gone by then
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code)
     return ended.code
 
 

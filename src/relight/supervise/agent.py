@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from relight.supervise.classify import is_a_loss
 from relight.supervise.facts import Decision, Worker
+from relight.supervise.joining import LOST, Joining
 from relight.supervise.procfs import look_at
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
@@ -33,21 +34,37 @@ SETTLE_S = 1.0
 sealed is another process's to finish."""
 HEIR_S = 0.5
 """One that can save what all ranks held has so long to begin with it, once it is known that another has failed."""
+SHUTDOWN_S = 30
+"""torchrun's own: how long ranks that are well have to end, when others come or go."""
 _TAIL_BYTES = 16 << 10
 GOES_ON = ("resume", "roll back", "smaller batch")
 
 
 class Agent(LocalElasticAgent):
-    """``supervisor`` is asked at each look, and at each failure."""
+    """``supervisor`` is asked at each look, and at each failure. ``grace_s``: how long ranks have to end when the job is asked to; 0: as
+    long as in other cases, ``shutdown_timeout``."""
 
-    def __init__(self, *args: Any, supervisor: Supervisor, spares: Spares, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._supervisor, self._spares = supervisor, spares
+    def __init__(
+        self, *, supervisor: Supervisor, spares: Spares, joining: Joining, grace_s: float, shutdown_timeout: int | None, **kwargs: Any
+    ) -> None:
+        shutdown_timeout = SHUTDOWN_S if shutdown_timeout is None else shutdown_timeout
+        super().__init__(shutdown_timeout=grace_s or shutdown_timeout, **kwargs)  # type: ignore[arg-type]
+        self._others_s = shutdown_timeout
+        self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._decision: Decision | None = None
         self._lives = 0
         self._remaining_restarts = 1  # whether there is another is not for a counter to say
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        while True:
+            try:
+                super()._rendezvous(worker_group)
+            except LOST as error:
+                self._joining.lost(error)
+            else:
+                return self._joining.joined()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers])
@@ -139,7 +156,7 @@ class Agent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         decided, self._decision = self._decision, None
         if decided is None:  # others come or go: these are well, and may save
-            self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+            self._shutdown(signal.SIGTERM, self._others_s)
         else:
             self._shutdown(signal.SIGKILL, int(SETTLE_S))
 

@@ -19,8 +19,10 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
+from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.agent import Agent
 from relight.supervise.foreseeing import Foreseeing
+from relight.supervise.joining import LOST, Joining
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.settings import Settings
@@ -31,6 +33,8 @@ SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
 LEFT = 77
 """Exit code of a machine that is not to be used again: others go on without it."""
+JOIN_S = 600
+"""torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
 _WORKER = "relight.supervise.worker"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Each life's ranks meet in a store of their own. As it is by default (2.13), all lives share the agent's, where they find the addresses of
@@ -77,9 +81,13 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if gauges is not None:
         supervisor.devices = gauges.xids
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.save_now("SIGUSR1 came"))
+    grace_s = grace_of(os.environ.get(GRACE, "")) or settings.start.grace_s
+    if grace_s:
+        grace_s -= kept_back(grace_s)
+        os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # what the ranks have
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
     try:
-        return _run(config, command, arguments, supervisor, spares)
+        return _run(config, command, arguments, supervisor, spares, grace_s)
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
@@ -98,7 +106,7 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
         options.master_port = 29500
 
 
-def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares) -> Ended:
+def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float) -> Ended:
     config.run_id = config.run_id or str(uuid.uuid4())
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
     parameters = RendezvousParameters(
@@ -106,9 +114,13 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
     )  # fmt: skip
     master, port = _static(parameters)
+    try:
+        joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S)
+    except LOST:
+        return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
-        rdzv_handler=rendezvous.get_rendezvous_handler(parameters), max_restarts=config.max_restarts,
+        rdzv_handler=joining, max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval, master_addr=master, master_port=port, local_addr=config.local_addr,
         event_log_handler=config.event_log_handler, numa_options=config.numa_options,
         duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
@@ -116,8 +128,8 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     )  # fmt: skip
     agent = Agent(
         spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, supervisor=supervisor,
-        spares=spares,
+        log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
+        supervisor=supervisor, spares=spares, joining=joining,
     )  # fmt: skip
     closes = True
     try:
@@ -138,13 +150,15 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
+    except LOST:
+        return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
         return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came")
     finally:
         if closes:
-            spec.rdzv_handler.shutdown()
+            joining.shutdown()
 
 
 def _asked(supervisor: Supervisor, why: str) -> Ended:

@@ -25,10 +25,15 @@ class Start:
     """Whether processes wait, with their imports done, to take the place of the ranks: a process and its memory for each rank."""
     preload: tuple[str, ...] = ()
     """What they import besides torch and Relight."""
+    grace_s: float = 0.0
+    """How long there is between SIGTERM and SIGKILL when the machine is wanted back; 0: nobody knows. ``RELIGHT_GRACE_S`` beats it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.spares, bool):
             raise ConfigError(f"[supervise] spares is true or false, not {self.spares!r}")
+        grace_s = self.grace_s
+        if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s <= 86400:
+            raise ConfigError(f"[supervise] grace_s is a number of seconds, at most a day, not {grace_s!r}")
         names = self.preload
         if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) and one.replace(".", "_").isidentifier() for one in names):
             raise ConfigError(f"[supervise] preload is a list of modules' names, not {names!r}")

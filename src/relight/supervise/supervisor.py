@@ -16,6 +16,7 @@ from pathlib import Path
 
 from relight.errors import RelightError
 from relight.foresee import Alarm
+from relight.log import Log, fold
 from relight.log.identity import now_text
 from relight.observe import emit
 from relight.policy.going_back import SPIKES
@@ -240,9 +241,17 @@ class Supervisor:
         return None if any(beat.heir for beat in known) else False
 
     def saved(self) -> bool:
-        """Whether what the ranks did last is stored."""
+        """Whether what the ranks did last is stored. One that was ended while it waited for that may not have heard of it."""
         beats = self.beats().values()
-        return bool(beats) and all(beat.durable >= beat.step for beat in beats)
+        if not beats or all(beat.durable >= beat.step for beat in beats):
+            return bool(beats)
+        last = max(beat.step for beat in beats)
+        if any(max(beat.durable, beat.sealed) < beat.step for beat in beats):
+            return False
+        url, run = next((beat.url, beat.run) for beat in beats)
+        with contextlib.suppress(RelightError):
+            return any(one.step >= last for one in fold(Log(open_bytes(url), run).read()).live)
+        return False
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""Between the signal that a job is to end and the end of its machine: how long there is, and whether a save still fits."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+
+import msgspec
+
+from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.save_handle import Save
+from relight.observe import emit
+from relight.policy.grace import GRACE, Hurry, fits, grace_of
+from relight.world import LateRanks
+
+_REMEMBERED = 4
+
+
+class LastMoments:
+    """Of one Checkpointer. Where nobody says how long there is (``RELIGHT_GRACE_S``), there is all the time that is needed."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._grace_s = clock, grace_of(os.environ.get(GRACE, ""))
+        self._ends: float | None = None
+        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def begin(self) -> None:
+        """A signal to end has come; the first counts."""
+        if self._ends is None and self._grace_s is not None:
+            self._ends = self._clock() + self._grace_s
+
+    def learn(self, timings: Mapping[str, float]) -> None:
+        """Of a save that became durable: not what it waited for those before it."""
+        self._took.append(sum(timings.get(name, 0.0) for name in ("blocked", "copy", "total")))
+
+    @property
+    def left_s(self) -> float | None:
+        """Until this process must have ended; None: for ever, or nobody knows."""
+        return None if self._ends is None else self._ends - self._clock()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no time any more."""
+        return self.left_s is not None and self.left_s <= 0
+
+    def bound(self, seconds: float) -> float:
+        """So long, but no longer than there is."""
+        return seconds if self.left_s is None else max(0.0, min(seconds, self.left_s))
+
+    def allow(self, step: int, begun: Iterable[Save], ranks: Ranks | None) -> bool:
+        """Whether to save the step that the job ends behind: the same on all ranks, who each ask at this point. Tells if not."""
+        self.begin()
+        before = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
+        mine = Hurry(self.left_s, max(self._took, default=0.0), before)
+        try:
+            told = ranks.world.gather(msgspec.json.encode(mine), "ending") if ranks is not None else []
+        except LateRanks:  # which the save will say
+            return True
+        fit = fits([msgspec.json.decode(one, type=Hurry) for one in told] or [mine])
+        if not fit.fits:
+            emit("save.too_late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
+        return fit.fits

@@ -1,0 +1,122 @@
+"""The rendezvous as an agent uses it: asked without waiting for it, and joined anew by whoever was cut off from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler, RendezvousInfo, RendezvousStateError
+
+from relight.observe import emit
+
+LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
+"""What says that whoever holds the rendezvous cannot be reached. A connection lost once stays lost: torch's store makes no other."""
+_ASK_S = 0.25
+_ANSWER_S = 2.0
+_AGAIN_S = 1.0
+_NOBODY = "nobody can be met until it is there again"
+
+
+class Joining(RendezvousHandler):
+    """torchrun's own handler, made anew by ``make`` where that helps. ``patience_s``: for how long it is tried."""
+
+    def __init__(self, make: Callable[[], RendezvousHandler], patience_s: float) -> None:
+        self._make, self._patience_s = make, patience_s
+        self._inner = make()
+        self._asked: _Ask | None = None
+        self._lost_at: float | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """With a new connection, if the one there was is lost, or does not answer: it may be minutes until one that was cut does again."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.join(_ANSWER_S)
+            if asked.is_alive() or isinstance(asked.error, LOST):
+                self._is_lost(_NOBODY)
+        if self._lost_at is not None:
+            self._inner = self._make()
+        return self._inner.next_rendezvous()
+
+    def joined(self) -> None:
+        """It is held by somebody."""
+        if self._lost_at is not None:
+            emit("run.joined", f"the rendezvous is there again, after {time.monotonic() - self._lost_at:.1f} s")
+        self._lost_at = None
+
+    def lost(self, error: Exception) -> None:
+        """It could not be reached: wait a little, or raise ``error`` if that has lasted too long."""
+        self._is_lost(_NOBODY)
+        assert self._lost_at is not None
+        if time.monotonic() - self._lost_at > self._patience_s:
+            raise error
+        time.sleep(_AGAIN_S)
+
+    def num_nodes_waiting(self) -> int:
+        """How many want to join, as far as is known. Ranks that train do not need the rendezvous, and are not to be ended, nor left without
+        somebody who looks at them, because it cannot be reached."""
+        if self._lost_at is not None:
+            return 0
+        self._asked = self._asked or _Ask(self._inner.num_nodes_waiting)
+        self._asked.join(_ASK_S)
+        if self._asked.is_alive():
+            return 0
+        asked, self._asked = self._asked, None
+        if isinstance(asked.error, LOST):
+            self._is_lost("training goes on, but nobody can join it")
+            return 0
+        if asked.error is not None:
+            raise asked.error
+        return asked.found
+
+    def _is_lost(self, so: str) -> None:
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+            emit("run.apart", f"the rendezvous cannot be reached: {so}")
+
+    # -- as it is
+
+    def get_backend(self) -> str:
+        """See torch's."""
+        return self._inner.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """See torch's."""
+        return self._inner.use_agent_store
+
+    def is_closed(self) -> bool:
+        """See torch's."""
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        """See torch's."""
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def get_run_id(self) -> str:
+        """See torch's."""
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        """See torch's; not what was lost, where nobody would hear of it, or others only now."""
+        return self._lost_at is None and self._inner.shutdown()
+
+
+class _Ask(threading.Thread):
+    """A question that may take as long as a connection takes to be given up; who asked need not wait for it, nor the process at its end."""
+
+    def __init__(self, question: Callable[[], int]) -> None:
+        super().__init__(name="relight-rendezvous", daemon=True)
+        self._question = question
+        self.found = 0
+        self.error: Any = None
+        self.start()
+
+    def run(self) -> None:
+        """Ask it."""
+        try:
+            self.found = self._question()
+        except Exception as error:  # noqa: BLE001 (raised by who asked)
+            self.error = error

@@ -1,0 +1,85 @@
+"""A slice of ``make hosts`` and of ``make preempt``: machines in network namespaces, and a machine that is wanted back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.supervise.lab import missing
+
+from relight.checkpointer.last_moments import LastMoments
+from relight.policy.grace import GRACE, Hurry, fits, grace_of, kept_back
+
+HERE = Path(__file__).parent
+
+
+def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
+    """What it printed; it must have found nothing wrong."""
+    if lacks := missing():
+        pytest.skip(lacks)
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / script), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        said = process.communicate(timeout=timeout_s)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.mark.distributed
+def test_a_machine_that_is_cut_off_comes_back() -> None:
+    """Two of three go on without it; healed, they are three again; one group at a time has made progress that was committed."""
+    said = play("hosts.py", "--scene", "partition", "--seeds", "1")
+    assert "two go on" in said and "three again" in said
+
+
+@pytest.mark.distributed
+def test_a_machine_that_is_wanted_back_says_whether_the_last_step_is_stored() -> None:
+    """Twice with five seconds, once with one."""
+    play("preempt.py", "--grace", "5", "--count", "2")
+    play("preempt.py", "--grace", "1", "--count", "1")
+
+
+def test_a_save_is_begun_only_if_it_fits() -> None:
+    """The slowest rank and the one with least time count; where nothing is known it is tried; a save that is under way comes first."""
+    assert fits([Hurry(4.0, 3.0, 0.0), Hurry(5.0, 3.5, 0.0)]).fits
+    assert not fits([Hurry(4.0, 3.0, 0.0), Hurry(5.0, 4.5, 0.0)]).fits
+    assert not fits([Hurry(4.0, 3.0, 0.5)]).fits and not fits([Hurry(3.0, 3.0, 0.0)]).fits
+    assert not fits([Hurry(None, 3.0, 0.0), Hurry(2.0, 0.0, 0.0)]).fits
+    assert fits([Hurry(None, 30.0, 1.0)]).fits
+    assert fits([Hurry(1.0, 0.0, 0.0)]).fits and not fits([Hurry(-0.1, 0.0, 0.0)]).fits
+
+
+def test_some_of_the_grace_is_kept_back() -> None:
+    """For ending: a tenth, a quarter of a second at least, a second at most; what is no time is none."""
+    assert [kept_back(grace_s) for grace_s in (0.5, 1.0, 5.0, 30.0, 600.0)] == [0.4, 0.4, 0.5, 1.5, 1.5]
+    assert [grace_of(text) for text in ("", "soon", "-1", "0", "nan", "inf", "2.5")] == [None] * 6 + [2.5]
+
+
+def test_the_first_signal_begins_the_last_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on every wait ends in time; without a word about grace none is shortened."""
+    now = [100.0]
+    monkeypatch.setenv(GRACE, "5")
+    moments = LastMoments(lambda: now[0])
+    assert moments.left_s is None and moments.bound(600) == 600 and not moments.over
+    moments.begin()
+    now[0] += 2
+    moments.begin()
+    assert moments.left_s == pytest.approx(3.0) and moments.bound(600) == pytest.approx(3.0)
+    moments.learn({"blocked": 0.5, "copy": 0.5, "total": 1.0, "queued": 9.0})
+    assert moments.allow(7, [], None)
+    now[0] += 1.5
+    assert not moments.allow(7, [], None) and not moments.over
+    now[0] += 5
+    assert moments.over and moments.bound(600) == 0
+    monkeypatch.delenv(GRACE)
+    unknown = LastMoments(lambda: now[0])
+    unknown.begin()
+    assert unknown.left_s is None and unknown.allow(7, [], None)

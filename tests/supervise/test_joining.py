@@ -1,0 +1,90 @@
+"""Asking who waits, and meeting again, while whoever holds the rendezvous is there, silent, or gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
+
+from relight.supervise.joining import Joining
+
+
+class Handler:
+    """As torch's, with answers that are planned."""
+
+    def __init__(self, answer: Any = 0, meets: Any = "met") -> None:
+        self.answer, self.meets, self.closed = answer, meets, False
+
+    def num_nodes_waiting(self) -> int:
+        """Planned."""
+        return self._give(self.answer)
+
+    def next_rendezvous(self) -> Any:
+        """Planned."""
+        return self._give(self.meets)
+
+    def shutdown(self) -> bool:
+        """Taken note of."""
+        self.closed = True
+        return True
+
+    def _give(self, planned: Any) -> Any:
+        if isinstance(planned, threading.Event):
+            planned.wait()
+            return 2
+        if isinstance(planned, Exception):
+            raise planned
+        return planned
+
+
+def test_who_waits_is_asked_without_waiting() -> None:
+    """An answer that is there is given; one that does not come holds nobody up, and is given when it has come."""
+    assert Joining(lambda: Handler(3), 1).num_nodes_waiting() == 3  # type: ignore[arg-type,return-value]
+    silent = threading.Event()
+    joining = Joining(lambda: Handler(silent), 1)  # type: ignore[arg-type,return-value]
+    began = time.monotonic()
+    assert joining.num_nodes_waiting() == joining.num_nodes_waiting() == 0
+    assert time.monotonic() - began < 2
+    silent.set()
+    assert joining.num_nodes_waiting() == 2
+
+
+def test_a_rendezvous_that_is_lost_ends_nobodys_training() -> None:
+    """Nobody waits, as far as is known; it is joined through a new connection; and what is lost is not closed for others."""
+    made = [Handler(RendezvousConnectionError("gone"), RendezvousConnectionError("gone")), Handler(meets="again")]
+    first = made[0]
+    joining = Joining(lambda: made.pop(0), 60)  # type: ignore[arg-type,return-value]
+    assert joining.num_nodes_waiting() == joining.num_nodes_waiting() == 0
+    assert not joining.shutdown() and not first.closed
+    assert joining.next_rendezvous() == "again"
+    joining.joined()
+    assert joining.shutdown()
+
+
+def test_one_that_does_not_answer_is_joined_anew() -> None:
+    """A connection that was cut may be silent for minutes, though the wire is whole again."""
+    made = [Handler(threading.Event()), Handler(meets="again")]
+    joining = Joining(lambda: made.pop(0), 60)  # type: ignore[arg-type,return-value]
+    assert joining.num_nodes_waiting() == 0
+    assert joining.next_rendezvous() == "again"
+
+
+def test_patience_has_an_end() -> None:
+    """Then the error is raised that was there."""
+    joining = Joining(Handler, 0.0)  # type: ignore[arg-type]
+    error = RendezvousConnectionError("gone")
+    with pytest.raises(RendezvousConnectionError):
+        joining.lost(error)
+
+
+def test_what_is_no_loss_is_told() -> None:
+    """A rendezvous that was closed, say."""
+    joining = Joining(lambda: Handler(RendezvousClosedError("over")), 60)  # type: ignore[arg-type,return-value]
+    with pytest.raises(RendezvousClosedError):
+        joining.num_nodes_waiting()

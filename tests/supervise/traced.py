@@ -1,0 +1,48 @@
+"""``job.py``, and a line for each step that ends: ``JOB_TRACE/HOST`` gets host, rank, ranks, step, epoch and the monotonic time."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import relight
+from relight.checkpointer.observer import observers
+
+
+class Trace:
+    """An ``Observer``. All ranks that train together have one epoch."""
+
+    def __init__(self) -> None:
+        self._file = (Path(os.environ["JOB_TRACE"]) / socket.gethostname()).open("a", buffering=1)
+        self._who = [socket.gethostname(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])]
+
+    def place(self, url: str, run: str) -> tuple[str, str]:
+        """Where it is."""
+        return url, run
+
+    def on_start(self, ckpt: relight.Checkpointer) -> None:
+        """Nothing yet."""
+
+    def on_restore(self, ckpt: relight.Checkpointer, step: int, checkpoint_id: str | None) -> None:
+        """Nothing yet."""
+
+    def on_step(self, ckpt: relight.Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+        """One has ended."""
+        assert ckpt._attempt is not None
+        self._file.write(json.dumps([*self._who, step, ckpt._attempt.epoch, time.monotonic()]) + "\n")
+
+    def on_end(self, ckpt: relight.Checkpointer) -> None:
+        """The script may do anything now."""
+
+
+if __name__ == "__main__":
+    observers.append(Trace())
+    sys.argv[0] = str(Path(__file__).with_name("job.py"))
+    runpy.run_path(sys.argv[0], run_name="__main__")
