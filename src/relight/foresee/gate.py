@@ -190,7 +190,7 @@ class Foresight:
         for one in self._watchers:
             risk = one.see(look)
             why = one.distrusted()
-            if why and why != one.said:
+            if why and not one.said:
                 emit("foresee.unused", f"{one.name} does not count: {why}", detector=one.name, why=why)
             one.said = why
             if risk is not None and not why and self._cooling.see(at):
