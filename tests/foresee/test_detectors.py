@@ -196,7 +196,7 @@ def table(heading: str) -> list[list[str]]:
     """The rows of the table below a heading of the page."""
     found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert found
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].splitlines() if line.startswith("| ")][2:]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].splitlines() if line.startswith("| ")][1:]
 
 
 def test_the_page_has_the_rules_and_the_actions() -> None:

@@ -112,7 +112,7 @@ class _Watcher:
 
 
 class Foresight:
-    """Of one node. Used from one thread; a call takes well under a millisecond, and each fifth about two."""
+    """Of one node. Used from one thread; a call takes a fifth of a millisecond, and each fifth one a whole one more."""
 
     def __init__(
         self,
