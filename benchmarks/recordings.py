@@ -1,8 +1,8 @@
 """Real failures of this machine, recorded: what `relight predict eval --recordings` is tried on besides made-up runs. As root, on Linux.
 
-Each life is a process that takes steps of numpy, in a memory group of its own of 512 MiB and with a file system of its own in memory. Some
-leak until the kernel kills them, some fill their disk until it refuses, some are killed without any sign; the healthy ones fill a cache that
-levels off, write and delete checkpoints, and have neighbours that are busy for minutes.
+Each life is a process that takes steps of numpy, in a memory group of its own of 512 MiB and with a file system of its own in memory.
+Some leak until the kernel kills them, some fill their disk until it refuses, some are killed without any sign; the healthy ones fill a
+cache that levels off and have minutes of slow steps; all write checkpoints.
 
     python -m benchmarks.recordings build/recordings --lives 12 --minutes 15
 """

@@ -67,16 +67,16 @@ def _half(values: Array, half: float) -> Array:
     return np.asarray(positive / (positive + half))
 
 
-GONE_IN_S = 300.0
-"""What is going to be full in so many seconds scores one half."""
+GONE_IN_S = {300: 300.0, 30: 40.0}
+"""What is going to be full in so many seconds, as the last ones of each window go, scores one half."""
 STRAIGHT = 0.95
 """How much of what a signal did must be a straight line to be told from a saw's teeth: the correlation with time."""
 
 
-def _seconds_left(rows: Array, signal: str) -> Array:
+def _seconds_left(rows: Array, signal: str, span: int) -> Array:
     """Until nothing is left, if it goes on so; infinite if it does not fall, levels off, or only swings."""
-    left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, "slope300")], rows[:, _of(signal, "slope30")]
-    line = np.abs(slope) * (300 / np.sqrt(12)) / np.maximum(rows[:, _of(signal, "spread300")], 1e-9)
+    left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
+    line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf)))
@@ -86,16 +86,15 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
     """Full in so many seconds, or full but for ``least``."""
 
     def score(rows: Array) -> Array:
-        left = rows[:, _of(signal, "mean30")]
-        soon = GONE_IN_S / (GONE_IN_S + _seconds_left(rows, signal))
-        return np.asarray(np.fmax(soon, least / (least + np.maximum(left, 0))))
+        soon = [half / (half + _seconds_left(rows, signal, span)) for span, half in GONE_IN_S.items()]
+        return np.asarray(np.fmax(np.fmax(*soon), least / (least + np.maximum(rows[:, _of(signal, "mean30")], 0))))
 
     return score
 
 
 def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
     def why(row: Array) -> str:
-        left, seconds = float(row[_of(signal, "last")]), float(_seconds_left(row[None], signal)[0])
+        left, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
         gone = f", and at this rate none in {seconds:.0f} s" if np.isfinite(seconds) else ""
         return f"{100 * left:.1f} % of the {what} are left{gone}"
 

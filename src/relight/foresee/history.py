@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 TRAIN, CHECK, HELD_OUT = "train", "check", "held out"
 GAP_S = 300
 """A recording that was silent for longer is two."""
-_LEAST_ROWS = 2 * BLOCK
+_LEAST_S = 2 * BLOCK - 1
 FIRST_LOOK = BLOCK // LOOK_S - 1
 """Of a life: at five minutes. Before, all memory is being filled and nothing is usual."""
 
@@ -56,8 +56,9 @@ def runs_of(trace: Trace, name: str) -> list[Run]:
     for end, failed in sorted(ends, key=lambda one: one[0]):
         rows = (trace.at > begin) & (trace.at <= end)
         begin = end
-        if rows.sum() >= _LEAST_ROWS:
-            grid, values = _each_second(trace.at[rows], trace.values[rows])
+        at = trace.at[rows]
+        if len(at) and at[-1] - at[0] >= _LEAST_S:
+            grid, values = _each_second(at, trace.values[rows])
             looks = features_of(Signals(trace.columns).of(values))
             runs.append(Run(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
     return runs
@@ -76,13 +77,13 @@ def part_of(name: str) -> str:
 
 
 _EXAMPLES = (0.7, 0.2)
-"""The shares of runs that fail, and of failures without signs, where a detector is to learn from them; elsewhere they are the simulator's."""
+"""The shares of runs that fail, and of failures without signs, where it is learned from them; elsewhere they are the simulator's."""
 
 
-def simulated(seed: int, count: int) -> Iterator[tuple[str, Run]]:
+def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)) -> Iterator[tuple[str, Run]]:
     """Made-up runs, and the part of each: three, one and one of five."""
     for number in range(count):
-        part = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)[number % 5]
+        part = parts[number % len(parts)]
         for run in runs_of(simulate(seed, number, *(_EXAMPLES if part == TRAIN else ())), f"sim-{seed}-{number}"):
             yield part, run
 

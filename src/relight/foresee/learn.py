@@ -56,7 +56,9 @@ class Plan:
 def train(plan: Plan, say: Say) -> tuple[Model, list[Result]]:
     """A model, and what its detectors did on held-out runs."""
     parts: dict[str, list[Run]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
-    for part, run in _history(plan.seed, plan.runs, plan.recordings, say):
+    for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, say):
+        parts[part].append(run)
+    for part, run in recorded(plan.recordings) if plan.recordings is not None else ():
         parts[part].append(run)
     if not all(parts.values()):
         raise ConfigError("there is not a run for each of training, validation and what is held out", hint="--runs 5 or more")
@@ -74,13 +76,11 @@ def train(plan: Plan, say: Say) -> tuple[Model, list[Result]]:
     return Model(detectors, worth, time.time(), told), results
 
 
-def _history(seed: int, runs: int, recordings: Path | None, say: Say) -> Iterable[tuple[str, Run]]:
-    for number, (part, run) in enumerate(simulated(seed, runs)):
+def _counted(runs: Iterable[tuple[str, Run]], count: int, say: Say) -> Iterable[tuple[str, Run]]:
+    for number, one in enumerate(runs):
         if number and number % 50 == 0:
-            say(f"{number} of {runs} made-up runs")
-        yield part, run
-    if recordings is not None:
-        yield from recorded(recordings)
+            say(f"{number} of {count} made-up runs")
+        yield one
 
 
 def _learned(plan: Plan, parts: dict[str, list[Run]], say: Say) -> dict[str, Detector]:
@@ -165,7 +165,7 @@ def evaluate(model: Model, runs: Iterable[Run], precision: float, costs: Costs) 
 
 def unseen(seed: int, count: int, say: Say) -> Iterable[Run]:
     """Made-up runs that no model was trained on, whatever its seed."""
-    return (run for _, run in _history(seed + _OTHER_SEEDS, count, None, say))
+    return (run for _, run in _counted(simulated(seed + _OTHER_SEEDS, count, (HELD_OUT,)), count, say))
 
 
 def unseen_recordings(directory: Path, model: Model) -> Iterable[Run]:

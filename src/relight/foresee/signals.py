@@ -115,8 +115,7 @@ class Signals:
         answers = np.isfinite(many["accelerator.temperature_c"]).sum(axis=1).astype(float)
         answered = np.maximum.accumulate(np.maximum(answers, self._answered))
         self._answered = float(answered[-1])
-        if self._answered:
-            raw[:, 20] = 1 - answers / np.maximum(answered, 1)
+        raw[:, 20] = np.where(answered > 0, 1 - answers / np.maximum(answered, 1), np.nan)
         return raw
 
     def _increments(self, which: int, totals: Array) -> Array:

@@ -1,0 +1,174 @@
+"""What a supervisor owns: alarms in time, detectors that count only while they are right, and a call that costs next to nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import made
+import numpy as np
+import pytest
+
+from relight.foresee import Foresight, Sample
+from relight.foresee.detect import Risk, Rules
+from relight.foresee.drift import Drift
+from relight.foresee.history import runs_of
+from relight.foresee.learn import evaluate
+from relight.foresee.model import Model, Worth
+from relight.foresee.score import Costs
+from relight.foresee.simulate import simulate
+from relight.foresee.trace import Trace, read_trace
+from relight.observe import Event, subscribe
+
+
+@pytest.fixture
+def events() -> Iterator[list[Event]]:
+    """What is told of predictions."""
+    found: list[Event] = []
+    undo = subscribe(lambda event: found.append(event) if event.name.startswith("foresee.") else None)
+    yield found
+    undo()
+
+
+def model(path: Path, precision: float, threshold: float = 0.0) -> Path:
+    """Rules as usual, and drift of that held-out precision; with a threshold of 0 it alarms as often as it may."""
+    Model({"rules": Rules(), "drift": Drift()}, {"rules": Worth(), "drift": Worth(threshold, precision)}).write(path)
+    return path
+
+
+def calm(foresight: Foresight, seconds: int, at: float = 1e9) -> list:
+    """Told so many calm seconds."""
+    return [alarm for second in range(seconds) for alarm in foresight.sample(made.sample(at + second))]
+
+
+def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None:
+    """Once, then ever more rarely; a calm node says nothing."""
+    foresight = Foresight(shape=made.SHAPE)
+    alarms = [alarm for one in made.leak(1500, 600, 1500) for alarm in foresight.sample(one)]
+    assert (alarms[0].kind, alarms[0].action, alarms[0].detector) == ("memory", "preventive save", "rules")
+    assert 250 < 1e9 + 1500 - alarms[0].at < 400 and len(alarms) <= 3
+    assert "none in" in alarms[0].why and alarms[0].reason
+    assert [one.name for one in events] == ["foresee.alarm"] * len(alarms)
+    assert calm(Foresight(shape=made.SHAPE), 900) == []
+
+
+def test_online_is_what_was_evaluated() -> None:
+    """Alarms of a simulated run's samples, second by second, are those of its looks."""
+    for number in range(200):
+        trace = simulate(4, number, 1.0, 0.0)
+        if trace.happened[0].cause == "leak" and len(trace.at) < 8000:
+            break
+    run = runs_of(trace, "x")[0]
+    counted = evaluate(Model({"rules": Rules()}, {"rules": Worth()}), [run], 0.5, Costs())[0]
+    foresight = Foresight(shape=made.SHAPE)
+    foresight.recorder._columns = trace.columns  # the ring is of another shape than the trace, which is told row by row
+    foresight.recorder.shape = type("Told", (), {"columns": trace.columns, "row": staticmethod(lambda sample: sample.host)})()
+    foresight.recorder._values = np.zeros((len(trace.at), len(trace.columns)), np.float32)
+    foresight.recorder._at = np.zeros(len(trace.at))
+    foresight.recorder._rows = len(trace.at)
+    foresight._begin()
+    alarms = [alarm for at, row in zip(trace.at, trace.values) for alarm in foresight.sample(Sample(float(at), row))]
+    assert len(alarms) == counted.alarms > 0 and trace.happened[0].at - max(one.at for one in alarms) < 1200
+
+
+def test_a_detector_that_held_out_runs_speak_against_is_not_used_and_says_so_once(tmp_path: Path, events: list[Event]) -> None:
+    """It goes on being asked."""
+    foresight = Foresight(model(tmp_path / "m", 0.2), shape=made.SHAPE)
+    assert calm(foresight, 900) == []
+    assert [one.fields["detector"] for one in events] == ["drift"] and "20 %" in events[0].fields["why"]
+    standing = {one.detector: one for one in foresight.standing()}
+    assert standing["rules"].used and not standing["drift"].used and "held-out" in standing["drift"].why
+
+
+def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_comes_back(tmp_path: Path, events: list[Event]) -> None:
+    """By its last alarms in this job; each failure makes one of them true."""
+    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    alarms = calm(foresight, 3600)
+    assert alarms and {one.detector for one in alarms} == {"drift"}
+    drift = foresight.standing()[1]
+    assert not drift.used and drift.true == 0 and drift.false >= 2 and "in this job" in drift.why
+    assert max(one.at for one in alarms) < 1e9 + 2000 and [one.name for one in events].count("foresee.unused") == 1
+    at = 1e9 + 3600
+    for _ in range(6):
+        calm(foresight, 360, at)
+        at += 360
+        foresight.failed("hang", at)
+    assert foresight.standing()[1].used and foresight.standing()[1].true == 6
+
+
+def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
+    """Whoever drained the node will never know whether it would have failed."""
+    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    for second in range(2500):
+        for alarm in foresight.sample(made.sample(1e9 + second)):
+            foresight.heeded(alarm)
+    assert foresight.standing()[1] == ("drift", True, "", 0, 0)
+
+
+@pytest.mark.parametrize("damage", ["none", "damaged", "directory"])
+def test_a_model_that_cannot_be_read_is_said_and_the_rules_go_on(tmp_path: Path, events: list[Event], damage: str) -> None:
+    """Nothing that watches over a job falls over it; when a good one comes, it is taken."""
+    path = tmp_path / "m"
+    if damage == "damaged":
+        path.write_bytes(b"RLFORE01")
+    if damage == "directory":
+        path.mkdir()
+    foresight = Foresight(path, shape=made.SHAPE)
+    assert [one.fields["detector"] for one in events] == ["model"] and [one.detector for one in foresight.standing()] == ["rules"]
+    calm(foresight, 700)
+    assert len(events) == 1, "once"
+    if damage == "directory":
+        path.rmdir()
+    model(path, 0.9, 1.0)
+    calm(foresight, 700, 1e9 + 700)
+    assert [one.detector for one in foresight.standing()] == ["rules", "drift"]
+
+
+def test_clocks_and_gaps(tmp_path: Path) -> None:
+    """Seconds that are missing are as the one before; behind a long gap, or a clock that went back, all begins anew."""
+    whole, holes = Foresight(shape=made.SHAPE), Foresight(shape=made.SHAPE)
+    for second in range(1000):
+        sample = made.sample(1e9 + second, step_s=1 + (second // 10) % 3)
+        whole.sample(sample)
+        if second % 10 == 0 or second == 999:
+            holes.sample(sample)
+    np.testing.assert_allclose(whole._windows.look(0).values, holes._windows.look(0).values, rtol=1e-6)
+    for at in (1e9 + 2000, 1e9 - 5):
+        holes.sample(made.sample(at))
+        assert holes._count == 1
+    holes.sample(made.sample(1e9 - 4.9))
+    assert holes._count == 1, "no second has passed"
+
+
+def test_what_was_seen_and_what_happened_is_written(tmp_path: Path) -> None:
+    """A recording that can be learned from."""
+    foresight = Foresight(shape=made.SHAPE, clock=lambda: 1e9 + 800)
+    calm(foresight, 800)
+    foresight.failed("memory")
+    trace = read_trace(foresight.write(tmp_path / "deep", host="n1"))
+    assert len(trace.at) == 800 and trace.happened[0][:2] == (1e9 + 800, "memory") and trace.told["host"] == "n1"
+    runs = runs_of(trace, "x")
+    assert len(runs) == 1 and runs[0].failed is not None and runs[0].failed.kind == "memory"
+    assert isinstance(trace, Trace)
+
+
+def test_a_call_costs_less_than_a_millisecond(learned: Model, tmp_path: Path) -> None:
+    """The median, with everything that can be learned; on a busy machine, so the best of three."""
+    learned.write(tmp_path / "m")
+    foresight, medians = Foresight(tmp_path / "m", shape=made.SHAPE), []
+    calm(foresight, 400)
+    for begin in (400, 500, 600):
+        times = []
+        for second in range(begin, begin + 100):
+            sample, before = made.sample(1e9 + second), time.perf_counter()
+            foresight.sample(sample)
+            times.append(time.perf_counter() - before)
+        medians.append(sorted(times)[50])
+    assert min(medians) < 1e-3, medians
+
+
+def test_a_risk_without_reason_is_still_one() -> None:
+    """What detectors may leave out."""
+    assert Risk(0.3) == (0.3, "", "unusual") and not math.isnan(Risk(0.3).score)
