@@ -1,4 +1,4 @@
-"""``make soak-run``: an hour on a real clock in which nothing is wrong, and much looks like it; ``relight run`` must raise no alarm.
+"""``make hour``: an hour on a real clock in which nothing is wrong, and much looks like it; ``relight run`` must raise no alarm.
 
 Two ranks whose steps take between half and one and a half times the usual, saves in the background every few seconds, evaluations that nobody
 told of, and a disk that is thirty times slower for minutes at a time: whatever the process that writes saves does with a file takes so long.
