@@ -89,7 +89,7 @@ def main() -> int:
         if code:
             print(said)
             return 1
-        count, number, bad, seconds = 0, 0, 0, list[float]()
+        count, number, bad, seconds, lost = 0, 0, 0, list[float](), list[int]()
         started = time.monotonic()
         while count < options.count:
             rng = random.Random(options.seed + number)
@@ -98,10 +98,11 @@ def main() -> int:
             wrong = wrong_with(plan, found, code, end, straight)
             count, number = count + len(plan), number + 1
             seconds += [one.after.seconds["all"] for one in found if one.after is not None]
+            lost += [one.after.steps_lost for one in found if one.after is not None]
             middle = sorted(seconds)[len(seconds) // 2] if seconds else 0.0
             print(
                 f"{count}/{options.count} failures, {number} jobs, {len(wrong)} wrong in seed {options.seed + number - 1}; "
-                f"back after {middle:.1f} s (median); {time.monotonic() - started:.0f} s",
+                f"back after {middle:.1f} s (median), {lost.count(0)} times without a step lost, at most {max(lost, default=0)}; {time.monotonic() - started:.0f} s",
                 flush=True,
             )
             if wrong:
