@@ -38,7 +38,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "save.held": (logging.WARNING, "a save waits in memory, as the nearest tier is full of what is not further out yet"),
     "save.durable": (logging.INFO, "a save became a checkpoint"),
     "save.failed": (logging.WARNING, "a save did not become a checkpoint"),
-    "save.too_late": (logging.WARNING, "the job is asked to end, and there is not the time for a save: the one before it stands"),
+    "save.late": (logging.WARNING, "the job is asked to end, and there is not the time for a save: the one before it stands"),
     "save.stale": (logging.WARNING, "all trainable tensors equal those of the previous save"),
     "save.none": (logging.WARNING, "a save that was due could not be made of a consistent state"),
     "prune.done": (logging.INFO, "checkpoints were retired and deleted"),
