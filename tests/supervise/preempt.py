@@ -99,7 +99,7 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
     (folder / "relight.toml").write_text(f"[supervise]\nspares = false\ngrace_s = {moment.grace_s}\n")
     env = {
         **os.environ, "JOB_EVERY": str(moment.every), "JOB_STEP_S": str(STEP_S), "JOB_BALLAST": str(BALLAST), "OMP_NUM_THREADS": "1",
-        "JOB_TRACE": str(folder / "trace"), "JOB_BYTES_PER_SECOND": str(4 * BALLAST / moment.save_s),
+        "JOB_TRACE": str(folder / "trace"), "JOB_BYTES_PER_SECOND": str(4 * BALLAST / moment.save_s / 2),  # each of two ranks
     }  # fmt: skip
     command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
     host = Host(f"host{number}", number, folder / "hosts")
