@@ -103,7 +103,7 @@ class Scene:
     def steps(self) -> list[Step]:
         """Of all machines, in order of time."""
         found = []
-        for file in (self.folder / "trace").iterdir():
+        for file in (self.folder / "trace").glob("host*"):
             found += [Step(*json.loads(line)) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return sorted(found, key=lambda one: one.at)
 

@@ -10,7 +10,7 @@ import pytest
 
 from relight.errors import ConfigError
 from relight.policy.going_back import BEFORE, SKIP, SPLIT
-from relight.supervise.decide import Past, Rules, decide
+from relight.supervise.decide import Past, Rules, agreed, decide
 from relight.supervise.facts import KINDS, Decision, Failure
 
 DOCS = Path(__file__).parents[2] / "docs" / "recovery.md"
@@ -127,3 +127,11 @@ def test_rules_are_checked(wrong: dict[str, object]) -> None:
     """With the setting's name."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Rules(**wrong)  # type: ignore[arg-type]
+
+
+def test_all_nodes_are_told_the_same() -> None:
+    """As far back as any says, with the samples that that one names; the smallest batches; nothing, if nobody says anything."""
+    back, further = {"RELIGHT_BEFORE": "30", "RELIGHT_SKIP": "30-31"}, {"RELIGHT_BEFORE": "9", "RELIGHT_SKIP": "9-9"}
+    assert agreed([{}, {}]) == {}
+    assert agreed([{}, back]) == agreed([back, {}]) == back
+    assert agreed([back, further, {"RELIGHT_SPLIT": "4"}, {"RELIGHT_SPLIT": "2"}]) == {**further, "RELIGHT_SPLIT": "4"}

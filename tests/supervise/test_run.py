@@ -199,6 +199,20 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     assert job.end == straight
 
 
+def test_two_nodes_go_back_together(tmp_path: Path) -> None:
+    """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = Job(tmp_path, [{"rank": 1, "step": 23, "what": "poison"}], JOB_OWN_LOSS="1", JOB_STEP_S="0.03")
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
+    both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
+    said = [one.communicate(timeout=240)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    second = [step for step, _, life in job.losses if life == 1]
+    assert second == [*range(second[0], 23), *range(24, STEPS)], said
+
+
 def test_of_two_supervisors_one_acts(tmp_path: Path) -> None:
     """The one that came last; the other's ranks are fenced at their next save, and it stops and says so."""
     job = Job(tmp_path, JOB_STEP_S="0.2", JOB_EVERY="2")

@@ -18,7 +18,7 @@ def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path
     watched = Supervisor(Rules(), Patience(), "job", tmp_path)
     try:
         for reached, restored in ((5, -1), (12, 4)):
-            told = watched.begin([0, 1])
+            told = watched.begin([0, 1], {})
             watched.started({0: os.getpid(), 1: os.getpid()})
             for rank in range(2):
                 Page(told[rank][SETTING]).write(Beat(pid=1, phase="training", step=reached, steps=3, restored=restored, first_at=2.0))

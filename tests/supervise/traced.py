@@ -1,4 +1,5 @@
-"""``job.py``, and a line for each step that ends: ``JOB_TRACE/HOST`` gets host, rank, ranks, step, epoch and the monotonic time."""
+"""``job.py``, and a line for each step that ends: ``JOB_TRACE/HOST`` gets host, rank, ranks, step, epoch and the monotonic time;
+``JOB_TRACE/saves-HOST`` what each save took, from when it was asked for until it was durable."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import relight
 from relight.checkpointer.observer import observers
+from relight.observe import Event, subscribe
 
 
 class Trace:
@@ -21,7 +23,16 @@ class Trace:
 
     def __init__(self) -> None:
         self._file = (Path(os.environ["JOB_TRACE"]) / socket.gethostname()).open("a", buffering=1)
+        self._saves = (Path(os.environ["JOB_TRACE"]) / f"saves-{socket.gethostname()}").open("a", buffering=1)
+        self._asked: dict[int, float] = {}
         self._who = [socket.gethostname(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])]
+
+    def hear(self, event: Event) -> None:
+        """Of a save."""
+        if event.name == "save.requested":
+            self._asked[event.fields["step"]] = time.monotonic()
+        elif event.name == "save.durable":
+            self._saves.write(f"{time.monotonic() - self._asked[event.fields['step']]}\n")
 
     def place(self, url: str, run: str) -> tuple[str, str]:
         """Where it is."""
@@ -43,6 +54,8 @@ class Trace:
 
 
 if __name__ == "__main__":
-    observers.append(Trace())
+    trace = Trace()
+    observers.append(trace)
+    subscribe(trace.hear)
     sys.argv[0] = str(Path(__file__).with_name("job.py"))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -60,5 +60,5 @@ class LastMoments:
             return True
         fit = fits([msgspec.json.decode(one, type=Hurry) for one in told] or [mine])
         if not fit.fits:
-            emit("save.too_late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
+            emit("save.late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
         return fit.fits

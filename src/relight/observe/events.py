@@ -45,7 +45,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "save.durable": (logging.INFO, "a save became a checkpoint"),
     "save.failed": (logging.WARNING, "a save did not become a checkpoint"),
     "rank.inherited": (logging.WARNING, "a rank has failed, and another that held the same has saved the last step for all"),
-    "save.too_late": (logging.WARNING, "the job is asked to end, and there is not the time for a save: the one before it stands"),
+    "save.late": (logging.WARNING, "the job is asked to end, and there is not the time for a save: the one before it stands"),
     "save.stale": (logging.WARNING, "all trainable tensors equal those of the previous save"),
     "save.none": (logging.WARNING, "a save that was due could not be made of a consistent state"),
     "prune.done": (logging.INFO, "checkpoints were retired and deleted"),

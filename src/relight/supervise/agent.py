@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from relight.supervise.classify import is_a_loss
+from relight.supervise.decide import agreed
 from relight.supervise.facts import Decision, Worker
 from relight.supervise.joining import LOST, Joining
 from relight.supervise.procfs import look_at
@@ -37,6 +38,7 @@ HEIR_S = 0.5
 SHUTDOWN_S = 30
 """torchrun's own: how long ranks that are well have to end, when others come or go."""
 _TAIL_BYTES = 16 << 10
+_TOLD = "relight/told"
 GOES_ON = ("resume", "roll back", "smaller batch")
 
 
@@ -52,6 +54,7 @@ class Agent(LocalElasticAgent):
         self._others_s = shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
         self._decision: Decision | None = None
+        self._told: dict[str, str] = {}
         self._lives = 0
         self._remaining_restarts = 1  # whether there is another is not for a counter to say
 
@@ -61,13 +64,23 @@ class Agent(LocalElasticAgent):
         while True:
             try:
                 super()._rendezvous(worker_group)
+                self._agree(worker_group)
             except LOST as error:
                 self._joining.lost(error)
             else:
                 return self._joining.joined()
 
+    def _agree(self, worker_group: WorkerGroup) -> None:
+        """Each node has seen its own ranks' end, and decided by it; all ranks of the next life are told the same."""
+        count, store = worker_group.group_world_size or 1, worker_group.store
+        told = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
+        if count > 1 and store is not None and self._joining.get_backend() != "static":  # whose nodes do not begin anew together
+            store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(told))
+            told = agreed([json.loads(store.get(f"{_TOLD}/{rank}")) for rank in range(count)])
+        self._told = told
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers])
+        told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told)
         start: Any = vars(local_elastic_agent)["start_processes"]
 
         def with_settings(**arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,6 +108,14 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: Rules) -> Decis
         settings[CUT] = f"{rules.lr_cut:g}"
     shown = f"step {first}" if first == last else f"steps {first} to {last}"
     return Decision("roll back", f"{failure.why}: going back to before step {before}, past the samples of {shown}", 0.0, settings)
+
+
+def agreed(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What the ranks of all nodes are told, of what each node's supervisor would tell its own: one saw what the others only suffered. To go
+    back as far as any says, past the samples that one names; and the smallest micro-batches."""
+    back = min((one for one in told if BEFORE in one), key=lambda one: int(one[BEFORE]), default={})
+    split = max((one for one in told if SPLIT in one), key=lambda one: int(one[SPLIT]), default={})
+    return {name: one[name] for one, names in ((back, (BEFORE, SKIP)), (split, (SPLIT,))) for name in names if name in one}
 
 
 _WINDOW = 100

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler, RendezvousInfo, RendezvousStateError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStateError,
+)
 
 from relight.observe import emit
 
@@ -118,5 +124,5 @@ class _Ask(threading.Thread):
         """Ask it."""
         try:
             self.found = self._question()
-        except Exception as error:  # noqa: BLE001 (raised by who asked)
+        except (RuntimeError, ValueError, OSError, RendezvousError) as error:
             self.error = error

@@ -94,12 +94,11 @@ class Supervisor:
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
 
-    def begin(self, ranks: list[int]) -> dict[int, dict[str, str]]:
-        """A life of the job begins, with these ranks here: what each one's environment is to have."""
+    def begin(self, ranks: list[int], settings: Mapping[str, str]) -> dict[int, dict[str, str]]:
+        """A life of the job begins, with these ranks here: what each one's environment is to have. ``settings``: what all are told."""
         self._life += 1
         self._pids, self._sights, self._stacks, self.hung = {}, {}, {}, ()
         self._began = self._clock()
-        settings = dict(self.decision.settings) if self.decision is not None else {}
         told: dict[int, dict[str, str]] = {}
         for claim in self._directory.glob("heir-*"):
             claim.unlink(missing_ok=True)
