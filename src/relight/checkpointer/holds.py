@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.capture import capture
+from relight.catalog.tiers import Further
 from relight.checkpointer.resume import Resumed
 from relight.errors import ConfigError
 from relight.policy.going_back import SPLIT
+from relight.store import ByteStore
 
 
 class Holds:
@@ -17,6 +19,8 @@ class Holds:
 
     _components: dict[str, object]
     _run: str
+    _store: ByteStore
+    _further: Sequence[Further]
     _resumed: Resumed
 
     def captured(self) -> dict[str, Any]:
@@ -33,6 +37,11 @@ class Holds:
         if name not in self._components:
             raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: {name}=…")
         self._components[name] = value
+
+    @property
+    def places(self) -> list[str]:
+        """The URLs of the stores that it writes to from this rank, the nearest first."""
+        return [self._store.url, *(store.url for _, store, _ in self._further)]
 
     @property
     def components(self) -> Mapping[str, object]:

@@ -36,6 +36,7 @@ COMMANDS = {
     "rekey": "encrypt anew what a leaked key could open, or what is not encrypted",
     "run": "run a training job as torchrun does, and keep it alive",
     "incidents": "what happened to a run, and what was done about it",
+    "drill": "break a job on purpose, and see whether it goes on as it should",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
     "version": "of Relight and of what it works with",

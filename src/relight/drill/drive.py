@@ -1,0 +1,137 @@
+"""The rehearsals, one behind the other, in stores of the drill's own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from relight.drill.rehearsals import REHEARSALS, Rehearsal, Shown, Stage
+from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
+from relight.drill.stage import CannotTry, Job, Wrong
+from relight.drill.target import Target
+from relight.errors import ConfigError, RelightError
+from relight.log.identity import now_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOptions:
+    """What is drilled, and how. Times in seconds."""
+
+    target: Target = field(default_factory=Target)
+    only: Sequence[str] = ()
+    """Names of rehearsals; empty: all."""
+    max_lost_steps: int | None = None
+    max_seconds: float | None = None
+    """Until training goes on."""
+    timeout_s: float = 300.0
+    """For one rehearsal."""
+    deadline_s: float = 3600.0
+    """For all: those that have not begun by then are left out."""
+    keep: Path | None = None
+    say: Callable[[str, Outcome | None], None] = field(default=lambda name, outcome: None)
+    """Told of each rehearsal that begins, and of what came of it."""
+
+
+def run(options: DrillOptions) -> DrillReport:
+    """Do them. Whatever happens, nothing that was started is left, and nothing that was made but what is to be kept."""
+    chosen = chosen_of(options.only)
+    began = time.monotonic()
+    outcomes = []
+    with _folder(options.keep) as top:
+        references = References(options.target, top)
+        for one in chosen:
+            options.say(one.name, None)
+            left = began + options.deadline_s - time.monotonic()
+            if left <= 0:
+                outcome = Outcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
+            else:
+                outcome = _rehearse(options, one, top, min(options.timeout_s, left), references)
+            outcomes.append(outcome)
+            options.say(one.name, outcome)
+    return DrillReport(
+        f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), options.target.name, outcomes,
+        round(time.monotonic() - began, 3), kept=str(options.keep) if options.keep is not None else "",
+    )  # fmt: skip
+
+
+def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
+    """Those, in the order in which they are done; all if none is named."""
+    unknown = [name for name in names if name not in REHEARSALS]
+    if unknown:
+        raise ConfigError(f"there is no rehearsal {unknown[0]!r}", hint=f"there are {', '.join(REHEARSALS)}")
+    return [one for one in REHEARSALS.values() if not names or one.name in names]
+
+
+def _rehearse(options: DrillOptions, one: Rehearsal, top: Path, timeout_s: float, references: References) -> Outcome:
+    began = time.monotonic()
+    folder = top / one.name
+    store = folder / "store" if options.target.built_in else top / "store"
+    stage = Stage(options.target, folder, store, began + timeout_s, references)
+    shown = Shown("")
+    try:
+        shown = one.do(stage, one)
+        why = over_limits(shown, options) or shown.why
+        verdict = FAILED if over_limits(shown, options) else PASSED
+    except CannotTry as error:
+        verdict, why = SKIPPED, str(error)
+    except (Wrong, RelightError) as error:
+        verdict, why = FAILED, str(error)
+    if options.keep is None and options.target.built_in:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(
+        one.name, one.what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
+        round(time.monotonic() - began, 3),
+    )  # fmt: skip
+
+
+def over_limits(shown: Shown, options: DrillOptions) -> str:
+    """Why what it has shown is not good enough; empty if it is."""
+    if options.max_lost_steps is not None and (shown.steps_lost or 0) > options.max_lost_steps:
+        return f"{shown.steps_lost} steps were lost, of which {options.max_lost_steps} may be: {shown.why}"
+    if options.max_seconds is not None and (shown.back_s or 0.0) > options.max_seconds:
+        return f"training went on {shown.back_s:.1f} s later, and {options.max_seconds:g} s are allowed: {shown.why}"
+    return ""
+
+
+class References:
+    """What the built-in job ends with if nothing happens to it: run when it is first asked for."""
+
+    def __init__(self, target: Target, top: Path) -> None:
+        self._target, self._top = target, top
+        self._known: dict[int, str] = {}
+
+    def __call__(self, without: int) -> str:
+        """The hash, of a run that leaves out the samples of that step; -1: of none."""
+        if without not in self._known:
+            folder = self._top / ("undisturbed" if without < 0 else f"undisturbed-without-{without}")
+            folder.mkdir(parents=True)
+            alone = folder / "relight.toml"
+            alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # nobody's place is to be taken
+            with Job(replace(self._target, settings=str(alone)), folder, folder / "store", time.monotonic() + 120.0) as job:
+                (folder / "out.go").touch()
+                job.start(without=without)
+                if code := job.has_ended():
+                    raise RelightError(f"the job that nothing is done to ended with {code}: {job.last_words()}")
+            self._known[without] = (folder / "out.end").read_text(encoding="ascii")
+        return self._known[without]
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise ConfigError("the directory to keep it in is not empty", where=str(keep), hint="name a new one")
+    folder = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="relight-drill-"))
+    try:
+        yield folder
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
