@@ -12,12 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from relight.drill.rehearsals import REHEARSALS, Rehearsal, Shown, Stage
+from relight.catalog.run import Run
+from relight.drill.live import Live, rehearsals_of
+from relight.drill.programme import REHEARSALS
+from relight.drill.rehearsals import Rehearsal, Shown, Stage
 from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
 from relight.drill.stage import CannotTry, Job, Wrong
 from relight.drill.target import Target
-from relight.errors import ConfigError, RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
+from relight.store import open_bytes
+from relight.transfer import execute_copy, plan_copy
+
+BROUGHT = 2
+"""Checkpoints that are copied: the newest, and one to go back to."""
+COPIED = "the newest checkpoints were copied, every byte verified"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,10 @@ class DrillOptions:
     """For one rehearsal."""
     deadline_s: float = 3600.0
     """For all: those that have not begun by then are left out."""
+    source: Run | None = None
+    """The run whose newest checkpoints a script's drill begins with, as copies."""
+    live: Run | None = None
+    """The run whose job, under way on this machine, is drilled itself."""
     keep: Path | None = None
     say: Callable[[str, Outcome | None], None] = field(default=lambda name, outcome: None)
     """Told of each rehearsal that begins, and of what came of it."""
@@ -41,24 +54,74 @@ class DrillOptions:
 
 def run(options: DrillOptions) -> DrillReport:
     """Do them. Whatever happens, nothing that was started is left, and nothing that was made but what is to be kept."""
-    chosen = chosen_of(options.only)
-    began = time.monotonic()
-    outcomes = []
+    if options.live is not None:
+        return _run_live(options, options.live)
+    chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[Outcome]()
     with _folder(options.keep) as top:
+        if (source := options.source) is not None:
+            outcomes.append(_tried(options, "copy", COPIED, lambda: bring(source, top / "store")))
+            if outcomes[0].verdict == FAILED:
+                chosen = []
         references = References(options.target, top)
         for one in chosen:
-            options.say(one.name, None)
-            left = began + options.deadline_s - time.monotonic()
-            if left <= 0:
-                outcome = Outcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
-            else:
-                outcome = _rehearse(options, one, top, min(options.timeout_s, left), references)
-            outcomes.append(outcome)
-            options.say(one.name, outcome)
-    return DrillReport(
-        f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), options.target.name, outcomes,
-        round(time.monotonic() - began, 3), kept=str(options.keep) if options.keep is not None else "",
+            outcomes.append(_in_time(options, one, began, lambda one, s: _rehearse(options.target, one, top, s, references)))
+            if options.keep is None and options.target.built_in:
+                shutil.rmtree(top / one.name, ignore_errors=True)
+    return _report(options, options.target.name, began, outcomes)
+
+
+def _run_live(options: DrillOptions, run: Run) -> DrillReport:
+    chosen, began = rehearsals_of(list(options.only)), time.monotonic()
+    with contextlib.closing(Live(run)) as live:
+        outcomes = [_in_time(options, one, began, live.do) for one in chosen]
+    return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
+
+
+def _in_time(options: DrillOptions, one: Rehearsal, began: float, do: Callable[[Rehearsal, float], Shown]) -> Outcome:
+    left = began + options.deadline_s - time.monotonic()
+    if left > 0:
+        return _tried(options, one.name, one.what, lambda: do(one, min(options.timeout_s, left)))
+    outcome = Outcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
+    options.say(one.name, outcome)
+    return outcome
+
+
+def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown]) -> Outcome:
+    """What came of it."""
+    options.say(name, None)
+    began, shown = time.monotonic(), Shown("")
+    try:
+        shown = do()
+        over = over_limits(shown, options)
+        verdict, why = (FAILED, over) if over else (PASSED, shown.why)
+    except CannotTry as error:
+        verdict, why = SKIPPED, str(error)
+    except (Wrong, RelightError) as error:
+        verdict, why = FAILED, str(error)
+    outcome = Outcome(
+        name, what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
+        round(time.monotonic() - began, 3),
     )  # fmt: skip
+    options.say(name, outcome)
+    return outcome
+
+
+def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcome]) -> DrillReport:
+    return DrillReport(
+        f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), job, outcomes,
+        round(time.monotonic() - began, 3), options.live is not None, str(options.keep) if options.keep is not None else "",
+    )  # fmt: skip
+
+
+def bring(source: Run, store: Path) -> Shown:
+    """The newest checkpoints of a run, verified byte by byte on the way, into the drill's store."""
+    newest = source.history().live[-BROUGHT:]
+    if not newest:
+        raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
+    done = execute_copy(plan_copy(source, newest, open_bytes(store), source.name))
+    if done.damaged:
+        raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
+    return Shown(f"step {newest[-1].step} is whole" + (f", and step {newest[0].step} behind it" if len(newest) > 1 else ""))
 
 
 def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
@@ -69,26 +132,10 @@ def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
     return [one for one in REHEARSALS.values() if not names or one.name in names]
 
 
-def _rehearse(options: DrillOptions, one: Rehearsal, top: Path, timeout_s: float, references: References) -> Outcome:
-    began = time.monotonic()
+def _rehearse(target: Target, one: Rehearsal, top: Path, timeout_s: float, references: References) -> Shown:
     folder = top / one.name
-    store = folder / "store" if options.target.built_in else top / "store"
-    stage = Stage(options.target, folder, store, began + timeout_s, references)
-    shown = Shown("")
-    try:
-        shown = one.do(stage, one)
-        why = over_limits(shown, options) or shown.why
-        verdict = FAILED if over_limits(shown, options) else PASSED
-    except CannotTry as error:
-        verdict, why = SKIPPED, str(error)
-    except (Wrong, RelightError) as error:
-        verdict, why = FAILED, str(error)
-    if options.keep is None and options.target.built_in:
-        shutil.rmtree(folder, ignore_errors=True)
-    return Outcome(
-        one.name, one.what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
-        round(time.monotonic() - began, 3),
-    )  # fmt: skip
+    store = folder / "store" if target.built_in else top / "store"
+    return one.do(Stage(target, folder, store, time.monotonic() + timeout_s, references), one)
 
 
 def over_limits(shown: Shown, options: DrillOptions) -> str:

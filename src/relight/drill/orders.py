@@ -10,7 +10,7 @@ import msgspec
 
 
 class Order(msgspec.Struct, frozen=True):
-    """``what``: ``poison`` (the loss of that very step is no number, whenever it is done); ``lock``, ``crash`` (from that step on, once)."""
+    """``what``: ``poison`` (that step's loss is no number, whenever it is done), ``lock``, ``crash`` (from that step on, once)."""
 
     what: str
     step: int

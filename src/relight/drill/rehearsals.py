@@ -152,7 +152,7 @@ def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Beat], ran
     stepped = max(beat.first_at for beat in beats.values())
     noticed = stepped - after.seconds["all"] + after.seconds["noticed"] - broken
     return Shown(
-        f"{incident.why} → {incident.action}, from step {after.restored}",
+        f"{incident.why.splitlines()[0]} → {incident.action}, from step {after.restored}",
         noticed_s=round(noticed, 3),
         decided_s=round(noticed + after.seconds["decided"], 3),
         back_s=round(stepped - broken, 3),
@@ -187,7 +187,7 @@ def supervisor(stage: Stage, rehearsal: Rehearsal) -> Shown:
         beats = job.ready()
         broken = time.monotonic()
         os.kill(job.supervisor, signal.SIGKILL)
-        job.wait(lambda: None if any(_is_there(one.pid) for one in beats.values()) else True, "end of its ranks", over=True)
+        job.wait(lambda: None if any(is_there(one.pid) for one in beats.values()) else True, "end of its ranks", over=True)
         last = max(beat.step for beat in job.beats().values())
         return _started_again(stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later")
 
@@ -212,7 +212,7 @@ def preempt(stage: Stage, rehearsal: Rehearsal) -> Shown:
 def _started_again(stage: Stage, job: Job, last: int, broken: float, said: str) -> Shown:
     stored, before = job.checkpoints()[-1].step, len(job.incidents())
     job.start()
-    beats = _steps_again(job)
+    beats = steps_again(job)
     restored = max(beat.restored for beat in beats.values())
     if restored < stored:
         raise Wrong(f"step {stored} is stored, and it went on from step {restored}")
@@ -221,7 +221,9 @@ def _started_again(stage: Stage, job: Job, last: int, broken: float, said: str) 
     return Shown(f"{said}; started again, it went on from step {restored}{and_then}", back_s=round(back, 3), steps_lost=last - restored)
 
 
-def _steps_again(job: Job) -> dict[int, Beat]:
+def steps_again(job: Job) -> dict[int, Beat]:
+    """A job that was started again has made a step: what its ranks say then."""
+
     def look() -> dict[int, Beat] | None:
         beats = job.beats()
         return beats if beats and all(beat.steps for beat in beats.values()) else None
@@ -229,7 +231,8 @@ def _steps_again(job: Job) -> dict[int, Beat]:
     return job.wait(look, "step of the job that was started again")
 
 
-def _is_there(pid: int) -> bool:
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended."""
     return look_at(pid).state not in ("", "Z")
 
 
@@ -259,19 +262,3 @@ def ended(stage: Stage, job: Job, *, incidents: int, without: int = -1, may_be_d
     if wrong:
         raise Wrong(f"relight verify: {next(iter(wrong.values()))}")
     return same
-
-
-REHEARSALS = {
-    one.name: one
-    for one in (
-        Rehearsal("kill", "a rank was killed (SIGKILL)", kill, "killed", "resume"),
-        Rehearsal("hang", "a rank was stopped (SIGSTOP)", hang, "hang", "resume"),
-        Rehearsal("lock", "a rank waited in Python for ever", lock, "hang", "resume"),
-        Rehearsal("crash", "a rank aborted (SIGABRT)", crash, "crash", "resume"),
-        Rehearsal("poison", "the loss of one step was no number", poison, "numerical", "roll back"),
-        Rehearsal("agent", "the process that writes saves was killed", agent),
-        Rehearsal("supervisor", "relight run itself was killed", supervisor),
-        Rehearsal("preempt", "relight run was asked to end (SIGTERM)", preempt),
-    )
-}
-"""By name, in the order in which they are done."""

@@ -102,7 +102,7 @@ class Job:
     # -- waiting ---------------------------------------------------------------------------------------------------------------
 
     def wait(self, until: Callable[[], T | None], what: str, within_s: float = math.inf, *, over: bool = False) -> T:
-        """Until it gives something that is not None, which is given. ``Wrong`` if time is up, or the job ends first, unless it may be ``over``."""
+        """Until it gives something that is not None. ``Wrong`` if time is up, or the job ends first, unless it may be ``over``."""
         began = time.monotonic()
         ends = min(self._ends, began + within_s)
         while True:
