@@ -15,12 +15,12 @@ from relight.pulse import Beat
 _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400
 _HERE, _THERE = "10.77.0.1", "10.77.0.2"
-_NOTICED_WITHIN_S = 90.0
+_NOTICED_WITHIN_S, _LONGER_S = 90.0, 15.0
 _STARTS_MAX = 3
 
 
 def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
-    """The wire is cut until a node has noticed, and then mended; whatever starts jobs starts a node again that has ended."""
+    """The wire is cut until a node has noticed, and some time longer; whatever starts jobs starts a node again that has ended."""
     if not stage.target.built_in:
         raise CannotTry("two nodes are made of this machine for the built-in job only")
     reason = cannot([*_OWN_NETWORK, "ip", "link", "add", _WIRE, "type", "veth", "peer", "name", "end"])
@@ -32,6 +32,7 @@ def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
         nodes.cut()
         broken = time.monotonic()
         noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", _NOTICED_WITHIN_S)
+        time.sleep(_LONGER_S)
         nodes.mend()
         mended = time.monotonic()
         beats = job.wait(lambda: nodes.back(before), "step of both nodes behind the cut", over=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from relight.drill.rehearsals import Rehearsal, Shown, Stage, ended, steps_again
 from relight.drill.stage import CannotTry, Job, Wrong
+from relight.format.names import STORE_FILE
 from relight.log import Checkpoint
 
 FULL_S, AWAY_S = 4.0, 4.0
@@ -47,17 +49,38 @@ def away(stage: Stage, rehearsal: Rehearsal) -> Shown:
         broken = time.monotonic()
         try:
             said = _goes_on_without(job, step, AWAY_S)
+            told = job.durable()
         finally:
-            made = stage.store.exists()
-            if not made:
-                elsewhere.rename(stage.store)
-        if made:
-            raise Wrong(f"while its store was away another was made in its place: {stage.store}")
+            meanwhile = _move_back(elsewhere, stage.store)
         back = time.monotonic()
+        if any(path.name == STORE_FILE for one in meanwhile for path in one.rglob("*")):
+            raise Wrong("while its store was away, another was begun in its place")
+        if told > job.checkpoints()[-1].step:
+            raise Wrong(f"while its store was away, step {told} was said to be stored, and is not")
         saved = job.saves_again(job.durable(), "save behind the store's return")
+        left = sum(map(_bytes_in, meanwhile))
         and_then = ended(stage, job, incidents=0)
         why = f"training went on{said}; {saved - back:.1f} s after the store was back a save was stored{and_then}"
+        if left:
+            why += f"; saves that failed had left {left / 1e6:.1f} MB where it had been"
         return Shown(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
+
+
+def _move_back(elsewhere: Path, store: Path) -> list[Path]:
+    """Where it was, whatever is there now: that is moved aside, and given."""
+    aside: list[Path] = []
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            there = store.with_name(f"{store.name}.meanwhile-{len(aside)}")
+            store.rename(there)
+            aside.append(there)
+        try:
+            elsewhere.rename(store)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # made once more, just now
+                raise
+        else:
+            return aside
 
 
 def damage(stage: Stage, rehearsal: Rehearsal) -> Shown:
