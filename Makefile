@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks nfs gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks nfs gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -74,6 +74,9 @@ nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and 
 
 lives: $(STAMP) ## 200 failures of real jobs under relight run, of twelve kinds: taken for what they were, and gone on from
 	$(BIN)/python tests/supervise/lives.py
+
+drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: ten minutes
+	$(BIN)/relight drill
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600

@@ -15,7 +15,7 @@ from relight.catalog.run import Run
 from relight.drill.orders import Order, Orders
 from relight.drill.processes import arguments_of, descendants, is_below, kill_below
 from relight.drill.stage import Job
-from relight.drill.storage import OWN_MOUNTS, cannot, spoil
+from relight.drill.storage import OWN_MOUNTS, cannot, spoiled
 from relight.drill.target import Target
 from relight.drill.warden import Warden, environment
 from relight.errors import ConfigError, RelightError
@@ -157,8 +157,9 @@ def test_a_byte_that_matters_is_damaged(tmp_path: Path) -> None:
     with Job(Target(), tmp_path / "job", tmp_path / "store", time.monotonic() + 60) as job:
         assert job.damage() == {}
         newest = job.checkpoints()[-1]
-        assert spoil(job, newest).startswith(newest.body.dir)
-        assert job.damage().keys() == {newest.id}
+        with spoiled(job, newest) as where:
+            assert where.startswith(newest.body.dir) and job.damage().keys() == {newest.id}
+        assert job.damage() == {}
 
 
 def test_why_something_cannot_be_done_here_is_said() -> None:

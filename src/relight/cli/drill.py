@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -25,7 +27,7 @@ Say = Callable[[str, Any], None]
 @click.option("--only", metavar="NAMES", default="", help="Of the rehearsals these, parted by commas.")
 @click.option("--from", "source", metavar="RUN", default="", help="Begin with copies of this run's newest checkpoints.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the script; {store} in VALUE is the drill's store.")
-@click.option("--settings", type=click.Path(dir_okay=False, exists=True), default="", help="Instead of ./relight.toml.")
+@click.option("--settings", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="Instead of ./relight.toml.")
 @click.option("--max-lost-steps", type=click.IntRange(min=0), metavar="N", help="More than that fails.")
 @click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S", help="So long until training goes on; longer fails.")
 @click.option("--timeout", type=_SECONDS, default=300.0, show_default=True, metavar="S", help="For one rehearsal.")
@@ -39,9 +41,9 @@ Say = Callable[[str, Any], None]
 @json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[[TORCHRUN'S FLAGS] SCRIPT [ARGS]…]")
 def command(
-    only: str, source: str, env: tuple[str, ...], settings: str, max_lost_steps: int | None, max_seconds: float | None, timeout: float,
-    deadline: float, report: Path | None, remember: str, history: str, live: str, yes: bool, keep: Path | None, as_json: bool,
-    arguments: tuple[str, ...],
+    only: str, source: str, env: tuple[str, ...], settings: Path | None, max_lost_steps: int | None, max_seconds: float | None,
+    timeout: float, deadline: float, report: Path | None, remember: str, history: str, live: str, yes: bool, keep: Path | None,
+    as_json: bool, arguments: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Break a job on purpose, and see whether it goes on as docs/recovery.md says.
 
@@ -70,10 +72,12 @@ def command(
         raise ConfigError(f"--live {what}", hint="relight drill --live RUN --yes")
     if source and not arguments:
         raise ConfigError("--from is for a script of yours: the job that the drill brings begins by itself", hint="name the script")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     opened = {name: open_run_at(name, warnings=False).run for name in {source, live, remember} - {""}}
     with _progress() as say:
         options = DrillOptions(
-            target=target_of(arguments, str(Path(settings).resolve()) if settings else "", env),
+            target=target_of(arguments, str(settings.resolve()) if settings is not None else "", env),
             only=[one.strip() for one in only.split(",") if one.strip()], source=opened.get(source), live=opened.get(live),
             max_lost_steps=max_lost_steps, max_seconds=max_seconds, timeout_s=timeout, deadline_s=deadline, keep=keep, say=say,
         )  # fmt: skip
@@ -86,6 +90,11 @@ def command(
     else:
         _show(done)
     return 0 if done.ok else 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """What was started is ended, and what was made removed, as behind Ctrl-C."""
+    raise SystemExit(128 + number)
 
 
 def _remember(run: Run | None, write: Callable[[Run], None]) -> None:

@@ -22,6 +22,7 @@ from relight.drill.target import Target
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
 from relight.store import open_bytes
+from relight.supervise.incidents import DIRECTORY
 from relight.transfer import execute_copy, plan_copy
 
 BROUGHT = 2
@@ -96,7 +97,7 @@ def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown])
         verdict, why = (FAILED, over) if over else (PASSED, shown.why)
     except CannotTry as error:
         verdict, why = SKIPPED, str(error)
-    except (Wrong, RelightError) as error:
+    except (Wrong, RelightError, OSError) as error:
         verdict, why = FAILED, str(error)
     outcome = Outcome(
         name, what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
@@ -135,7 +136,11 @@ def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
 def _rehearse(target: Target, one: Rehearsal, top: Path, timeout_s: float, references: References) -> Shown:
     folder = top / one.name
     store = folder / "store" if target.built_in else top / "store"
-    return one.do(Stage(target, folder, store, time.monotonic() + timeout_s, references), one)
+    try:
+        return one.do(Stage(target, folder, store, time.monotonic() + timeout_s, references), one)
+    finally:
+        for incidents in store.glob(f"*/{DIRECTORY}"):  # they are not to be held against the next
+            incidents.rename(folder / f"incidents of {incidents.parent.name}")
 
 
 def over_limits(shown: Shown, options: DrillOptions) -> str:

@@ -53,6 +53,7 @@ class Job:
         self._log = folder / "log"
         self._pages: Pages | None = None
         self._process = 0
+        self._asked: dict[int, int] = {}
         self._enclosed = bool(prefix)
 
     def __enter__(self) -> Job:
@@ -137,7 +138,8 @@ class Job:
         from relight.supervise.procfs import catches
 
         for beat in self.beats().values():
-            if not beat.save_since and catches(beat.pid, signal.SIGUSR1):
+            if self._asked.get(beat.pid) != beat.steps and catches(beat.pid, signal.SIGUSR1):
+                self._asked[beat.pid] = beat.steps  # once a step: it is heard of at its end
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(beat.pid, signal.SIGUSR1)
 

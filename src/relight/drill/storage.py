@@ -99,44 +99,52 @@ def damage(stage: Stage, rehearsal: Rehearsal) -> Shown:
         last, broken = job.step(), time.monotonic()
         job.warden.sweep()
         found = job.checkpoints()
-        where = spoil(job, found[-1])
-        intact = [one for one in found if one.id not in job.damage()]
-        if not intact:
-            raise Wrong(f"all of its {len(found)} checkpoints need the bytes of the one that is damaged")
-        before = len(job.said())
-        again = time.monotonic()
-        job.start()
-        beats = steps_again(job)
-        restored = max(beat.restored for beat in beats.values())
-        if restored != intact[-1].step:
-            raise Wrong(f"step {intact[-1].step} is the newest whole checkpoint, and it went on from step {restored}")
-        told = f"checkpoint {found[-1].id} (step {found[-1].step}) is passed over" in job.said()[before:]
-        if not told and stage.target.built_in:
-            raise Wrong(f"the checkpoint of step {found[-1].step} is damaged, and nothing was said of that")
-        back = max(beat.first_at for beat in beats.values())
-        and_then = ended(stage, job, incidents=0, may_be_damaged=tuple({one.id for one in found} - {one.id for one in intact}))
+        with spoiled(job, found[-1]) as where:
+            bad = job.damage()
+            whole = [one for one in found if one.id not in bad]
+            if not whole:
+                raise Wrong(f"all of its {len(found)} checkpoints need the bytes of the one that is damaged")
+            before, again = len(job.said()), time.monotonic()
+            job.start()
+            beats = steps_again(job)
+            restored, back = max(beat.restored for beat in beats.values()), max(beat.first_at for beat in beats.values())
+            if restored != whole[-1].step:
+                raise Wrong(f"step {whole[-1].step} is the newest whole checkpoint, and it went on from step {restored}")
+            told = f"checkpoint {found[-1].id} (step {found[-1].step}) is passed over" in job.said()[before:]
+            if not told and stage.target.built_in:
+                raise Wrong(f"the checkpoint of step {found[-1].step} is damaged, and nothing was said of that")
+            and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
         passed = f"step {found[-1].step} was passed over, {'and that was said' if told else 'of which its output says nothing'}"
         why = f"{passed}; started again, it went on from step {restored}, {back - again:.1f} s later{and_then}"
         return Shown(why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}")
 
 
-def spoil(job: Job, checkpoint: Checkpoint) -> str:
-    """Change one byte of it, such that it matters: of which file."""
+@contextlib.contextmanager
+def spoiled(job: Job, checkpoint: Checkpoint) -> Iterator[str]:
+    """One byte of it is another, such that it matters: of which file. Afterwards it is what it was, if the file is still there."""
     run = job.run()
     folder = Path(run.store.url, run.name, checkpoint.body.dir)
     packs = sorted(folder.glob("*.safetensors"), key=lambda path: -path.stat().st_size)
-    for pack in packs:
-        size = pack.stat().st_size
-        for part in range(8, 16):  # the second half: not its header, and hardly padding
-            at = size * part // 16
-            with pack.open("r+b") as file:
-                file.seek(at)
-                was = file.read(1)
-                file.seek(at)
-                file.write(bytes([was[0] ^ 1]))
-            if checkpoint.id in job.damage():
-                return f"{checkpoint.body.dir}/{pack.name}"
+    places = [(pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)]  # hardly a header, or padding
+    for pack, at in places:
+        _flip(pack, at)
+        if checkpoint.id in job.damage():
+            try:
+                yield f"{checkpoint.body.dir}/{pack.name}"
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    _flip(pack, at)
+            return
+        _flip(pack, at)
     raise CannotTry(f"no byte of {folder} was found that matters")
+
+
+def _flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
 
 
 def _goes_on_without(job: Job, step: int, seconds: float) -> str:

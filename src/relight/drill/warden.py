@@ -22,7 +22,7 @@ from relight.errors import RelightError
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
-CALL_S = 60.0
+CALL_S = 300.0
 
 
 class Warden:
