@@ -12,6 +12,7 @@ from relight.checkpointer.resume import Resumed
 from relight.errors import ConfigError
 from relight.policy.going_back import SPLIT
 from relight.store import ByteStore
+from relight.store.around import guard_of
 
 
 class Holds:
@@ -40,8 +41,9 @@ class Holds:
 
     @property
     def places(self) -> list[str]:
-        """The URLs of the stores that it writes to from this rank, the nearest first."""
-        return [self._store.url, *(store.url for _, store, _ in self._further)]
+        """The URLs of the stores that this rank writes to, the nearest first; last, where it is written down how far the log goes."""
+        anchor = guard_of(self._store).anchor
+        return [self._store.url, *(store.url for _, store, _ in self._further), *([anchor] if anchor else [])]
 
     @property
     def components(self) -> Mapping[str, object]:

@@ -17,11 +17,10 @@ from relight.drill.live import Live, rehearsals_of
 from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import Rehearsal, Shown, Stage
 from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
-from relight.drill.stage import CannotTry, Job, Wrong
+from relight.drill.stage import CannotTry, Job, Wrong, own_store
 from relight.drill.target import Target
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
-from relight.store import open_bytes
 from relight.supervise.incidents import DIRECTORY
 from relight.transfer import execute_copy, plan_copy
 
@@ -119,7 +118,7 @@ def bring(source: Run, store: Path) -> Shown:
     newest = source.history().live[-BROUGHT:]
     if not newest:
         raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
-    done = execute_copy(plan_copy(source, newest, open_bytes(store), source.name))
+    done = execute_copy(plan_copy(source, newest, own_store(store), source.name))
     if done.damaged:
         raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
     return Shown(f"step {newest[-1].step} is whole" + (f", and step {newest[0].step} behind it" if len(newest) > 1 else ""))

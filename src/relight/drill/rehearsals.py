@@ -111,7 +111,13 @@ def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
         told = incident.settings
         if incident.action == rehearsal.action and (told.get("RELIGHT_BEFORE"), told.get("RELIGHT_SKIP")) != (str(step), f"{step}-{step}"):
             raise Wrong(f"it went back to before step {told.get('RELIGHT_BEFORE')}, and the loss was bad at step {step}")
-        return _gone_on(stage, job, rehearsal, None, broken, without=step)
+        try:
+            return _gone_on(stage, job, rehearsal, None, broken, without=step)
+        except Wrong:
+            if sum(one.kind == rehearsal.kind for one in job.incidents()) > 1:
+                what = f"it came again: the script does step {step}, whose samples are to be left out"
+                raise Wrong(f"{what}; does it ask ckpt.skips(step)?") from None
+            raise
 
 
 def _tell(job: Job, what: str) -> tuple[int, int]:
@@ -131,7 +137,6 @@ def _gone_on(stage: Stage, job: Job, rehearsal: Rehearsal, rank: int | None, bro
     incident = job.over_it()
     beats = job.beats()
     shown = judged(rehearsal, incident, beats, rank, broken)
-    job.orders.clear() if without < 0 else None
     and_then = ended(stage, job, incidents=1, without=without)
     return shown._replace(why=f"{shown.why}{and_then}")
 
@@ -250,8 +255,8 @@ def ended(stage: Stage, job: Job, *, incidents: int, without: int = -1, may_be_d
             raise Wrong("its weights at the end are not those of a run to which nothing happened")
         same = "; the weights at the end are those of an undisturbed run" + (f" without step {without}" if without >= 0 else "")
     else:
-        begun = job.step()
-        job.wait(lambda: True if job.step() >= begun + SETTLED_STEPS else None, f"{SETTLED_STEPS} more steps", over=True)
+        least = max(job.step(), without) + SETTLED_STEPS  # behind a step that is poisoned: it may be so again
+        job.wait(lambda: True if job.step() >= least or job.code == 0 else None, f"step {least}")
         same = ""
     found = job.incidents()
     if len(found) != incidents:

@@ -58,8 +58,8 @@ class Obedient:
         """Nothing is told for that."""
 
     def _check(self, url: str) -> None:
-        path = absolute(url).removeprefix("file://")
-        if not Path(path).is_relative_to(self._store):
+        path = Path(absolute(url).removeprefix("file://"))
+        if not path.resolve().is_relative_to(self._store.resolve()):
             what = "a drill's script may only write to the drill's own store"
             raise ConfigError(what, where=url, hint="give it {store} for where it saves")
 

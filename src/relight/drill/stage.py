@@ -20,9 +20,10 @@ from relight.drill.processes import arguments_of, descendants
 from relight.drill.target import Target
 from relight.drill.warden import Warden, environment
 from relight.errors import RelightError
+from relight.keys import Guard
 from relight.log import Checkpoint
 from relight.pulse import Beat
-from relight.store import open_bytes
+from relight.store import ByteStore, open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
 
 T = TypeVar("T")
@@ -37,6 +38,11 @@ class Wrong(Exception):
 
 class CannotTry(Exception):
     """A rehearsal can't be done here, and why."""
+
+
+def own_store(path: str | Path) -> ByteStore:
+    """One of the drill's: opened as the settings say, but how far its log goes is not to stand where that of the real one does."""
+    return open_bytes(path, guard=Guard.of(anchor=""))
 
 
 class Job:
@@ -162,12 +168,12 @@ class Job:
 
         return self.wait(look, what)
 
-    def over_it(self, number: int = 1) -> Incident:
-        """The ``number``-th incident has been gone on from: it, with what it cost."""
+    def over_it(self) -> Incident:
+        """The first incident has been gone on from: it, with what it cost."""
 
         def look() -> Incident | None:
             found = self.incidents()
-            return found[number - 1] if len(found) >= number and found[number - 1].after is not None else None
+            return found[0] if found and found[0].after is not None else None
 
         return self.wait(look, "step behind the failure")
 
@@ -183,7 +189,7 @@ class Job:
         found = incidents_in(self.folder / "incidents")
         if beat is not None:
             with contextlib.suppress(RelightError):
-                found += read_incidents(open_bytes(self.seen(beat.url)), beat.run)
+                found += read_incidents(own_store(self.seen(beat.url)), beat.run)
         return sorted(found, key=lambda one: one.id)
 
     def seen(self, path: str | Path) -> str:
@@ -192,7 +198,7 @@ class Job:
 
     def run(self) -> Run:
         """The one that it saves: from its store, not from what it says."""
-        store = open_bytes(self.seen(self.store))
+        store = own_store(self.seen(self.store))
         names = list_runs(store)
         if len(names) != 1:
             raise Wrong(f"its store has {len(names)} runs, and not one" if names else "it has saved nothing")

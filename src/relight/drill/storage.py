@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import resource
 import subprocess
 import time
@@ -20,6 +21,7 @@ from relight.log import Checkpoint
 FULL_S, AWAY_S = 4.0, 4.0
 """How long a store is full, and how long it is away, at the least: some saves are due meanwhile."""
 _SMALL_BYTES = 64 << 20
+_FAILED = re.compile(r"the save at step (\d+) failed")
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 
 
@@ -156,8 +158,8 @@ def _goes_on_without(job: Job, step: int, seconds: float) -> str:
         return True if time.monotonic() > begun + seconds and job.step() > step else None
 
     job.wait(look, "step while nothing could be saved")
-    failed = [line for line in job.said()[before:].splitlines() if "save" in line]
-    return f", and said that {len(failed)} {'save' if len(failed) == 1 else 'saves'} failed" if failed else ""
+    failed = len(set(_FAILED.findall(job.said()[before:])))
+    return f", and said of {failed} {'save' if failed == 1 else 'saves'} that it failed" if failed else ""
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def environment() -> dict[str, str]:
     home = str(Path(__file__).resolve().parents[2])
     rest = os.environ.get("PYTHONPATH")
     told = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else "")}
-    told.pop("RELIGHT_ANCHOR", None)  # how far a log went, of the drill's store, is not to stand where that of the real one does
+    told.pop("RELIGHT_ANCHOR", None)  # where it stands how far the real log goes
     return told
 
 
