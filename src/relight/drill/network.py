@@ -17,6 +17,8 @@ _WIRE, _PORT = "wire", 29400
 _HERE, _THERE = "10.77.0.1", "10.77.0.2"
 _NOTICED_WITHIN_S, _LONGER_S = 90.0, 15.0
 _STARTS_MAX = 3
+_KINDS = ("hang", "network")
+"""A node that is not answered can't tell a wire from a rank that stands still; one that is answered by a closed connection can."""
 
 
 def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
@@ -42,9 +44,13 @@ def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
         code = job.wait(lambda: nodes.second_code, "end of the second node", over=True)
         if code:
             raise Wrong(f"the second node ended with {code}: {job.last_words()}")
-        and_then = ended(stage, job, incidents=len(job.incidents()))
+        found = job.incidents()
+        for one in found:
+            if one.kind not in _KINDS or one.action != "resume":
+                raise Wrong(f"a cut network was taken for {one.kind}, and {one.action} was done: {one.why}")
+        and_then = ended(stage, job, incidents=len(found))
         again = f"; the second node had to be started {nodes.starts - 1} times more" if nodes.starts > 1 else ""
-        said = f"{job.incidents()[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
+        said = f"{found[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
         means = f"two network namespaces, the wire between them down for {mended - broken:.1f} s"
         return Shown(f"{said}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
 
