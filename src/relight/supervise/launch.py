@@ -12,7 +12,12 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -114,6 +119,9 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except RendezvousClosedError:
         return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
+    except RendezvousConnectionError as error:
+        closes = False  # when it can be reached again, the others are there, and wait for this node to be started anew
+        return Ended(1, f"stopped: where the nodes meet does not answer this one ({error})", supervisor.where)
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
     except SignalException as signalled:
