@@ -15,7 +15,8 @@ from relight.pulse import Beat
 _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400
 _HERE, _THERE = "10.77.0.1", "10.77.0.2"
-_NOTICED_WITHIN_S, _LONGER_S = 90.0, 15.0
+_NOTICED_WITHIN_S, _LONGER_S = 90.0, 70.0
+"""Longer than a node waits for an answer of the rendezvous: 60 s."""
 _STARTS_MAX = 3
 _KINDS = ("hang", "network")
 """A node that is not answered can't tell a wire from a rank that stands still; one that is answered by a closed connection can."""
