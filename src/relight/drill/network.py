@@ -50,7 +50,7 @@ def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
             if one.kind not in _KINDS or one.action != "resume":
                 raise Wrong(f"a cut network was taken for {one.kind}, and {one.action} was done: {one.why}")
         and_then = ended(stage, job, incidents=len(found))
-        again = f"; the second node had to be started {nodes.starts - 1} times more" if nodes.starts > 1 else ""
+        again = "; the second node had ended, and was started again" if nodes.starts > 1 else ""
         said = f"{found[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
         means = f"two network namespaces, the wire between them down for {mended - broken:.1f} s"
         return Shown(f"{said}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
