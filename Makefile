@@ -75,7 +75,7 @@ nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and 
 lives: $(STAMP) ## 200 failures of real jobs under relight run, of twelve kinds: taken for what they were, and gone on from
 	$(BIN)/python tests/supervise/lives.py
 
-drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: ten minutes
+drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: five minutes
 	$(BIN)/relight drill
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way

@@ -162,6 +162,21 @@ def test_a_byte_that_matters_is_damaged(tmp_path: Path) -> None:
         assert job.damage() == {}
 
 
+def test_no_process_of_others_is_sent_a_signal(tmp_path: Path) -> None:
+    """Whatever a page may say: not this one, not one that the drill has not started."""
+    neighbour = subprocess.Popen(["sleep", "600"])
+    try:
+        with Job(Target(), tmp_path, tmp_path / "store", time.monotonic() + 60) as job:
+            own = job.warden.start(["sleep", "600"], env=environment(), cwd="/", log=tmp_path / "log")
+            for pid in (neighbour.pid, own, 2**22 + 1):
+                job.send(pid, signal.SIGKILL)
+            wait_for(lambda: job.warden.ended(own) == -signal.SIGKILL)
+            assert neighbour.poll() is None
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
 def test_why_something_cannot_be_done_here_is_said() -> None:
     """No such program, or its last words."""
     assert cannot(["true"]) == ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -71,7 +69,7 @@ def kill(stage: Stage, rehearsal: Rehearsal) -> Shown:
         job.start()
         rank, beat = sorted(job.ready().items())[-1]
         broken = time.monotonic()
-        os.kill(beat.pid, signal.SIGKILL)
+        job.send(beat.pid, signal.SIGKILL)
         return _gone_on(stage, job, rehearsal, rank, broken)
 
 
@@ -81,7 +79,7 @@ def hang(stage: Stage, rehearsal: Rehearsal) -> Shown:
         job.start()
         rank, beat = sorted(job.ready().items())[-1]
         broken = time.monotonic()
-        os.kill(beat.pid, signal.SIGSTOP)
+        job.send(beat.pid, signal.SIGSTOP)
         return _gone_on(stage, job, rehearsal, rank, broken)
 
 
@@ -178,8 +176,7 @@ def agent(stage: Stage, rehearsal: Rehearsal) -> Shown:
             raise CannotTry("its saves are made by the training processes themselves: there is no agent to kill")
         step, broken = job.step(), time.monotonic()
         for pid in agents:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            job.send(pid, signal.SIGKILL)
         saved = job.saves_again(step, "save behind the agent's death")
         and_then = ended(stage, job, incidents=0)
         return Shown(f"training went on, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
@@ -191,7 +188,7 @@ def supervisor(stage: Stage, rehearsal: Rehearsal) -> Shown:
         job.start()
         beats = job.ready()
         broken = time.monotonic()
-        os.kill(job.supervisor, signal.SIGKILL)
+        job.send(job.supervisor, signal.SIGKILL)
         job.wait(lambda: None if any(is_there(one.pid) for one in beats.values()) else True, "end of its ranks", over=True)
         last = max(beat.step for beat in job.beats().values())
         return _started_again(stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later")
@@ -203,7 +200,7 @@ def preempt(stage: Stage, rehearsal: Rehearsal) -> Shown:
         job.start()
         job.ready()
         broken = time.monotonic()
-        os.kill(job.supervisor, signal.SIGTERM)
+        job.send(job.supervisor, signal.SIGTERM)
         code, took = job.has_ended(), time.monotonic() - broken
         last, stored = max(beat.step for beat in job.beats().values()), job.checkpoints()[-1].step
         if code not in (75, 76):

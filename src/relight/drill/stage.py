@@ -16,7 +16,7 @@ from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run, list_runs
 from relight.drill.orders import Orders
 from relight.drill.pages import Pages
-from relight.drill.processes import arguments_of, descendants
+from relight.drill.processes import arguments_of, descendants, is_below
 from relight.drill.target import Target
 from relight.drill.warden import Warden, environment
 from relight.errors import RelightError
@@ -106,6 +106,12 @@ class Job:
         """The processes that write its saves."""
         return [pid for pid in descendants(self.warden.pid) if "relight.agent.serve" in arguments_of(pid)]
 
+    def send(self, pid: int, number: int) -> None:
+        """A signal to a process of the job's; to no other, whatever a page says, and to none that has ended."""
+        if is_below(pid, self.warden.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     # -- waiting ---------------------------------------------------------------------------------------------------------------
 
     def wait(self, until: Callable[[], T | None], what: str, within_s: float = math.inf, *, over: bool = False) -> T:
@@ -146,8 +152,7 @@ class Job:
         for beat in self.beats().values():
             if self._asked.get(beat.pid) != beat.steps and catches(beat.pid, signal.SIGUSR1):
                 self._asked[beat.pid] = beat.steps  # once a step: it is heard of at its end
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(beat.pid, signal.SIGUSR1)
+                self.send(beat.pid, signal.SIGUSR1)
 
     def durable(self) -> int:
         """The newest step that all ranks know to be stored."""
