@@ -10,7 +10,7 @@ BENCH_STAMP := $(BENCH)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks nfs gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks nfs gpu wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -77,11 +77,15 @@ lives: $(STAMP) ## 200 failures of real jobs under relight run, of twelve kinds:
 
 hour: $(STAMP) ## an hour of relight run in which nothing is wrong and much looks like it: no alarm
 	$(BIN)/python tests/supervise/soak.py
+
 hosts: $(STAMP) ## machines in network namespaces: lost, cut off in one direction or both, healed, replaced, two groups at once; five seeds
 	$(BIN)/python tests/supervise/hosts.py --seeds 5
 
 preempt: $(STAMP) ## a machine that is wanted back, at 50 moments for each of 30, 5 and 1 s of grace: about an hour
 	$(BIN)/python tests/supervise/preempt.py --count 50
+
+drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: five minutes
+	$(BIN)/relight drill
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600

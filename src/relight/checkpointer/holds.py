@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.capture import capture
+from relight.catalog.tiers import Further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import Resumed
 from relight.errors import ConfigError
 from relight.policy.going_back import SPLIT
+from relight.store import ByteStore
+from relight.store.around import guard_of
 
 
 class Holds:
@@ -18,6 +21,8 @@ class Holds:
 
     _components: dict[str, object]
     _run: str
+    _store: ByteStore
+    _further: Sequence[Further]
     _resumed: Resumed
     _ranks: Ranks | None
 
@@ -35,6 +40,12 @@ class Holds:
         if name not in self._components:
             raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: {name}=…")
         self._components[name] = value
+
+    @property
+    def places(self) -> list[str]:
+        """The URLs of the stores that this rank writes to, the nearest first; last, where it is written down how far the log goes."""
+        anchor = guard_of(self._store).anchor
+        return [self._store.url, *(store.url for _, store, _ in self._further), *([anchor] if anchor else [])]
 
     @property
     def components(self) -> Mapping[str, object]:

@@ -117,6 +117,7 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     try:
         joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S)
     except LOST:
+        closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
@@ -151,6 +152,7 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
     except LOST:
+        closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again

@@ -394,3 +394,14 @@ def _sweep(top: Path) -> None:
         pid = one.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdecimal() and not look_at(int(pid)).state:
             shutil.rmtree(one, ignore_errors=True)
+
+
+def directories() -> dict[int, Path]:
+    """Where the ranks' pages of each supervisor lie that runs on this machine, by its process."""
+    found = {}
+    for top in {_MEMORY, tempfile.gettempdir()}:
+        for one in Path(top).glob(f"{_PREFIX}*"):
+            pid = one.name.removeprefix(_PREFIX).partition("-")[0]
+            if pid.isdecimal() and look_at(int(pid)).state:
+                found[int(pid)] = one
+    return found

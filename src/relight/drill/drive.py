@@ -1,0 +1,188 @@
+"""The rehearsals, one behind the other, in stores of the drill's own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from relight.catalog.run import Run
+from relight.drill.live import Live, rehearsals_of
+from relight.drill.programme import REHEARSALS
+from relight.drill.rehearsals import Rehearsal, Shown, Stage
+from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
+from relight.drill.stage import CannotTry, Job, Wrong, own_store
+from relight.drill.target import Target
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.log.identity import now_text
+from relight.supervise.incidents import DIRECTORY
+from relight.transfer import execute_copy, plan_copy
+
+BROUGHT = 2
+"""Checkpoints that are copied: the newest, and one to go back to."""
+COPIED = "the newest checkpoints were copied, every byte verified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOptions:
+    """What is drilled, and how. Times in seconds."""
+
+    target: Target = field(default_factory=Target)
+    only: Sequence[str] = ()
+    """Names of rehearsals; empty: all."""
+    max_lost_steps: int | None = None
+    max_seconds: float | None = None
+    """Until training goes on."""
+    timeout_s: float = 300.0
+    """For one rehearsal."""
+    deadline_s: float = 3600.0
+    """For all: those that have not begun by then are left out."""
+    source: Run | None = None
+    """The run whose newest checkpoints a script's drill begins with, as copies."""
+    live: Run | None = None
+    """The run whose job, under way on this machine, is drilled itself."""
+    keep: Path | None = None
+    say: Callable[[str, Outcome | None], None] = field(default=lambda name, outcome: None)
+    """Told of each rehearsal that begins, and of what came of it."""
+
+
+def run(options: DrillOptions) -> DrillReport:
+    """Do them. Whatever happens, nothing that was started is left, and nothing that was made but what is to be kept."""
+    if options.live is not None:
+        return _run_live(options, options.live)
+    chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[Outcome]()
+    with _folder(options.keep) as top:
+        if (source := options.source) is not None:
+            outcomes.append(_tried(options, "copy", COPIED, lambda: bring(source, top / "store")))
+            if outcomes[0].verdict == FAILED:
+                chosen = []
+        references = References(options.target, top)
+        for one in chosen:
+            outcomes.append(_in_time(options, one, began, lambda one, s: _rehearse(options.target, one, top, s, references)))
+            if options.keep is None and options.target.built_in:
+                shutil.rmtree(top / one.name, ignore_errors=True)
+    return _report(options, options.target.name, began, outcomes)
+
+
+def _run_live(options: DrillOptions, run: Run) -> DrillReport:
+    chosen, began = rehearsals_of(list(options.only)), time.monotonic()
+    with contextlib.closing(Live(run)) as live:
+        outcomes = [_in_time(options, one, began, live.do) for one in chosen]
+    return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
+
+
+def _in_time(options: DrillOptions, one: Rehearsal, began: float, do: Callable[[Rehearsal, float], Shown]) -> Outcome:
+    left = began + options.deadline_s - time.monotonic()
+    if left > 0:
+        return _tried(options, one.name, one.what, lambda: do(one, min(options.timeout_s, left)))
+    outcome = Outcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
+    options.say(one.name, outcome)
+    return outcome
+
+
+def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown]) -> Outcome:
+    """What came of it."""
+    options.say(name, None)
+    began, shown = time.monotonic(), Shown("")
+    try:
+        shown = do()
+        over = over_limits(shown, options)
+        verdict, why = (FAILED, over) if over else (PASSED, shown.why)
+    except CannotTry as error:
+        verdict, why = SKIPPED, str(error)
+    except (Wrong, RelightError, OSError) as error:
+        verdict, why = FAILED, str(error)
+    outcome = Outcome(
+        name, what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
+        round(time.monotonic() - began, 3),
+    )  # fmt: skip
+    options.say(name, outcome)
+    return outcome
+
+
+def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcome]) -> DrillReport:
+    return DrillReport(
+        f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), job, outcomes,
+        round(time.monotonic() - began, 3), options.live is not None, str(options.keep) if options.keep is not None else "",
+    )  # fmt: skip
+
+
+def bring(source: Run, store: Path) -> Shown:
+    """The newest checkpoints of a run, verified byte by byte on the way, into the drill's store."""
+    newest = source.history().live[-BROUGHT:]
+    if not newest:
+        raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
+    done = execute_copy(plan_copy(source, newest, own_store(store), source.name))
+    if done.damaged:
+        raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
+    return Shown(f"step {newest[-1].step} is whole" + (f", and step {newest[0].step} behind it" if len(newest) > 1 else ""))
+
+
+def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
+    """Those, in the order in which they are done; all if none is named."""
+    unknown = [name for name in names if name not in REHEARSALS]
+    if unknown:
+        raise ConfigError(f"there is no rehearsal {unknown[0]!r}", hint=f"there are {', '.join(REHEARSALS)}")
+    return [one for one in REHEARSALS.values() if not names or one.name in names]
+
+
+def _rehearse(target: Target, one: Rehearsal, top: Path, timeout_s: float, references: References) -> Shown:
+    folder = top / one.name
+    store = folder / "store" if target.built_in else top / "store"
+    try:
+        return one.do(Stage(target, folder, store, time.monotonic() + timeout_s, references), one)
+    finally:
+        for incidents in store.glob(f"*/{DIRECTORY}"):  # they are not to be held against the next
+            incidents.rename(folder / f"incidents of {incidents.parent.name}")
+
+
+def over_limits(shown: Shown, options: DrillOptions) -> str:
+    """Why what it has shown is not good enough; empty if it is."""
+    if options.max_lost_steps is not None and (shown.steps_lost or 0) > options.max_lost_steps:
+        return f"{shown.steps_lost} steps were lost, of which {options.max_lost_steps} may be: {shown.why}"
+    if options.max_seconds is not None and (shown.back_s or 0.0) > options.max_seconds:
+        return f"training went on {shown.back_s:.1f} s later, and {options.max_seconds:g} s are allowed: {shown.why}"
+    return ""
+
+
+class References:
+    """What the built-in job ends with if nothing happens to it: run when it is first asked for."""
+
+    def __init__(self, target: Target, top: Path) -> None:
+        self._target, self._top = target, top
+        self._known: dict[int, str] = {}
+
+    def __call__(self, without: int) -> str:
+        """The hash, of a run that leaves out the samples of that step; -1: of none."""
+        if without not in self._known:
+            folder = self._top / ("undisturbed" if without < 0 else f"undisturbed-without-{without}")
+            folder.mkdir(parents=True)
+            alone = folder / "relight.toml"
+            alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # nobody's place is to be taken
+            with Job(replace(self._target, settings=str(alone)), folder, folder / "store", time.monotonic() + 120.0) as job:
+                (folder / "out.go").touch()
+                job.start(without=without)
+                if code := job.has_ended():
+                    raise RelightError(f"the job that nothing is done to ended with {code}: {job.last_words()}")
+            self._known[without] = (folder / "out.end").read_text(encoding="ascii")
+        return self._known[without]
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise ConfigError("the directory to keep it in is not empty", where=str(keep), hint="name a new one")
+    folder = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="relight-drill-"))
+    try:
+        yield folder
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""Rehearsals on a job that runs in earnest: only what it must survive, and only if it was asked for by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from relight.catalog.run import Run
+from relight.drill.pages import Pages, running
+from relight.drill.processes import is_below
+from relight.drill.programme import REHEARSALS
+from relight.drill.rehearsals import SETTLED_STEPS, Rehearsal, Shown, is_there, judged
+from relight.drill.stage import LOOK_S, Wrong
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.pulse import Beat
+from relight.supervise.incidents import Incident, read_incidents
+
+T = TypeVar("T")
+MAY = ("kill", "hang", "preempt")
+"""What may be done to one. Each of them a job meets anyway."""
+
+
+class Live:
+    """A job that runs on this machine under ``relight run``; nobody here started it, and nobody here ends it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        url = f"{run.store.url.rstrip('/')}/{run.name}"
+        found = running(url)
+        if not found:
+            hint = "a drill of a running job is made on a machine that has ranks of it, by the user whose they are"
+            raise CheckpointNotFound("no job of this run is under way here under relight run", where=url, hint=hint)
+        if len(found) > 1:
+            raise ConfigError(f"{len(found)} jobs are under way here that say that they are of this run", where=url)
+        self._supervisor = found[0].supervisor
+        self._pages = Pages(self._supervisor)
+
+    def close(self) -> None:
+        """It is no longer looked at."""
+        self._pages.close()
+
+    def do(self, rehearsal: Rehearsal, timeout_s: float) -> Shown:
+        """One."""
+        ends = time.monotonic() + timeout_s
+        rank, beat = sorted(self._settled(ends).items())[-1]
+        if rehearsal.name == "preempt":
+            return self._end_it(ends)
+        before = {one.id for one in read_incidents(self._run.store, self._run.name)}
+        broken = time.monotonic()
+        os.kill(beat.pid, signal.SIGKILL if rehearsal.name == "kill" else signal.SIGSTOP)
+        try:
+            incident = _wait(lambda: self._over_it(before), "step behind the failure", ends)
+        finally:
+            if rehearsal.name == "hang" and is_below(beat.pid, self._supervisor):  # nobody took it for one that hangs
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(beat.pid, signal.SIGCONT)
+        shown = judged(rehearsal, incident, self._pages.beats(), rank, broken)
+        self._settled(ends)
+        return shown
+
+    def _settled(self, ends: float) -> dict[int, Beat]:
+        def look() -> dict[int, Beat] | None:
+            beats = {rank: beat for rank, beat in self._pages.beats().items() if is_below(beat.pid, self._supervisor)}
+            well = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())
+            return beats if beats and well else None
+
+        return _wait(look, "steps with a checkpoint behind them", ends)
+
+    def _over_it(self, before: set[str]) -> Incident | None:
+        if not is_there(self._supervisor):
+            raise Wrong("relight run has ended: relight incidents says why")
+        found = [one for one in read_incidents(self._run.store, self._run.name) if one.id not in before]
+        return next((one for one in found if one.after is not None and one.host == socket.gethostname()), None)
+
+    def _end_it(self, ends: float) -> Shown:
+        broken = time.monotonic()
+        os.kill(self._supervisor, signal.SIGTERM)
+        _wait(lambda: None if is_there(self._supervisor) else True, "end of relight run", ends)
+        took = time.monotonic() - broken
+        last, live = max(beat.step for beat in self._pages.beats().values()), self._run.history().live
+        stored = live[-1].step if live else -1
+        if stored < 0:
+            raise Wrong(f"it ended {took:.1f} s later, and nothing is stored")
+        why = f"it ended {took:.1f} s later: step {last} was the last, {stored} is stored; whoever starts it again goes on from there"
+        return Shown(why, steps_lost=max(0, last - stored))
+
+
+def rehearsals_of(names: list[str]) -> list[Rehearsal]:
+    """Those; a kill if none is named."""
+    for name in names:
+        if name not in MAY:
+            raise ConfigError(f"{name!r} is not done to a running job", hint=f"{', '.join(MAY)} are; the others: without --live, on a copy")
+    return [REHEARSALS[name] for name in MAY if name in (names or ["kill"])]
+
+
+def _wait(until: Callable[[], T | None], what: str, ends: float) -> T:
+    while True:
+        found = until()
+        if found is not None:
+            return found
+        if time.monotonic() > ends:
+            raise Wrong(f"no {what} in time")
+        time.sleep(LOOK_S)

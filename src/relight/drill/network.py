@@ -1,0 +1,139 @@
+"""A rehearsal on two nodes: each in a network of its own, with one wire between them, which is cut for some time."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from relight.drill.pages import Pages
+from relight.drill.rehearsals import Rehearsal, Shown, Stage, ended
+from relight.drill.stage import STEPS_BEFORE, CannotTry, Job, Wrong
+from relight.drill.storage import cannot
+from relight.drill.warden import environment
+from relight.pulse import Beat
+
+_OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+_WIRE, _PORT = "wire", 29400
+_HERE, _THERE = "10.77.0.1", "10.77.0.2"
+_NOTICED_WITHIN_S, _LONGER_S = 90.0, 70.0
+"""Longer than a node waits for an answer of the rendezvous: 60 s."""
+_STARTS_MAX = 3
+_KINDS = ("hang", "network")
+"""A node that is not answered can't tell a wire from a rank that stands still; one that is answered by a closed connection can."""
+
+
+def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """The wire is cut until a node has noticed, and some time longer; whatever starts jobs starts a node again that has ended."""
+    if not stage.target.built_in:
+        raise CannotTry("two nodes are made of this machine for the built-in job only")
+    reason = cannot([*_OWN_NETWORK, "ip", "link", "add", _WIRE, "type", "veth", "peer", "name", "end"])
+    if reason:
+        raise CannotTry(f"no network of its own can be made here: {reason}")
+    with Job(stage.target, stage.folder, stage.store, stage.ends, _OWN_NETWORK) as job, TwoNodes(job) as nodes:
+        nodes.start()
+        before = job.wait(nodes.ready, "steps of both nodes with a checkpoint behind them")
+        nodes.cut()
+        broken = time.monotonic()
+        noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", _NOTICED_WITHIN_S)
+        time.sleep(_LONGER_S)
+        nodes.mend()
+        mended = time.monotonic()
+        beats = job.wait(lambda: nodes.back(before), "step of both nodes behind the cut", over=True)
+        back = max(beat.first_at for beat in beats)
+        lost = max(beat.step for beat in before) - min(beat.restored for beat in beats)
+        (stage.folder / "out.go").touch()
+        code = job.wait(lambda: nodes.second_code, "end of the second node", over=True)
+        if code:
+            raise Wrong(f"the second node ended with {code}: {job.last_words()}")
+        found = job.incidents()
+        for one in found:
+            if one.kind not in _KINDS or one.action != "resume":
+                raise Wrong(f"a cut network was taken for {one.kind}, and {one.action} was done: {one.why}")
+        and_then = ended(stage, job, incidents=len(found))
+        again = "; the second node had ended, and was started again" if nodes.starts > 1 else ""
+        said = f"{found[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
+        means = f"two network namespaces, the wire between them down for {mended - broken:.1f} s"
+        return Shown(f"{said}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
+
+
+class TwoNodes:
+    """Of one job: the first is the job's own process, which has the rendezvous; the second has a log of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._enter: list[str] = []
+        self._second, self._pages, self.starts = 0, Pages(0), 0
+
+    def __enter__(self) -> TwoNodes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pages.close()
+
+    def start(self) -> None:
+        """Both, and the wire between them."""
+        job = self._job
+        env = environment()
+        holder = job.warden.start(["unshare", "--net", "sleep", "infinity"], env=env, cwd="/", log=job.folder / "holder")
+        ours = os.readlink(f"/proc/{job.warden.pid}/ns/net")
+        job.wait(lambda: True if os.readlink(f"/proc/{holder}/ns/net") != ours else None, "second network", over=True)
+        self._enter = ["nsenter", f"--net=/proc/{holder}/ns/net"]
+        job.warden.call(["ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder)])
+        for prefix, address in (([], _HERE), (self._enter, _THERE)):
+            for told in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
+                job.warden.call([*prefix, "ip", *told])
+        job.start(*_flags(_HERE), env=_env(_HERE))
+        self._start_second()
+
+    def cut(self) -> None:
+        """Nothing gets through, and nobody is told."""
+        self._job.warden.call(["ip", "link", "set", _WIRE, "down"])
+
+    def mend(self) -> None:
+        """It does again."""
+        self._job.warden.call(["ip", "link", "set", _WIRE, "up"])
+
+    @property
+    def second_code(self) -> int | None:
+        """How the second ended; None: it runs."""
+        return self._job.warden.ended(self._second)
+
+    def ready(self) -> list[Beat] | None:
+        """Both make steps, and there is a checkpoint to go back to."""
+        beats = self._beats()
+        if self.second_code is not None:
+            raise Wrong(f"the second node ended with {self.second_code} before anything was done")
+        return beats if len(beats) == 2 and all(beat.steps >= STEPS_BEFORE and beat.durable >= 0 for beat in beats) else None
+
+    def back(self, before: list[Beat]) -> list[Beat] | None:
+        """Both have made a step in processes that were not there before. A node that has ended is started again, as a scheduler would."""
+        if self._job.code is not None:
+            raise Wrong(f"the first node ended with {self._job.code}: {self._job.last_words()}")
+        if self.second_code and self.starts < _STARTS_MAX:
+            self._start_second()
+        beats, old = self._beats(), {beat.pid for beat in before}
+        return beats if len(beats) == 2 and all(beat.steps and beat.pid not in old for beat in beats) else None
+
+    def _start_second(self) -> None:
+        self._pages.close()
+        self.starts += 1
+        job = self._job
+        command = [*self._enter, *job.target.command(job.folder, job.store, *_flags(_THERE))]
+        self._second = job.warden.start(
+            command, env={**environment(), **_env(_THERE)}, cwd=str(job.folder), log=job.folder / "log of the second node"
+        )
+        self._pages = Pages(self._second)
+
+    def _beats(self) -> list[Beat]:
+        return [*self._job.beats().values(), *self._pages.beats().values()]
+
+
+def _flags(address: str) -> list[str]:
+    return [
+        "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_HERE}:{_PORT}", "--rdzv-id", "drill",
+        "--rdzv-conf", f"is_host={address == _HERE}", "--local-addr", address,
+    ]  # fmt: skip
+
+
+def _env(address: str) -> dict[str, str]:
+    return {"GLOO_SOCKET_IFNAME": _WIRE, "RELIGHT_NODE": address}

@@ -1,0 +1,29 @@
+"""What drills of a run have shown, remembered with it: a small file each, in ``<run>/drills/``. Nothing depends on them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from relight.drill.report import DrillReport
+from relight.errors import RelightError
+from relight.store import ByteStore
+
+DIRECTORY = "drills"
+_BYTES_MAX = 1 << 20
+
+
+def remember(store: ByteStore, run: str, report: DrillReport) -> None:
+    """Write it down. The store's own errors."""
+    store.put_once(f"{run}/{DIRECTORY}/{report.id}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+def drills_of(store: ByteStore, run: str) -> list[DrillReport]:
+    """A run's, oldest first; what cannot be read is left out."""
+    found = []
+    for entry in sorted(store.list(f"{run}/{DIRECTORY}"), key=lambda entry: entry.name):
+        if not entry.is_dir and entry.name.endswith(".json"):
+            with contextlib.suppress(RelightError, msgspec.MsgspecError):
+                found.append(msgspec.json.decode(store.get(f"{run}/{DIRECTORY}/{entry.name}", _BYTES_MAX), type=DrillReport))
+    return found

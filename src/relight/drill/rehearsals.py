@@ -1,0 +1,266 @@
+"""What is tried: each breaks one thing of a job, and knows by what docs/recovery.md says whether what followed is right."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from relight.drill.orders import Order
+from relight.drill.stage import CannotTry, Job, Wrong
+from relight.drill.target import Target
+from relight.pulse import Beat
+from relight.supervise.incidents import Incident
+from relight.supervise.procfs import look_at
+
+SETTLED_STEPS = 3
+"""A script's job has gone on when it has made so many steps."""
+AHEAD_S = 0.5
+"""What a script is told to do at a step is told so long before that, so that all ranks hear of it in time."""
+
+
+class Shown(NamedTuple):
+    """What a rehearsal that went as it should has shown."""
+
+    why: str
+    noticed_s: float | None = None
+    decided_s: float | None = None
+    back_s: float | None = None
+    steps_lost: int | None = None
+    means: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a rehearsal takes place."""
+
+    target: Target
+    folder: Path
+    store: Path
+    ends: float
+    reference: Callable[[int], str]
+    """The hash that the built-in job ends with, if it leaves out the samples of that step; -1: of none."""
+
+    def job(self) -> Job:
+        """One on its own machine."""
+        return Job(self.target, self.folder, self.store, self.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """One. ``kind`` and ``action``: what relight run must take it for and do about it; empty: it is to see nothing."""
+
+    name: str
+    what: str
+    do: Callable[[Stage, Rehearsal], Shown]
+    kind: str = ""
+    action: str = ""
+
+
+# -- a rank that fails ---------------------------------------------------------------------------------------------------------
+
+
+def kill(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """SIGKILL to the last rank."""
+    with stage.job() as job:
+        job.start()
+        rank, beat = sorted(job.ready().items())[-1]
+        broken = time.monotonic()
+        job.send(beat.pid, signal.SIGKILL)
+        return _gone_on(stage, job, rehearsal, rank, broken)
+
+
+def hang(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """SIGSTOP to it: it is there, and does nothing."""
+    with stage.job() as job:
+        job.start()
+        rank, beat = sorted(job.ready().items())[-1]
+        broken = time.monotonic()
+        job.send(beat.pid, signal.SIGSTOP)
+        return _gone_on(stage, job, rehearsal, rank, broken)
+
+
+def lock(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """It waits in Python for what never comes."""
+    return _told(stage, rehearsal, "lock")
+
+
+def crash(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """It aborts, as native code does that has found its memory damaged."""
+    return _told(stage, rehearsal, "crash")
+
+
+def _told(stage: Stage, rehearsal: Rehearsal, what: str) -> Shown:
+    with stage.job() as job:
+        rank, _ = _tell(job, what)
+        broken = job.wait(job.orders.done, "step at which the script does what it is told")
+        return _gone_on(stage, job, rehearsal, rank, broken)
+
+
+def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """The loss of one step is no number, whenever that step is done."""
+    with stage.job() as job:
+        _, step = _tell(job, "poison")
+        broken = job.wait(job.orders.done, "step whose loss is told: ckpt.step(step, loss=loss)")
+        incident = job.over_it()
+        told = incident.settings
+        if incident.action == rehearsal.action and (told.get("RELIGHT_BEFORE"), told.get("RELIGHT_SKIP")) != (str(step), f"{step}-{step}"):
+            raise Wrong(f"it went back to before step {told.get('RELIGHT_BEFORE')}, and the loss was bad at step {step}")
+        try:
+            return _gone_on(stage, job, rehearsal, None, broken, without=step)
+        except Wrong:
+            if sum(one.kind == rehearsal.kind for one in job.incidents()) > 1:
+                what = f"it came again: the script does step {step}, whose samples are to be left out"
+                raise Wrong(f"{what}; does it ask ckpt.skips(step)?") from None
+            raise
+
+
+def _tell(job: Job, what: str) -> tuple[int, int]:
+    """Start it, and tell its last rank: who that is, and at which step it is to be done."""
+    if not job.target.told:
+        raise CannotTry("a script that is no Python (--no-python) can't be told to fail")
+    job.start()
+    rank, beat = sorted(job.ready().items())[-1]
+    usual = (beat.step_at - beat.first_at) / max(1, beat.steps - 1)
+    step = max(one.step for one in job.beats().values()) + 2 + int(AHEAD_S / max(usual, 1e-3))
+    job.orders.give(Order(what, step, rank))
+    return rank, step
+
+
+def _gone_on(stage: Stage, job: Job, rehearsal: Rehearsal, rank: int | None, broken: float, *, without: int = -1) -> Shown:
+    """The failure was seen, taken for what it was, and gone on from; the end is as it would have been."""
+    incident = job.over_it()
+    beats = job.beats()
+    shown = judged(rehearsal, incident, beats, rank, broken)
+    and_then = ended(stage, job, incidents=1, without=without)
+    return shown._replace(why=f"{shown.why}{and_then}")
+
+
+def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Beat], rank: int | None, broken: float) -> Shown:
+    """Whether an incident is what it should be. Pure, but for raising ``Wrong``."""
+    after = incident.after
+    assert after is not None
+    if incident.kind != rehearsal.kind:
+        raise Wrong(f"it was taken for {incident.kind}, and was {rehearsal.kind}: {incident.why}")
+    if incident.action != rehearsal.action:
+        raise Wrong(f"what was done is {incident.action}, and {rehearsal.action} should have been: {incident.reason}")
+    if rank is not None and incident.rank not in (rank, None):
+        raise Wrong(f"rank {incident.rank} was taken to have failed, and rank {rank} had: {incident.why}")
+    durable = min((one.get("durable", -1) for one in incident.workers), default=-1)
+    if rehearsal.action == "resume" and after.restored < durable:
+        raise Wrong(f"step {durable} was stored, and it went on from step {after.restored}")
+    stepped = max(beat.first_at for beat in beats.values())
+    noticed = stepped - after.seconds["all"] + after.seconds["noticed"] - broken
+    return Shown(
+        f"{incident.why.splitlines()[0]} → {incident.action}, from step {after.restored}",
+        noticed_s=round(noticed, 3),
+        decided_s=round(noticed + after.seconds["decided"], 3),
+        back_s=round(stepped - broken, 3),
+        steps_lost=after.steps_lost,
+    )
+
+
+# -- what is around it ---------------------------------------------------------------------------------------------------------
+
+
+def agent(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """SIGKILL to the process that writes saves."""
+    with stage.job() as job:
+        job.start()
+        job.ready()
+        agents = job.agents()
+        if not agents:
+            raise CannotTry("its saves are made by the training processes themselves: there is no agent to kill")
+        step, broken = job.step(), time.monotonic()
+        for pid in agents:
+            job.send(pid, signal.SIGKILL)
+        saved = job.saves_again(step, "save behind the agent's death")
+        and_then = ended(stage, job, incidents=0)
+        return Shown(f"training went on, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
+
+
+def supervisor(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """SIGKILL to relight run; whatever starts jobs starts it again when its ranks have ended."""
+    with stage.job() as job:
+        job.start()
+        beats = job.ready()
+        broken = time.monotonic()
+        job.send(job.supervisor, signal.SIGKILL)
+        job.wait(lambda: None if any(is_there(one.pid) for one in beats.values()) else True, "end of its ranks", over=True)
+        last = max(beat.step for beat in job.beats().values())
+        return _started_again(stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later")
+
+
+def preempt(stage: Stage, rehearsal: Rehearsal) -> Shown:
+    """SIGTERM to relight run, as a scheduler sends it; then it is started again."""
+    with stage.job() as job:
+        job.start()
+        job.ready()
+        broken = time.monotonic()
+        job.send(job.supervisor, signal.SIGTERM)
+        code, took = job.has_ended(), time.monotonic() - broken
+        last, stored = max(beat.step for beat in job.beats().values()), job.checkpoints()[-1].step
+        if code not in (75, 76):
+            raise Wrong(f"it ended with {code}, and not with 75 or 76")
+        if (code == 75) != (stored >= last):
+            raise Wrong(f"it ended with {code}, and step {stored} is stored of {last} that was the last")
+        said = f"it ended {took:.1f} s later with {code}: step {last} was the last, {stored} is stored"
+        return _started_again(stage, job, last, broken, said)
+
+
+def _started_again(stage: Stage, job: Job, last: int, broken: float, said: str) -> Shown:
+    stored, before = job.checkpoints()[-1].step, len(job.incidents())
+    job.start()
+    beats = steps_again(job)
+    restored = max(beat.restored for beat in beats.values())
+    if restored < stored:
+        raise Wrong(f"step {stored} is stored, and it went on from step {restored}")
+    back = max(beat.first_at for beat in beats.values()) - broken
+    and_then = ended(stage, job, incidents=before)
+    return Shown(f"{said}; started again, it went on from step {restored}{and_then}", back_s=round(back, 3), steps_lost=last - restored)
+
+
+def steps_again(job: Job) -> dict[int, Beat]:
+    """A job that was started again has made a step: what its ranks say then."""
+
+    def look() -> dict[int, Beat] | None:
+        beats = job.beats()
+        return beats if beats and all(beat.steps for beat in beats.values()) else None
+
+    return job.wait(look, "step of the job that was started again")
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended."""
+    return look_at(pid).state not in ("", "Z")
+
+
+# -- the end -------------------------------------------------------------------------------------------------------------------
+
+
+def ended(stage: Stage, job: Job, *, incidents: int, without: int = -1, may_be_damaged: tuple[str, ...] = ()) -> str:
+    """Let it end as it should, and look at what it leaves: what is right with that, to be said. ``Wrong`` if something is not."""
+    if stage.target.built_in:
+        (stage.folder / "out.go").touch()
+        code = job.has_ended()
+        if code:
+            raise Wrong(f"relight run ended with {code}: {job.last_words()}")
+        if (stage.folder / "out.end").read_text(encoding="ascii") != stage.reference(without):
+            raise Wrong("its weights at the end are not those of a run to which nothing happened")
+        same = "; the weights at the end are those of an undisturbed run" + (f" without step {without}" if without >= 0 else "")
+    else:
+        least = max(job.step(), without) + SETTLED_STEPS  # behind a step that is poisoned: it may be so again
+        job.wait(lambda: True if job.step() >= least or job.code == 0 else None, f"step {least}")
+        same = ""
+    found = job.incidents()
+    if len(found) != incidents:
+        more = [f"{one.kind} at step {one.step}" for one in found]
+        raise Wrong(f"{len(found)} failures were seen where there were {incidents}: {', '.join(more)}")
+    job.warden.sweep()
+    wrong = {one: what for one, what in job.damage().items() if one not in may_be_damaged}
+    if wrong:
+        raise Wrong(f"relight verify: {next(iter(wrong.values()))}")
+    return same

@@ -1,0 +1,82 @@
+"""What ``relight run`` is given in a drill in place of the script: ``python -m relight.drill.script ORDERS STORE [-m] SCRIPT [ARGS…]``.
+
+The script runs as it would by itself, but for two things: a ``Checkpointer`` that would write outside of the drill's store is refused, and
+behind a step it does what the drill has told it to do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from relight.checkpointer import Checkpointer, observers
+from relight.drill.orders import Orders
+from relight.errors import ConfigError
+from relight.store.urls import absolute
+
+
+class Obedient:
+    """An observer that does as it is told; it stands before those that look at the loss."""
+
+    def __init__(self, orders: Orders, store: Path) -> None:
+        self._orders, self._store = orders, store
+
+    def place(self, url: str, run: str) -> tuple[str, str]:
+        """Where it is, if that is the drill's."""
+        self._check(url)
+        return url, run
+
+    def on_start(self, ckpt: Checkpointer) -> None:
+        """Nothing is written yet: of its further tiers, too, none may be another's."""
+        for place in ckpt.places:
+            self._check(place)
+
+    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
+        """Nothing is told for that."""
+
+    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+        """Do what is due."""
+        order = self._orders.read()
+        if order is None:
+            return
+        if order.what == "poison":
+            if step == order.step and "loss" in metrics and isinstance(metrics, dict):
+                self._orders.do()
+                metrics["loss"] = math.nan
+        elif step >= order.step and order.rank == int(os.environ.get("RANK", "0")) and self._orders.do():
+            if order.what == "crash":
+                os.abort()
+            threading.Event().wait()
+
+    def on_end(self, ckpt: Checkpointer) -> None:
+        """Nothing is told for that."""
+
+    def _check(self, url: str) -> None:
+        path = Path(absolute(url).removeprefix("file://"))
+        if not path.resolve().is_relative_to(self._store.resolve()):
+            what = "a drill's script may only write to the drill's own store"
+            raise ConfigError(what, where=url, hint="give it {store} for where it saves")
+
+
+def main() -> None:
+    """Run it."""
+    orders, store, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    observers.insert(0, Obedient(Orders(orders), store))
+    as_module = arguments[0] == "-m"
+    arguments = arguments[as_module:]
+    sys.argv = arguments
+    if as_module:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A process that owns others: ``python -m relight.drill.warden``. What it starts, and all that that starts, ends when it does.
+
+It is told what to do by lines of JSON on its standard input, and answers each with one on its standard output. When its input ends, as it
+does when whoever told it has ended, in whatever way, it kills what is left. Orphans become its own children, so that none gets away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from relight.drill.processes import kill_below
+from relight.errors import RelightError
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_S = 0.1
+CALL_S = 300.0
+
+
+class Warden:
+    """The end of whoever tells it."""
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        """``prefix``: what it is started by, such as ``unshare``."""
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-P", "-m", "relight.drill.warden"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environment(), start_new_session=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Warden:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path) -> int:
+        """Have it start that, with its output appended to ``log``: the new process."""
+        return int(self._ask(start=list(command), env=dict(env), cwd=cwd, log=str(log))["pid"])
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of what it started, as ``Popen`` gives it; None while it runs."""
+        code = self._ask(poll=pid)["code"]
+        return None if code is None else int(code)
+
+    def call(self, command: Sequence[str]) -> None:
+        """Have it run that to its end; ``RelightError`` with what it said if that was not 0."""
+        done = self._ask(call=list(command))
+        if done["code"]:
+            raise RelightError(f"{command[0]} ended with {done['code']}", details=str(done["said"]).splitlines()[-5:])
+
+    def sweep(self) -> None:
+        """End all that it has started, and what is left of what that started."""
+        self._ask(sweep=True)
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+        assert self._process.stdin is not None and self._process.stdout is not None and self._process.stderr is not None
+        with self._process.stdin, self._process.stdout, self._process.stderr:
+            self._process.stdin.close()
+            self._process.wait()
+
+    def _ask(self, **what: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None and self._process.stderr is not None
+        try:
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except OSError:
+            answer = b""
+        if not answer:
+            said = self._process.stderr.read().decode(errors="replace").strip().splitlines()[-5:]
+            raise RelightError("the process that owns the drill's processes has ended", details=said)
+        told: dict[str, Any] = json.loads(answer)
+        if "error" in told:
+            raise RelightError(told["error"])
+        return told
+
+
+def environment() -> dict[str, str]:
+    """Of the drill's processes: they find this very Relight, and write down nothing elsewhere."""
+    home = str(Path(__file__).resolve().parents[2])
+    rest = os.environ.get("PYTHONPATH")
+    told = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else "")}
+    told.pop("RELIGHT_ANCHOR", None)  # where it stands how far the real log goes
+    return told
+
+
+class _Owner:
+    """The warden's own end."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self._codes: dict[int, int] = {}
+
+    def do(self, told: dict[str, Any]) -> dict[str, Any]:
+        if "start" in told:
+            with open(told["log"], "ab") as log:
+                process = subprocess.Popen(
+                    told["start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=told["env"], cwd=told["cwd"],
+                    start_new_session=True,
+                )  # fmt: skip
+            self._started[process.pid] = process
+            return {"pid": process.pid}
+        if "call" in told:
+            done = subprocess.run(
+                told["call"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S, check=False
+            )
+            return {"code": done.returncode, "said": done.stdout.decode(errors="replace")}
+        self.reap()
+        if "poll" in told:
+            return {"code": self._codes.get(told["poll"])}
+        kill_below(os.getpid())
+        self._codes |= {pid: self._codes.get(pid, -signal.SIGKILL) for pid in self._started}
+        return {}
+
+    def reap(self) -> None:
+        """Take note of who has ended: what it started, and orphans."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    """Do as told, until nobody is left to tell."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends behind whoever started it, when that has said what it wants ended
+    owner, buffer = _Owner(), b""
+    while True:
+        if not select.select([0], [], [], _LOOK_S)[0]:
+            owner.reap()
+            continue
+        data = os.read(0, 1 << 20)
+        if not data:
+            break
+        buffer += data
+        while b"\n" in buffer:
+            line, _, buffer = buffer.partition(b"\n")
+            try:
+                answer = owner.do(json.loads(line))
+            except (OSError, subprocess.SubprocessError) as error:
+                answer = {"error": str(error)}
+            os.write(1, json.dumps(answer).encode() + b"\n")
+    kill_below(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

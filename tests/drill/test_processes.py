@@ -1,0 +1,214 @@
+"""Nothing that a drill starts outlives it, and a script does as it is told, in the drill's store alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relight.catalog.run import Run
+from relight.drill.orders import Order, Orders
+from relight.drill.processes import arguments_of, descendants, is_below, kill_below
+from relight.drill.stage import Job
+from relight.drill.storage import OWN_MOUNTS, cannot, spoiled
+from relight.drill.target import Target
+from relight.drill.warden import Warden, environment
+from relight.errors import ConfigError, RelightError
+from relight.store import open_bytes
+
+ORPHAN = "import os, time; os.fork() or (os.setsid(), os.fork() or time.sleep(600)); os._exit(0)"
+"""Leaves a process in a session of its own whose parents have ended."""
+
+
+def wait_for(condition: object, seconds: float = 20.0) -> None:
+    """Until it holds."""
+    ends = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def orphans(warden: int) -> list[int]:
+    """What the script above has left below a warden."""
+    return [pid for pid in descendants(warden) if "time.sleep(600)" in " ".join(arguments_of(pid))]
+
+
+def start(warden: Warden, folder: Path) -> int:
+    """An orphan below it."""
+    warden.start([sys.executable, "-c", ORPHAN], env=environment(), cwd="/", log=folder / "log")
+    wait_for(lambda: orphans(warden.pid))
+    time.sleep(0.2)
+    (pid,) = orphans(warden.pid)
+    assert is_below(pid, warden.pid) and is_below(pid, os.getpid()) and not is_below(os.getpid(), pid)
+    return pid
+
+
+def test_what_a_warden_has_started_ends_with_it(tmp_path: Path) -> None:
+    """Orphans in sessions of their own, too; and processes that are stopped."""
+    with Warden() as warden:
+        pid = start(warden, tmp_path)
+        os.kill(pid, signal.SIGSTOP)
+    assert not arguments_of(pid)
+
+
+def test_a_sweep_ends_it_and_the_warden_goes_on(tmp_path: Path) -> None:
+    """As if a machine had lost its power; how each process ended is known then."""
+    with Warden() as warden:
+        pid = start(warden, tmp_path)
+        sleeps = warden.start(["sleep", "600"], env=environment(), cwd="/", log=tmp_path / "log")
+        fails = warden.start(["sh", "-c", "exit 7"], env=environment(), cwd="/", log=tmp_path / "log")
+        wait_for(lambda: warden.ended(fails) == 7)
+        assert warden.ended(sleeps) is None
+        warden.sweep()
+        assert not arguments_of(pid) and warden.ended(sleeps) == -signal.SIGKILL
+        warden.call(["true"])
+        with pytest.raises(RelightError, match="ended with 3"):
+            warden.call(["sh", "-c", "echo no; exit 3"])
+        with pytest.raises(RelightError):
+            warden.call(["no-such-command-at-all"])
+
+
+def test_if_the_drill_itself_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    """SIGKILL to whoever told the warden: its input ends, and so does all that it has started."""
+    script = f"""
+import sys, time
+from pathlib import Path
+from relight.drill.warden import Warden, environment
+warden = Warden()
+warden.start([sys.executable, "-c", {ORPHAN!r}], env=environment(), cwd="/", log=Path({str(tmp_path / "log")!r}))
+print(warden.pid, flush=True)
+time.sleep(600)
+"""
+    drill = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert drill.stdout is not None
+    warden = int(drill.stdout.readline())
+    wait_for(lambda: orphans(warden))
+    time.sleep(0.2)
+    (pid,) = orphans(warden)
+    drill.kill()
+    drill.communicate()
+    wait_for(lambda: not arguments_of(pid) and not arguments_of(warden))
+
+
+def test_what_is_below_a_process_is_killed_and_nothing_else() -> None:
+    """A neighbour of the same parent lives on."""
+    neighbour = subprocess.Popen(["sleep", "600"])
+    above = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
+    try:
+        wait_for(lambda: len(descendants(above.pid)) == 2)
+        assert kill_below(above.pid) == [] and neighbour.poll() is None
+    finally:
+        for one in (above, neighbour):
+            one.kill()
+            one.wait()
+
+
+SCRIPT = """
+import sys, numpy, relight
+with relight.Checkpointer(sys.argv[1], w=numpy.zeros(9), save=relight.every(steps=2), background=False) as ckpt:
+    for step in range(ckpt.restore(), 8):
+        ckpt.step(step, loss=1.0)
+"""
+
+
+def run_script(folder: Path, where: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """As relight run would start it in a drill whose store is ``folder/store``."""
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "relight.drill.script", str(folder / "orders"), str(folder / "store"), str(folder / "script.py"), where]
+    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_script_in_a_drill_saves_in_the_drills_store_or_not_at_all(tmp_path: Path) -> None:
+    """Whatever it was told: another place is refused before anything is written there."""
+    done = run_script(tmp_path, str(tmp_path / "real" / "demo"))
+    assert done.returncode and "may only write to the drill's own store" in done.stderr and not (tmp_path / "real").exists()
+    done = run_script(tmp_path, str(tmp_path / "store" / "demo"))
+    assert done.returncode == 0, done.stderr
+    assert [one.step for one in Run(open_bytes(tmp_path / "store"), "demo").history().live] == [1, 3, 5, 7]
+
+
+def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Path) -> None:
+    """With somebody to watch over it, that is a loss that is no number, from that step on."""
+    from relight.pulse.page import make_page
+
+    make_page(tmp_path / "page")
+    Orders(tmp_path / "orders").give(Order("poison", 5))
+    done = run_script(tmp_path, str(tmp_path / "store" / "demo"), RELIGHT_PULSE=str(tmp_path / "page"))
+    assert done.returncode and "Diverged" in done.stderr and "[onset 5]" in done.stderr, done.stderr
+    assert Orders(tmp_path / "orders").done() is not None
+
+
+def test_a_script_in_a_drill_aborts_when_it_is_told(tmp_path: Path) -> None:
+    """At the step, or at the first behind it; only the rank that is meant; once."""
+    Orders(tmp_path / "orders").give(Order("crash", 3, 1))
+    assert run_script(tmp_path, str(tmp_path / "store" / "demo"), RANK="0").returncode == 0
+    assert run_script(tmp_path, str(tmp_path / "store" / "other"), RANK="1").returncode == -signal.SIGABRT
+    assert run_script(tmp_path, str(tmp_path / "store" / "other"), RANK="1").returncode == 0
+
+
+def test_a_byte_that_matters_is_damaged(tmp_path: Path) -> None:
+    """What verifying finds, and not just any byte; the checkpoint before stays whole."""
+    assert run_script(tmp_path, str(tmp_path / "store" / "demo")).returncode == 0
+    with Job(Target(), tmp_path / "job", tmp_path / "store", time.monotonic() + 60) as job:
+        assert job.damage() == {}
+        newest = job.checkpoints()[-1]
+        with spoiled(job, newest) as where:
+            assert where.startswith(newest.body.dir) and job.damage().keys() == {newest.id}
+        assert job.damage() == {}
+
+
+def test_no_process_of_others_is_sent_a_signal(tmp_path: Path) -> None:
+    """Whatever a page may say: not this one, not one that the drill has not started."""
+    neighbour = subprocess.Popen(["sleep", "600"])
+    try:
+        with Job(Target(), tmp_path, tmp_path / "store", time.monotonic() + 60) as job:
+            own = job.warden.start(["sleep", "600"], env=environment(), cwd="/", log=tmp_path / "log")
+            for pid in (neighbour.pid, own, 2**22 + 1):
+                job.send(pid, signal.SIGKILL)
+            wait_for(lambda: job.warden.ended(own) == -signal.SIGKILL)
+            assert neighbour.poll() is None
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def test_why_something_cannot_be_done_here_is_said() -> None:
+    """No such program, or its last words."""
+    assert cannot(["true"]) == ""
+    assert "there is no no-such-command" in cannot(["no-such-command"])
+    assert cannot(["sh", "-c", "echo not permitted >&2; exit 1"]) == "not permitted"
+
+
+@pytest.mark.skipif(bool(cannot([*OWN_MOUNTS, "true"])), reason="no namespaces of one's own here")
+def test_what_lies_on_a_jobs_own_file_system_is_seen_from_outside(tmp_path: Path) -> None:
+    """And is gone with it; nobody else has seen it."""
+    disk = tmp_path / "disk"
+    with Job(Target(), tmp_path, disk / "store", time.monotonic() + 60, OWN_MOUNTS) as job:
+        disk.mkdir()
+        job.warden.call(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)])
+        job.warden.call(["touch", str(disk / "inside")])
+        assert Path(job.seen(disk / "inside")).exists() and not (disk / "inside").exists()
+    assert list(disk.iterdir()) == []
+
+
+def test_only_what_lies_below_the_drills_store_is_its_own() -> None:
+    """A URL with a scheme is no place of the drill's."""
+    from relight.drill.script import Obedient
+
+    obedient = Obedient(Orders(Path("orders")), Path("/drill/store"))
+    assert obedient.place("file:///drill/store", "demo") == ("file:///drill/store", "demo")
+    for url in ("s3://bucket/runs", "/drill/store-of-another", "/drill/store/../real", "memory://drill"):
+        with pytest.raises(ConfigError):
+            obedient.place(url, "demo")
+
+
+def test_runs_of_the_drills_store_are_read_from_it(tmp_path: Path) -> None:
+    """Not from what the job says."""
+    assert run_script(tmp_path, str(tmp_path / "store" / "demo")).returncode == 0
+    with Job(Target(), tmp_path / "job", tmp_path / "store", time.monotonic() + 60) as job:
+        assert isinstance(job.run(), Run) and job.run().name == "demo" and job.checkpoints()[-1].step == 7

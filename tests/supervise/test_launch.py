@@ -1,0 +1,47 @@
+"""How a node's end is told, and what it does to the others; without processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+
+from relight.supervise import launch
+from relight.supervise.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "closed"),
+    [
+        (RendezvousConnectionError("The connection to the C10d store has failed."), "could not be reached any more", 0),
+        (RendezvousClosedError(), "another node has ended the job", 1),
+        (RendezvousTimeoutError(), "fewer than 1 nodes", 1),
+    ],
+    ids=["cut off", "closed", "too few"],
+)
+def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, says: str, closed: int
+) -> None:
+    """It stops, says why, and leaves the rendezvous open: they wait there for it to be started again."""
+    closings: list[int] = []
+
+    class Rendezvous:
+        def shutdown(self) -> bool:
+            closings.append(1)
+            return True
+
+    class Agent:
+        def __init__(self, **told: Any) -> None:
+            pass
+
+        def run(self) -> None:
+            raise error
+
+    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        monkeypatch.setenv(name, "1")  # launch sets them, for the processes to come
+    monkeypatch.setattr(launch.rendezvous, "get_rendezvous_handler", lambda parameters: Rendezvous())
+    monkeypatch.setattr(launch, "Agent", Agent)
+    ended = launch.launch(launch.parse(["train.py"]), Settings(), tmp_path)
+    assert ended.code == 1 and says in ended.say and len(closings) == closed
