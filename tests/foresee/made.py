@@ -1,8 +1,10 @@
-"""Nodes that are made up for one test: calm by themselves, and then as the test says."""
+"""Nodes that are made up for one test, calm by themselves and then as the test says; and files whose hash is right."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import blake3
 
 from relight.foresee import Accelerator, Host, Rank, Room, Sample, Shape
 
@@ -23,3 +25,9 @@ def leak(seconds: int, begin: int, end: int, at: float = 1e9) -> Iterator[Sample
     """Memory that falls from one half to nothing between two seconds."""
     for second in range(seconds):
         yield sample(at + second, free=0.5 * (1 - min(1.0, max(0.0, (second - begin) / (end - begin)))))
+
+
+def sealed(magic: bytes, head: bytes, body: bytes = b"") -> bytes:
+    """A file with that head, whose hash is right."""
+    follows = len(head).to_bytes(4, "little") + head + body
+    return magic + blake3.blake3(follows).digest() + follows

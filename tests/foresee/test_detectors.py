@@ -142,12 +142,17 @@ def test_a_damaged_model_is_refused(learned: Model, tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(CorruptCheckpoint):
             read_model(path)
-    for what, by in ((b'"threshold"', b'"Threshold"'), (b'"name_"', b""), (b'"lstm":{', b'"lstn":{'), (b'"forest.usual"', b'"forest.Usual"')):
-        if what in whole:
-            path.write_bytes(whole.replace(what, by))
-            with pytest.raises(CorruptCheckpoint):
-                read_model(path)
-    path.write_bytes(whole.replace(b"memory_free.last", b"memory_gone.last"))
+    length = int.from_bytes(whole[40:44], "little")
+    head, body = whole[44 : 44 + length], whole[44 + length :]
+    for what, by in (
+        (b'"threshold"', b'"Threshold"'), (b'"worth":{', b'"worth":{"tea":{},'), (b'"lstm":{', b'"lstn":{'), (b'"forest.usual"', b'"forest.Usual"'),
+        (b'"lstm.attend"', b'"lstm.Attend"'), (b'"made_at":', b'"made_at":"x","m":'),
+    ):  # fmt: skip
+        assert what in head
+        path.write_bytes(made.sealed(whole[:8], head.replace(what, by), body))
+        with pytest.raises(CorruptCheckpoint):
+            read_model(path)
+    path.write_bytes(made.sealed(whole[:8], head.replace(b"memory_free.last", b"memory_gone.last"), body))
     with pytest.raises(IncompatibleState):
         read_model(path)
 

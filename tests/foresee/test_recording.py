@@ -64,7 +64,7 @@ def test_a_sample_that_is_not_later_takes_the_last_ones_place() -> None:
 
 
 def test_each_damage_is_an_error_of_ours_and_soon(tmp_path: Path) -> None:
-    """Every cut and 300 flipped bits of the head and the body: ``CorruptCheckpoint``, within seconds."""
+    """Cuts and 300 flipped bits of the head and the body: ``CorruptCheckpoint``, within seconds."""
     path, rng, begun = tmp_path / "one.trace", random.Random(3), time.monotonic()
     recorded().trace(host="n1").write(path)
     whole = path.read_bytes()
@@ -74,25 +74,21 @@ def test_each_damage_is_an_error_of_ours_and_soon(tmp_path: Path) -> None:
         tries.append(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
     for data in tries:
         path.write_bytes(data)
-        try:
-            back = read_trace(path)
-        except CorruptCheckpoint:
-            continue
-        assert back.columns != made.SHAPE.columns or back.told != {"host": "n1"} or back.happened == (), "what is told is not hashed: text may differ"
-        assert back.values.tobytes() == np.frombuffer(whole[-back.values.nbytes :], "<f4").tobytes()
+        with pytest.raises(CorruptCheckpoint):
+            read_trace(path)
     assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize(
     "head",
-    [b"[]", b"{}", b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[1e300]}},"blake3":""}', b"[" * 100_000, b"\xff\xfe",
-     b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[99999,99999]}},"blake3":""}'],
+    [b"[]", b"{}", b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[1e300]}}}', b"[" * 100_000, b"\xff\xfe",
+     b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[99999,99999]}}}'],
     ids=["list", "empty", "huge float", "deep", "no text", "large"],
 )  # fmt: skip
 def test_heads_that_are_none_are_refused(tmp_path: Path, head: bytes) -> None:
     """Absurd sizes take no memory, nesting no stack."""
     path = tmp_path / "one.trace"
-    path.write_bytes(b"RLTRACE1" + len(head).to_bytes(4, "little") + head)
+    path.write_bytes(made.sealed(b"RLTRACE1", head))
     with pytest.raises(CorruptCheckpoint):
         read_trace(path)
 

@@ -1,7 +1,7 @@
-"""A file of named arrays: eight letters, the length of a head, the head (JSON), the arrays one after the other, as they lie in memory.
+"""A file of named arrays: eight letters, the BLAKE3 (32 bytes) of all that follows, the length (4) of a head, the head (JSON), the arrays.
 
-The head has a version, what is told of the arrays, each one's type and shape, and the BLAKE3 of their bytes. All numbers are
-little-endian. A reader looks at the sizes before it takes memory, and at the hash before it gives anything out.
+The head has a version, what is told of the arrays, and each one's type and shape; they lie one after the other, as in memory. All numbers
+are little-endian. A reader looks at the sizes before it takes memory, and at the hash before it looks at anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = 1
 FILE_BYTES_MAX = 256 << 20
 _HEAD_BYTES_MAX = 4 << 20
 _TYPES = {"<f4": 4, "<f8": 8, "<i4": 4}
-_BEGINS = 12
+_HASH_AT, _LENGTH_AT, _HEAD_AT = 8, 40, 44
 
 
 def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -38,10 +38,10 @@ def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapp
         parts.append(np.ascontiguousarray(array, dtype=kind).tobytes())
         listed[name] = {"type": kind, "shape": list(array.shape)}
     body = b"".join(parts)
-    head = {"version": VERSION, "told": dict(told), "arrays": listed, "blake3": blake3.blake3(body).hexdigest()}
-    begins = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
-    data = magic + len(begins).to_bytes(4, "little") + begins + body
-    if len(data) > FILE_BYTES_MAX or len(begins) > _HEAD_BYTES_MAX:
+    head = json.dumps({"version": VERSION, "told": dict(told), "arrays": listed}, separators=(",", ":"), allow_nan=False).encode()
+    follows = len(head).to_bytes(4, "little") + head + body
+    data = magic + blake3.blake3(follows).digest() + follows
+    if len(data) > FILE_BYTES_MAX or len(head) > _HEAD_BYTES_MAX:
         raise ConfigError(f"a file of {len(data) >> 20} MiB is more than the {FILE_BYTES_MAX >> 20} MiB there may be", where=str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,20 +80,20 @@ def _decode(data: bytes, magic: bytes) -> tuple[dict[str, Any], Arrays]:
         raise _Damaged(f"more than {FILE_BYTES_MAX >> 20} MiB")
     if data[:8] != magic:
         raise _Damaged(f"it does not begin with {magic.decode()}")
-    length = int.from_bytes(data[8:_BEGINS], "little")
-    if length > min(_HEAD_BYTES_MAX, len(data) - _BEGINS):
+    if blake3.blake3(memoryview(data)[_LENGTH_AT:]).digest() != data[_HASH_AT:_LENGTH_AT]:
+        raise _Damaged("its bytes are not those that were written")
+    length = int.from_bytes(data[_LENGTH_AT:_HEAD_AT], "little")
+    if length > min(_HEAD_BYTES_MAX, len(data) - _HEAD_AT):
         raise _Damaged("its head is cut off")
     try:
-        head = json.loads(data[_BEGINS : _BEGINS + length])
-        version, told, listed, digest = head["version"], head["told"], head["arrays"], head["blake3"]
+        head = json.loads(data[_HEAD_AT : _HEAD_AT + length])
+        version, told, listed = head["version"], head["told"], head["arrays"]
         sizes = {name: (str(one["type"]), tuple(map(int, one["shape"]))) for name, one in listed.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise _Damaged("its head is not one") from None
     if version != VERSION:
         raise _Damaged(f"it is of version {version!r}, and {VERSION} is known")
-    body = memoryview(data)[_BEGINS + length :]
-    if blake3.blake3(body).hexdigest() != digest:
-        raise _Damaged("its bytes are not those that were written")
+    body = memoryview(data)[_HEAD_AT + length :]
     arrays, at = {}, 0
     for name, (kind, shape) in sizes.items():
         if kind not in _TYPES or len(shape) > 4 or any(not 0 <= size <= FILE_BYTES_MAX for size in shape):

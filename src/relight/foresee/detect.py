@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from relight.foresee.features import Look, column
+from relight.foresee.features import SPANS, Look, column
 
 Array = np.ndarray[Any, Any]
 
@@ -72,12 +72,17 @@ GONE_IN_S = {300: 300.0, 30: 40.0}
 STRAIGHT = 0.95
 """How much of what a signal did must be a straight line to be told from a saw's teeth: the correlation with time."""
 
+_BELOW = 1.8
+"""So many spreads below the mean is what no even swing does: the end of a straight line is 1.73."""
+
 
 def _seconds_left(rows: Array, signal: str, span: int) -> Array:
     """Until nothing is left, if it goes on so; infinite if it does not fall, levels off, or only swings."""
     left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
     line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
+    if span < max(SPANS):  # a tooth of a saw is straight by itself: it must be lower than what is usual
+        falls &= left < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf)))
 
