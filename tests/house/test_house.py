@@ -22,7 +22,6 @@ BROAD_MAY_STAND = {
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",
-    "supervise/joining.py": "a question asked in a thread: whatever comes of it is raised by who asked",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
