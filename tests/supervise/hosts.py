@@ -232,6 +232,18 @@ def one_way(scene: Scene) -> None:
     scene.until("three again", hosts, 90)
 
 
+def between(scene: Scene) -> None:
+    """Two machines do not reach each other, but the third and the rendezvous do: nobody is left out, and all train again once they do."""
+    hosts = three(scene)
+    one, other = scene.rng.sample(hosts, 2)
+    scene.lab.part([one], [other])
+    began = time.monotonic()
+    time.sleep(30)
+    assert not scene.trains(hosts, began + 15), "they train, and cannot"
+    scene.lab.part([one], [other], apart=False)
+    scene.until("three again", hosts, 180)
+
+
 def split_brain(scene: Scene) -> None:
     """Two of four are cut off from whoever starts jobs, and train on; it takes them for dead, and has two others train."""
     first = [scene.lab.host(), scene.lab.host()]
@@ -255,7 +267,7 @@ def split_brain(scene: Scene) -> None:
 
 
 SCENES: dict[str, Callable[[Scene], None]] = {
-    one.__name__.replace("_", " "): one for one in (death, replacement, partition, one_way, split_brain)
+    one.__name__.replace("_", " "): one for one in (death, replacement, partition, one_way, between, split_brain)
 }
 
 
