@@ -33,6 +33,8 @@ PORT = 29400
 STEP_S = 0.1
 SAVES = 10
 """A save every so many steps."""
+PATIENCE_S = 240
+"""How long a scene waits for what should take seconds, on a machine that may be busy with others."""
 CONF = "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=5"
 RENDEZVOUS = """
 import sys, time
@@ -176,8 +178,8 @@ def three(scene: Scene, **how: Any) -> list[Host]:
     hosts = [scene.lab.host() for _ in range(3)]
     for host in hosts:
         scene.go(host, **how)
-    scene.until("start", hosts, 90)
-    wait_until(lambda: max(one.step for one in scene.steps()) > 2 * SAVES, 60, "no steps")
+    scene.until("start", hosts, PATIENCE_S)
+    wait_until(lambda: max(one.step for one in scene.steps()) > 2 * SAVES, PATIENCE_S, "no steps")
     time.sleep(scene.rng.random() * SAVES * STEP_S)
     return hosts
 
@@ -189,10 +191,10 @@ def death(scene: Scene) -> None:
     silently = scene.rng.random() < 0.5
     scene.lab.down(lost, silently)
     left = [host for host in hosts if host is not lost]
-    scene.until("two go on" + ("" if silently else ", told"), left, 60)
+    scene.until("two go on" + ("" if silently else ", told"), left, PATIENCE_S)
     back = scene.lab.host(lost.number)
     scene.go(back)
-    scene.until("three again", [*left, back], 60)
+    scene.until("three again", [*left, back], PATIENCE_S)
 
 
 def replacement(scene: Scene) -> None:
@@ -203,7 +205,7 @@ def replacement(scene: Scene) -> None:
     left = [host for host in hosts if host is not lost]
     new = scene.lab.host()
     scene.go(new)
-    scene.until("three again", [*left, new], 90)
+    scene.until("three again", [*left, new], PATIENCE_S)
 
 
 def partition(scene: Scene) -> None:
@@ -212,9 +214,9 @@ def partition(scene: Scene) -> None:
     lost = scene.rng.choice(hosts)
     left = [host for host in hosts if host is not lost]
     scene.lab.part([lost], [*left, scene.head])
-    scene.until("two go on", left, 60)
+    scene.until("two go on", left, PATIENCE_S)
     scene.lab.part([lost], [*left, scene.head], apart=False)
-    scene.until("three again", hosts, 90)
+    scene.until("three again", hosts, PATIENCE_S)
 
 
 def one_way(scene: Scene) -> None:
@@ -226,10 +228,22 @@ def one_way(scene: Scene) -> None:
     pairs = [(other, lost) if speaks else (lost, other) for other in (*left, scene.head)]
     for pair in pairs:
         scene.lab.cut(*pair)
-    scene.until("two go on", left, 60)
+    scene.until("two go on", left, PATIENCE_S)
     for pair in pairs:
         scene.lab.heal(*pair)
-    scene.until("three again", hosts, 90)
+    scene.until("three again", hosts, PATIENCE_S)
+
+
+def between(scene: Scene) -> None:
+    """Two machines do not reach each other, but the third and the rendezvous do: nobody is left out, and all train again once they do."""
+    hosts = three(scene)
+    one, other = scene.rng.sample(hosts, 2)
+    scene.lab.part([one], [other])
+    began = time.monotonic()
+    time.sleep(30)
+    assert not scene.trains(hosts, began + 15), "they train, and cannot"
+    scene.lab.part([one], [other], apart=False)
+    scene.until("three again", hosts, PATIENCE_S)
 
 
 def split_brain(scene: Scene) -> None:
@@ -237,25 +251,25 @@ def split_brain(scene: Scene) -> None:
     first = [scene.lab.host(), scene.lab.host()]
     for host in first:
         scene.go(host, nodes="2")
-    scene.until("start", first, 90)
-    wait_until(lambda: max(one.step for one in scene.steps()) > 2 * SAVES, 60, "no steps")
+    scene.until("start", first, PATIENCE_S)
+    wait_until(lambda: max(one.step for one in scene.steps()) > 2 * SAVES, PATIENCE_S, "no steps")
     time.sleep(scene.rng.random() * SAVES * STEP_S)
     other = scene.rendezvous()
     second = [scene.lab.host(), scene.lab.host()]
     scene.lab.part([*first, scene.head], [*second, other])
     for host in second:
         scene.go(host, other, nodes="2", job="k")
-    scene.until("the other two", second, 90)
+    scene.until("the other two", second, PATIENCE_S)
     for host in first:
-        wait_until(lambda host=host: scene.runs[host.name].poll() is not None, 60, f"{host.name} is fenced, and goes on")  # type: ignore[misc]
+        wait_until(lambda host=host: scene.runs[host.name].poll() is not None, PATIENCE_S, f"{host.name} is fenced, and goes on")  # type: ignore[misc]
         assert scene.runs[host.name].returncode == 1, scene.said(host)
     assert any("another attempt has taken this run over" in scene.said(host) for host in first), "nobody says why it ended"
     began = time.monotonic()
-    wait_until(lambda: scene.trains(second, began), 30, "the others do not go on")
+    wait_until(lambda: scene.trains(second, began), PATIENCE_S, "the others do not go on")
 
 
 SCENES: dict[str, Callable[[Scene], None]] = {
-    one.__name__.replace("_", " "): one for one in (death, replacement, partition, one_way, split_brain)
+    one.__name__.replace("_", " "): one for one in (death, replacement, partition, one_way, between, split_brain)
 }
 
 
