@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-_LONG = ("ranks", "supervise", "agent", "simulate", "crash", "exact", "prove", "damage")
+_LONG = ("ranks", "supervise", "drill", "agent", "simulate", "crash", "exact", "prove", "damage")
 """Rooms whose files take longest: given out first, so that several workers end at about the same time."""
 
 

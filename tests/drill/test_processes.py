@@ -15,7 +15,7 @@ from relight.catalog.run import Run
 from relight.drill.orders import Order, Orders
 from relight.drill.processes import arguments_of, descendants, is_below, kill_below
 from relight.drill.stage import Job
-from relight.drill.storage import OWN_MOUNTS, cannot, spoiled
+from relight.drill.storage import OWN_MOUNTS, cannot, move_back, spoiled
 from relight.drill.target import Target
 from relight.drill.warden import Warden, environment
 from relight.errors import ConfigError, RelightError
@@ -175,6 +175,21 @@ def test_no_process_of_others_is_sent_a_signal(tmp_path: Path) -> None:
     finally:
         neighbour.kill()
         neighbour.wait()
+
+
+@pytest.mark.parametrize("made", [None, "empty", "full"])
+def test_a_store_comes_back_whatever_is_in_its_place(tmp_path: Path, made: str | None) -> None:
+    """What was made there meanwhile is moved aside, and given."""
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "relight.json").touch()
+    store = tmp_path / "store"
+    if made:
+        store.mkdir()
+        if made == "full":
+            (store / "pack").touch()
+    aside = move_back(tmp_path / "away", store)
+    assert [path.name for path in store.iterdir()] == ["relight.json"] and not (tmp_path / "away").exists()
+    assert [[path.name for path in one.iterdir()] for one in aside] == ([] if made is None else [["pack"] if made == "full" else []])
 
 
 def test_why_something_cannot_be_done_here_is_said() -> None:

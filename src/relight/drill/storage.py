@@ -53,7 +53,7 @@ def away(stage: Stage, rehearsal: Rehearsal) -> Shown:
             said = _goes_on_without(job, step, AWAY_S)
             told = job.durable()
         finally:
-            meanwhile = _move_back(elsewhere, stage.store)
+            meanwhile = move_back(elsewhere, stage.store)
         back = time.monotonic()
         if any(path.name == STORE_FILE for one in meanwhile for path in one.rglob("*")):
             raise Wrong("while its store was away, another was begun in its place")
@@ -68,7 +68,7 @@ def away(stage: Stage, rehearsal: Rehearsal) -> Shown:
         return Shown(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
 
 
-def _move_back(elsewhere: Path, store: Path) -> list[Path]:
+def move_back(elsewhere: Path, store: Path) -> list[Path]:
     """Where it was, whatever is there now: that is moved aside, and given."""
     aside: list[Path] = []
     while True:
