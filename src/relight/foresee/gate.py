@@ -24,7 +24,7 @@ from relight.foresee.model import Model, Worth, read_model, without_model
 from relight.foresee.sample import Sample, Shape
 from relight.foresee.score import HORIZON_S, Alarming, Cooling
 from relight.foresee.signals import Signals
-from relight.foresee.trace import ENDING, HOURS, Happened, Recorder, keep_newest
+from relight.foresee.trace import HOURS, Happened, Recorder, keep_newest, name_of
 from relight.observe import emit
 
 Array = np.ndarray[Any, Any]
@@ -170,9 +170,13 @@ class Foresight:
         ]
 
     def write(self, directory: Path, **told: str) -> Path:
-        """The recording, for ``relight predict train --recordings``. Of those there the newest fifty stay."""
-        path = directory / f"{int(self._clock()):012d}{ENDING}"
+        """The recording, for ``relight predict train --recordings``; a new one begins, so that no second is in two of them.
+
+        Of those there the newest fifty stay.
+        """
+        path = directory / name_of(self._clock())
         self.recorder.trace(**told).write(path)
+        self.recorder.clear()
         keep_newest(directory, RECORDINGS)
         return path
 
@@ -223,9 +227,10 @@ class Foresight:
             emit("foresee.unused", f"the model does not count: {error.what}", detector="model", why=error.what)
 
     def _take(self, model: Model) -> None:
-        """Its detectors; what those of the same name did in this job until now still counts."""
-        old = {one.name: one.settled for one in self._watchers}
-        self._watchers = [_Watcher(name, one, model.worth[name], self._precision) for name, one in model.detectors.items()]
+        """Its detectors, and the rules in any case; what those of the same name did in this job until now still counts."""
+        old, rules = {one.name: one.settled for one in self._watchers}, without_model()
+        detectors, worth = {**rules.detectors, **model.detectors}, {**rules.worth, **model.worth}
+        self._watchers = [_Watcher(name, one, worth[name], self._precision) for name, one in detectors.items()]
         for one in self._watchers:
             one.settled.extend(old.get(one.name, ()))
 
