@@ -22,7 +22,7 @@ from relight.foresee.features import LOOK_S, Look, Windows
 from relight.foresee.history import FIRST_LOOK, GAP_S
 from relight.foresee.model import Model, Worth, read_model, without_model
 from relight.foresee.sample import Sample, Shape
-from relight.foresee.score import HORIZON_S, Alarming, Cooling
+from relight.foresee.score import HORIZON_S, Alarming, Enough
 from relight.foresee.signals import Signals
 from relight.foresee.trace import HOURS, Happened, Recorder, keep_newest, name_of
 from relight.observe import emit
@@ -86,7 +86,7 @@ class _Watcher:
             self.open = self.open[len(late) :]
             self.settled += [False] * len(late)
         risk = self.detector.see(look)
-        if not self._alarming.see(look.at, risk.score):
+        if not self._alarming.see(look.at, risk.score, risk.kind if self.name == "rules" else None):
             return None
         self.open.append(look.at)
         return risk
@@ -197,14 +197,14 @@ class Foresight:
             if why and not one.said:
                 emit("foresee.unused", f"{one.name} does not count: {why}", detector=one.name, why=why)
             one.said = why
-            if risk is not None and not why and self._cooling.see(at):
+            if risk is not None and not why and self._enough.see(at):
                 action, reason = action_for(risk.kind)
                 alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name))
                 emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name)
         return alarms
 
     def _begin(self) -> None:
-        self._signals, self._windows, self._cooling = Signals(self.recorder.shape.columns), Windows(), Cooling()
+        self._signals, self._windows, self._enough = Signals(self.recorder.shape.columns), Windows(), Enough()
         self._row, self._second, self._count = None, -(1 << 62), 0
         for one in self._watchers:
             one.begin(one.detector)
