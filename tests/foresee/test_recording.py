@@ -13,8 +13,8 @@ import pytest
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.foresee.arrays import write_arrays
-from relight.foresee.sample import Sample, Shape
-from relight.foresee.trace import ENDING, Happened, Recorder, Trace, keep_newest, read_trace, traces_in
+from relight.foresee.sample import Shape
+from relight.foresee.trace import Happened, Recorder, Trace, keep_newest, name_of, read_trace, traces_in
 
 
 def recorded(count: int = 50) -> Recorder:
@@ -131,7 +131,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 def test_only_the_newest_recordings_stay(tmp_path: Path) -> None:
     """By their names, which begin with the time."""
     for number in range(5):
-        (tmp_path / f"{number}{ENDING}").touch()
+        (tmp_path / name_of(1e9 + number)).touch()
+    for other in ("mine.trace", "000000000001.text"):
+        (tmp_path / other).touch()
     keep_newest(tmp_path, 2)
-    assert [path.stem for path in traces_in(tmp_path)] == ["3", "4"]
-    assert isinstance(made.sample(1.0), Sample)
+    assert [path.stem for path in traces_in(tmp_path)] == ["001000000003", "001000000004", "mine"]
+    keep_newest(tmp_path, 5)
+    assert len(os.listdir(tmp_path)) == 4

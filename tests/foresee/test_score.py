@@ -18,8 +18,8 @@ from relight.foresee.score import (
     alarms_of,
     choose_threshold,
     judge,
-    merged,
     result_of,
+    together,
 )
 
 COSTS = Costs(save_s=5, every_s=1800, failures_per_day=0.02)
@@ -39,16 +39,20 @@ def test_alarms_are_the_same_at_once_and_one_by_one(seed: int) -> None:
     """What is evaluated is what is done."""
     rng = random.Random(seed)
     scores = np.array([rng.random() ** rng.choice([1, 4]) for _ in AT])
-    one_by_one = Alarming(0.5)
+    groups = np.array([rng.choice("abc") for _ in AT])
+    one_by_one, by_group = Alarming(0.5), Alarming(0.5)
     assert [at for at, score in zip(AT, scores) if one_by_one.see(at, score)] == alarms_of(AT, scores, 0.5)
+    found = [at for at, score, group in zip(AT, scores, groups) if by_group.see(at, score, group)]
+    assert found == alarms_of(AT, scores, 0.5, groups) and len(found) > len(alarms_of(AT, scores, 0.5))
 
 
 def test_one_look_is_no_alarm_and_alarms_come_ever_more_rarely() -> None:
     """Two in a row are; then quiet for five minutes, ten, twenty, and five again after an hour's calm."""
     assert alarms_of(AT, np.where(AT == 500, 1.0, 0.0), 0.5) == []
     assert alarms_of(AT, np.ones(len(AT)), 0.5)[:5] == [5, 5 + 300, 5 + 900, 5 + 2100, 5 + 3300]
-    assert merged(np.array([0.0, 400, 5000, 5299, 5300])) == [0, 400, 5000, 5300]
-    assert COOL_DOWN_S == 300
+    scores = np.where(np.isin(AT, [0, 5, 400, 405, 5000, 5005, 5300, 5305, 5310]), 1.0, 0.0)
+    assert alarms_of(AT, scores, 0.5) == [5, 405, 5005, 5305] and COOL_DOWN_S == 300
+    assert together([[5, 405], [10, 470]]) == [5, 405, 470]
 
 
 def test_an_alarm_is_true_in_the_horizon_too_late_within_a_save_and_else_false() -> None:

@@ -166,6 +166,10 @@ class Rules:
         rows = np.asarray(looks, np.float64)
         return np.asarray(np.nan_to_num(np.stack([rule.score(rows) for rule in RULES.values()], axis=1), nan=0.0))
 
+    def kinds(self, looks: Array) -> Array:
+        """Of each look, the kind that ``see`` would say."""
+        return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(looks).argmax(axis=1)])
+
     def see(self, look: Look) -> Risk:
         """See ``Detector``."""
         scores = self.scores(look.values[None])[0]

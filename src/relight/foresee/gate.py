@@ -22,9 +22,9 @@ from relight.foresee.features import LOOK_S, Look, Windows
 from relight.foresee.history import FIRST_LOOK, GAP_S
 from relight.foresee.model import Model, Worth, read_model, without_model
 from relight.foresee.sample import Sample, Shape
-from relight.foresee.score import HORIZON_S, Alarming, Cooling
+from relight.foresee.score import HORIZON_S, Alarming, Enough
 from relight.foresee.signals import Signals
-from relight.foresee.trace import ENDING, HOURS, Happened, Recorder, keep_newest
+from relight.foresee.trace import HOURS, Happened, Recorder, keep_newest, name_of
 from relight.observe import emit
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ class _Watcher:
             self.open = self.open[len(late) :]
             self.settled += [False] * len(late)
         risk = self.detector.see(look)
-        if not self._alarming.see(look.at, risk.score):
+        if not self._alarming.see(look.at, risk.score, risk.kind if self.name == "rules" else None):
             return None
         self.open.append(look.at)
         return risk
@@ -170,9 +170,13 @@ class Foresight:
         ]
 
     def write(self, directory: Path, **told: str) -> Path:
-        """The recording, for ``relight predict train --recordings``. Of those there the newest fifty stay."""
-        path = directory / f"{int(self._clock()):012d}{ENDING}"
+        """The recording, for ``relight predict train --recordings``; a new one begins, so that no second is in two of them.
+
+        Of those there the newest fifty stay.
+        """
+        path = directory / name_of(self._clock())
         self.recorder.trace(**told).write(path)
+        self.recorder.clear()
         keep_newest(directory, RECORDINGS)
         return path
 
@@ -193,14 +197,14 @@ class Foresight:
             if why and not one.said:
                 emit("foresee.unused", f"{one.name} does not count: {why}", detector=one.name, why=why)
             one.said = why
-            if risk is not None and not why and self._cooling.see(at):
+            if risk is not None and not why and self._enough.see(at):
                 action, reason = action_for(risk.kind)
                 alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name))
                 emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name)
         return alarms
 
     def _begin(self) -> None:
-        self._signals, self._windows, self._cooling = Signals(self.recorder.shape.columns), Windows(), Cooling()
+        self._signals, self._windows, self._enough = Signals(self.recorder.shape.columns), Windows(), Enough()
         self._row, self._second, self._count = None, -(1 << 62), 0
         for one in self._watchers:
             one.begin(one.detector)
@@ -223,9 +227,10 @@ class Foresight:
             emit("foresee.unused", f"the model does not count: {error.what}", detector="model", why=error.what)
 
     def _take(self, model: Model) -> None:
-        """Its detectors; what those of the same name did in this job until now still counts."""
-        old = {one.name: one.settled for one in self._watchers}
-        self._watchers = [_Watcher(name, one, model.worth[name], self._precision) for name, one in model.detectors.items()]
+        """Its detectors, and the rules in any case; what those of the same name did in this job until now still counts."""
+        old, rules = {one.name: one.settled for one in self._watchers}, without_model()
+        detectors, worth = {**rules.detectors, **model.detectors}, {**rules.worth, **model.worth}
+        self._watchers = [_Watcher(name, one, worth[name], self._precision) for name, one in detectors.items()]
         for one in self._watchers:
             one.settled.extend(old.get(one.name, ()))
 

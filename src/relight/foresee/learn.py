@@ -18,7 +18,7 @@ from relight.foresee.forest import INSTALL, grow
 from relight.foresee.history import CHECK, HELD_OUT, TRAIN, Run, recorded, simulated
 from relight.foresee.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
 from relight.foresee.model import DETECTORS, Model, Worth
-from relight.foresee.score import HORIZON_S, Costs, Result, Scored, alarms_of, choose_threshold, merged, result_of, tally
+from relight.foresee.score import HORIZON_S, Costs, Result, Scored, alarms_of, choose_threshold, result_of, tally, together
 
 Array = np.ndarray[Any, Any]
 Say = Callable[[str], None]
@@ -135,8 +135,8 @@ def _some(rng: np.random.Generator, rows: Array, count: int) -> Array:
 
 def _scored(detector: Detector, run: Run) -> Scored:
     failed = run.failed
-    scores = detector.follow(run.looks)
-    return Scored(run.name, run.at, scores) if failed is None else Scored(run.name, run.at, scores, failed.at, failed.cause or failed.kind)
+    scored = Scored(run.name, run.at, detector.follow(run.looks), groups=detector.kinds(run.looks) if isinstance(detector, Rules) else None)
+    return scored if failed is None else scored._replace(failed_at=failed.at, cause=failed.cause or failed.kind)
 
 
 TOGETHER = "together"
@@ -155,10 +155,10 @@ def evaluate(model: Model, runs: Iterable[Run], precision: float, costs: Costs) 
     for run in runs:
         for name, detector in model.detectors.items():
             scored = _scored(detector, run)
-            raised[name].append(alarms_of(scored.at, scored.scores, model.worth[name].threshold))
-            seen[name].append(scored._replace(scores=np.empty(0)))
+            raised[name].append(alarms_of(scored.at, scored.scores, model.worth[name].threshold, scored.groups))
+            seen[name].append(scored._replace(scores=np.empty(0), groups=None))
         seen[TOGETHER].append(seen[name][-1])
-        raised[TOGETHER].append(merged(np.array(sorted(at for one in used for at in raised[one][-1]))))
+        raised[TOGETHER].append(together([raised[one][-1] for one in used]))
     thresholds = {name: model.worth[name].threshold for name in model.detectors}
     return [tally(name, thresholds.get(name, float("nan")), seen[name], raised[name], costs) for name in seen]
 

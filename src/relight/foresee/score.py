@@ -3,7 +3,8 @@
 An alarm is *true* if a failure follows within the horizon, and there is still time for a save; a failure counts as found once, however many
 alarms warned of it. An alarm that comes later than a save takes is too late: neither true nor false. All others are *false*. A detector
 alarms when its score was at its threshold for two looks, and then is quiet for the cool-down: five minutes, twice as long after each
-alarm that follows another within an hour, twenty at most.
+alarm that follows another within an hour, twenty at most. Rules cool down each kind by itself: what is wrong with the network must not
+hide a leak. Of alarms within a minute one is enough.
 
 The price: each alarm is one save more (``save_s`` that training waits). The gain: of the work since the last save of the schedule (every
 ``every_s``, at a time that knows nothing of the failure), what was done before the last alarm is not lost.
@@ -22,6 +23,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 HORIZON_S = 1200.0
 COOL_DOWN_S, COOL_DOWN_MAX_S, CALM_S = 300.0, 1200.0, 3600.0
+ENOUGH_S = 60.0
 HELD = 2
 """So many looks in a row at the threshold: one alone is noise."""
 DAY_S = 86400.0
@@ -47,6 +49,8 @@ class Scored(NamedTuple):
     scores: Array
     failed_at: float | None = None
     cause: str = ""
+    groups: Array | None = None
+    """Of each look, which kind it would be an alarm of, where a detector cools down by kind."""
 
     @property
     def seconds(self) -> float:
@@ -74,25 +78,49 @@ class Alarming:
     """When a detector's scores become alarms, one look after the other."""
 
     def __init__(self, threshold: float) -> None:
-        self._threshold, self._held, self._cooling = threshold, 0, Cooling()
+        self._threshold, self._held = threshold, 0
+        self._cooling: dict[object, Cooling] = {}
+        self._enough = Enough()
 
-    def see(self, at: float, score: float) -> bool:
+    def see(self, at: float, score: float, group: object = None) -> bool:
         """Whether this look is an alarm."""
         self._held = self._held + 1 if score >= self._threshold else 0
-        return self._held >= HELD and self._cooling.see(at)
+        return self._held >= HELD and self._cooling.setdefault(group, Cooling()).see(at) and self._enough.see(at)
 
 
-def alarms_of(at: Array, scores: Array, threshold: float) -> list[float]:
+class Enough:
+    """Of alarms within a minute, the first."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def see(self, at: float) -> bool:
+        """Whether it is one."""
+        if at - self._last < ENOUGH_S:
+            return False
+        self._last = at
+        return True
+
+
+def alarms_of(at: Array, scores: Array, threshold: float, groups: Array | None = None) -> list[float]:
     """Of a whole run: the times at which ``Alarming`` says so."""
     over = scores >= threshold
     hot = over.copy()
     for back in range(1, HELD):
         hot[back:] &= over[:-back]
         hot[:back] = False
-    return merged(at[hot])
+    if groups is None:
+        return _cooled(at[hot])
+    return together([_cooled(at[hot & (groups == one)]) for one in np.unique(groups[hot])])
 
 
-def merged(times: Array) -> list[float]:
+def together(alarms: Sequence[Sequence[float]]) -> list[float]:
+    """Alarms of several, in order, but for those within a minute."""
+    enough = Enough()
+    return [at for at in sorted(one for each in alarms for one in each) if enough.see(at)]
+
+
+def _cooled(times: Array) -> list[float]:
     """Of times in order, those that become alarms."""
     cooling, found, next_one = Cooling(), [], 0
     while next_one < len(times):
@@ -166,7 +194,7 @@ class Result:
 
 def result_of(detector: str, threshold: float, runs: Sequence[Scored], costs: Costs) -> Result:
     """Of all runs."""
-    return tally(detector, threshold, runs, [alarms_of(run.at, run.scores, threshold) for run in runs], costs)
+    return tally(detector, threshold, runs, [alarms_of(run.at, run.scores, threshold, run.groups) for run in runs], costs)
 
 
 def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Sequence[Sequence[float]], costs: Costs) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,6 +97,10 @@ class Recorder:
         row: np.ndarray[Any, Any] = self._values[place]
         return row
 
+    def clear(self) -> None:
+        """Begin a new one."""
+        self._count, self._happened = 0, []
+
     def note(self, happened: Happened) -> None:
         """A failure, in time with the rows."""
         self._happened = [*self._happened, happened][-_INCIDENTS_MAX:]
@@ -110,8 +113,13 @@ class Recorder:
         return Trace(self._columns, at, self._values[rows], happened, told)
 
 
+def name_of(at: float) -> str:
+    """What a recording of that time is called."""
+    return f"{int(at):012d}{ENDING}"
+
+
 def keep_newest(directory: Path, count: int) -> None:
-    """Of the recordings there only so many stay: names begin with the time."""
-    old: Sequence[Path] = traces_in(directory)[: -count or None]
-    for path in old:
+    """Of recordings that are called by their time only so many stay there; others are none of ours to delete."""
+    ours = sorted(path for path in directory.glob(f"*{ENDING}") if len(path.stem) == 12 and path.stem.isdecimal())
+    for path in ours[: max(0, len(ours) - count)]:
         path.unlink(missing_ok=True)
