@@ -1,4 +1,4 @@
-"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, under torchrun and under ``relight run``.
+"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to one that is new, under torchrun and ``relight run``.
 
 The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: with processes that wait,
 and without. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo
@@ -63,13 +63,15 @@ def once(way: str, folder: Path, parameters: int) -> dict[str, Any]:
         time.sleep(2.0)
         killed = time.monotonic()
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
-        while not any(life for _, life, _ in lines(folder)):
+        before = -1
+        while not any(life and step > before for step, life, _ in lines(folder)):
             time.sleep(0.01)
+            before = max(step for step, life, _ in lines(folder) if not life)
             if process.poll() is not None or time.monotonic() - killed > PATIENCE_S:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
-        before = max(step for step, life, _ in lines(folder) if not life)
         first = next((step, at) for step, life, at in lines(folder) if life)
-        found: dict[str, Any] = {"seconds": first[1] - killed, "steps_lost": before - first[0] + 1}
+        new = next(at for step, life, at in lines(folder) if life and step > before)
+        found: dict[str, Any] = {"seconds": first[1] - killed, "new_s": new - killed, "steps_lost": before - first[0] + 1}
         if way.startswith("Relight"):
             time.sleep(1.0)
             after = read_incidents(open_bytes(folder / "store"), "run")[-1].after
@@ -110,16 +112,17 @@ def main() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             found[way].append(one)
             again = f"{one['steps_lost']} steps again  {one.get('parts', '')}"
-            print(f"round {number + 1}/{options.rounds}  {way:16} {one['seconds']:7.2f} s, {again}", flush=True)
+            print(f"round {number + 1}/{options.rounds}  {way:16} {one['seconds']:7.2f} s, {one['new_s']:7.2f} s to a new one, {again}", flush=True)
     summary = {}
     for way, rows in found.items():
         seconds = [row["seconds"] for row in rows]
         parts = {name: statistics.median(row["parts"][name] for row in rows) for name in (rows[0].get("parts") or {})}
         summary[way] = {
             "median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds),
+            "new_s": statistics.median(row["new_s"] for row in rows),
             "steps_lost": statistics.median(row["steps_lost"] for row in rows), "parts": parts,
         }  # fmt: skip
-        print(f"{way:16} {summary[way]['median_s']:.2f} s ({min(seconds):.2f}–{max(seconds):.2f}) {parts or ''}")
+        print(f"{way:16} {summary[way]['median_s']:.2f} s ({min(seconds):.2f}–{max(seconds):.2f}), to a new one {summary[way]['new_s']:.2f} s {parts or ''}")
     if options.out:
         asked = {"parameters": options.parameters, "rounds": options.rounds, "seed": options.seed}
         options.out.write_text(json.dumps({"machine": describe(options.dir), **asked, "ways": summary, "rows": found}, indent=1) + "\n")
