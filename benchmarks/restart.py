@@ -1,4 +1,4 @@
-"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to one that is new, under torchrun and ``relight run``.
+"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and ``relight run``.
 
 The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: with processes that wait,
 and without. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo
@@ -112,7 +112,8 @@ def main() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             found[way].append(one)
             again = f"{one['steps_lost']} steps again  {one.get('parts', '')}"
-            print(f"round {number + 1}/{options.rounds}  {way:16} {one['seconds']:7.2f} s, {one['new_s']:7.2f} s to a new one, {again}", flush=True)
+            took = f"{one['seconds']:7.2f} s, {one['new_s']:7.2f} s to a new one"
+            print(f"round {number + 1}/{options.rounds}  {way:16} {took}, {again}", flush=True)
     summary = {}
     for way, rows in found.items():
         seconds = [row["seconds"] for row in rows]
@@ -122,7 +123,8 @@ def main() -> None:
             "new_s": statistics.median(row["new_s"] for row in rows),
             "steps_lost": statistics.median(row["steps_lost"] for row in rows), "parts": parts,
         }  # fmt: skip
-        print(f"{way:16} {summary[way]['median_s']:.2f} s ({min(seconds):.2f}–{max(seconds):.2f}), to a new one {summary[way]['new_s']:.2f} s {parts or ''}")
+        took = f"{summary[way]['median_s']:.2f} s ({min(seconds):.2f}–{max(seconds):.2f}), {summary[way]['new_s']:.2f} s to a new one"
+        print(f"{way:16} {took} {parts or ''}")
     if options.out:
         asked = {"parameters": options.parameters, "rounds": options.rounds, "seed": options.seed}
         options.out.write_text(json.dumps({"machine": describe(options.dir), **asked, "ways": summary, "rows": found}, indent=1) + "\n")

@@ -5,6 +5,7 @@ The plan is a JSON list of ``{"rank", "step", "what"}``. OUT gets a line a step 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -84,7 +85,7 @@ def main() -> None:
         store / "run", model=model, optimizer=optimizer, ballast=torch.ones(int(os.environ.get("JOB_BALLAST", "1"))),
         limits=relight.Limits(bytes_per_second=float(speed) if speed else None), save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1",
     )  # fmt: skip
-    with ckpt:
+    with contextlib.nullcontext() if os.environ.get("JOB_PLAIN") else ckpt:
         start = ckpt.restore()
         for step in range(start, steps):
             for number, one in enumerate(plan):

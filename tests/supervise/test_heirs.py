@@ -48,6 +48,12 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path) -> None:
     assert said.count("is saved for all 2 ranks") == len(plan)
 
 
+def test_a_script_need_not_say_with(tmp_path: Path) -> None:
+    """What ends it is heard of all the same."""
+    _, found, said = run(tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1")
+    assert [(one.after.restored, one.after.steps_lost) for one in found if one.after] == [(8, 0), (16, 0)], said
+
+
 def test_a_rank_that_computes_wrongly_is_not_inherited_from(tmp_path: Path) -> None:
     """A weight changes on one rank: the next save says so, and both go back to before it."""
     straight, _, _ = run(tmp_path / "straight", [], JOB_EVERY="6")

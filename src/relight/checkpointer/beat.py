@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from relight.observe import Event, subscribe
 from relight.policy.going_back import SPIKES
 from relight.policy.spikes import spikes_of
 from relight.pulse import Teller, teller
+from relight.pulse.teller import last_words
 from relight.store.urls import absolute
 
 if TYPE_CHECKING:
@@ -31,7 +34,9 @@ class Beats:
         self._teller = teller
         self._spikes = spikes_of(os.environ.get(SPIKES, ""))
         self._away: tuple[int, torch.Tensor] | None = None
+        self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
         subscribe(self._hear)
+        last_words.append(self._leave)
 
     def place(self, url: str, run: str) -> tuple[str, str]:
         """Where it is."""
@@ -39,7 +44,8 @@ class Beats:
         return url, run
 
     def on_start(self, ckpt: Checkpointer) -> None:
-        """Nothing yet."""
+        """It is open: should the script end by an error, it is left as a ``with`` would leave it."""
+        self._open.add(ckpt)
 
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
         """From where it goes on."""
@@ -58,7 +64,13 @@ class Beats:
 
     def on_end(self, ckpt: Checkpointer) -> None:
         """The script may do anything now."""
+        self._open.discard(ckpt)
         self._teller.phase("ending")
+
+    def _leave(self, error: Exception) -> None:
+        for ckpt in list(self._open):
+            with contextlib.suppress(Exception):  # the script's error matters more
+                ckpt.__exit__(type(error), error, error.__traceback__)
 
     def _read(self, step: int, loss: Any) -> tuple[int | None, float]:
         """The newest loss that can be had without waiting, and whose it is."""

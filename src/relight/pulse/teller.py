@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from relight.pulse.page import Beat, Page
 
@@ -115,6 +115,10 @@ class Teller:
         with self._lock:
             self._beat = self._beat._replace(**changes)  # type: ignore[arg-type]
             self._page.write(self._beat)
+
+
+last_words: list[Callable[[Exception], None]] = []
+"""Told of the error that ends the script, under ``relight run``: what is to be done though the script has no ``with`` for it."""
 
 
 def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManager[None]:

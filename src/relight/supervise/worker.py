@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from relight.pulse.teller import last_words
 from relight.supervise import stacks
 
 _PR_SET_PDEATHSIG = 1
@@ -40,6 +41,8 @@ def main() -> None:
             sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
             runpy.run_path(arguments[0], run_name="__main__")
     except Exception as error:  # noqa: BLE001 (it is told, in full)
+        for tell in last_words:
+            tell(error)
         _write_down(error)
         error.__traceback__ = _from_the_script_on(error)
         sys.excepthook(type(error), error, error.__traceback__)
