@@ -1,4 +1,4 @@
-"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and ``relight run``.
+"""``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and `relight run`.
 
 The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: with processes that wait,
 and without. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo
