@@ -28,7 +28,8 @@ from relight.checkpointer.copies import Copies, in_order, register, unregister
 from relight.checkpointer.trusted import Trusted
 from relight.commit import Attempt, Place, SavePlan
 from relight.commit.lanes import lanes_of_rank
-from relight.commit.save import new_id
+from relight.commit.save import Seat, new_id
+from relight.commit.together import give_up_part
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import encode_tree
 from relight.layout import Item
@@ -137,6 +138,8 @@ class Background:
         self._copier = Copier(1)
         self._hook = StepHook(self.barrier)
         self._number = 0
+        self._seats: dict[int, tuple[int, Seat]] = {}
+        """Of the saves that are under way, where several ranks make them: step and seat."""
         self._changed = threading.Condition()
         self._refused: str = ""
         self._warming: threading.Thread | None = None
@@ -245,6 +248,8 @@ class Background:
             return None
         with self._changed:
             shape.busy[index] = number
+        if asked.seat is not None:
+            self._seats[number] = asked.step, asked.seat
         devices: list[DeviceSnapshot] = []
         try:
             slot.begin(number)
@@ -419,8 +424,14 @@ class Background:
 
     def _finished(self, done: Done) -> None:
         self._free(done.report.number)
-        if isinstance(done.error, AgentDied) and self._committed(done.report.id):
-            done = Done(done.report, None)
+        step, seat = self._seats.pop(done.report.number, (0, None))
+        error = done.error
+        if isinstance(error, AgentDied):
+            dead = self._agent is not None and not self._agent.alive  # else it is only this end that was closed
+            if self._committed(done.report.id):
+                done = Done(done.report, None)
+            elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that one
+                give_up_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
 
     def _committed(self, checkpoint_id: str) -> bool:

@@ -349,6 +349,11 @@ def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, sa
         _take_back(store, prefix, seat)
 
 
+def give_up_part(place: Place, step: int, checkpoint_id: str, seat: Seat, error: RelightError) -> None:
+    """For a rank whose part another process was to write that is no more: none need wait for it. Nothing, if the checkpoint is complete."""
+    _give_up(place.store, f"{place.log.run}/{CheckpointDir(step, checkpoint_id, place.epoch)}", seat, error, True)
+
+
 def _take_back(store: ByteStore, prefix: str, seat: Seat) -> None:
     """Delete what this rank wrote, first of all that it is ready."""
     for entry in list(store.list(f"{prefix}/{READY_DIR}")):

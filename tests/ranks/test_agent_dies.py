@@ -1,0 +1,84 @@
+"""An agent dies when one rank has given it its part of a save, and another has not yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, signal, socket, struct, sys, time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import relight
+from relight.agent.launch import address_of
+from relight.checkpointer.background import Background
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+begun, save = folder / "begun", Background.save
+
+
+def agent():
+    with socket.socket(socket.AF_UNIX) as found:
+        found.connect(address_of(str(folder / "store"), "run"))
+        return struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
+
+def behind_the_other(self, *arguments):
+    while not begun.exists():
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    Background.save = save
+    return None  # as if it had been reached in the moment of its death: this rank makes its part itself
+
+
+model = torch.nn.Linear(8, 8)
+ckpt = relight.Checkpointer(folder / "store" / "run", model=model, save=relight.every(steps=1), background=True, limits=relight.Limits(deadline_s=40))
+ckpt.restore()
+ckpt.step(0).wait(60)
+pid = agent()
+dist.barrier()
+if rank:
+    Background.save = behind_the_other
+else:
+    os.kill(pid, signal.SIGSTOP)  # it is given its part, and does nothing with it
+before = time.monotonic()
+ckpt.step(1)
+if not rank:
+    begun.touch()
+dist.barrier()
+took = time.monotonic() - before
+ckpt.save(2)
+ckpt.close()
+(folder / f"took-{rank}").write_text(json.dumps(took))
+"""
+
+
+@pytest.mark.distributed
+def test_nobody_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> None:
+    """The rank that saves by itself hears at once that there will be no such checkpoint: the other can't tell it at its next step,
+    since that is waited for. Training goes on, and so do saves."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = {**os.environ, "RELIGHT_BACKGROUND": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    ranks = [
+        subprocess.Popen(command, env={**told, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)
+    ]
+    said = [one.communicate(timeout=200)[0] for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], said
+    assert max(json.loads((tmp_path / f"took-{rank}").read_text()) for rank in range(2)) < 20, said
+    steps = [json.loads(path.read_text())["body"] for path in sorted((tmp_path / "store" / "run" / "log").glob("*.json"))]
+    assert [one["body"]["step"] for one in steps if one["kind"] == "COMMIT"] == [0, 2], said
