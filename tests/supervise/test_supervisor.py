@@ -7,8 +7,8 @@ from pathlib import Path
 
 from relight.pulse import SETTING, Beat, Page
 from relight.supervise.decide import Rules
-from relight.supervise.facts import Worker
-from relight.supervise.incidents import incidents_in
+from relight.supervise.facts import Decision, Facts, Failure, Worker
+from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each
 from relight.supervise.limits import Patience
 from relight.supervise.supervisor import Supervisor
 
@@ -28,3 +28,33 @@ def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path
         assert second.after is None and second.step == 12
     finally:
         watched.close()
+
+
+def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(tmp_path: Path) -> None:
+    """Asked to end before the new life has come to where the old one was: the steps between are not stored."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    try:
+        for beat, stored in (
+            (Beat(pid=1, phase="training", step=9, steps=10, durable=9), True),
+            (Beat(pid=2, phase="training", restored=4), False),
+            (Beat(pid=3, phase="training", restored=9), True),
+            (Beat(pid=4, phase="training", restored=4, step=12, steps=8, durable=12), True),
+        ):
+            told = watched.begin([0], {})
+            watched.started({0: os.getpid()})
+            Page(told[0][SETTING]).write(beat)
+            watched.look()
+            assert watched.saved() is stored, beat
+            watched.failed([Worker(0, -9, 1.0)])
+    finally:
+        watched.close()
+
+
+def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> None:
+    """Each has seen its own ranks' end; the next life's end is another failure, and so is the next job's."""
+    def one(host: str, life: int, job: str = "job") -> Incident:
+        failure = Failure("network", "why", 0, 5, 6, "words")
+        return incident_of(Facts(()), failure, Decision("resume", "so"), job=job, host=host, life=life)
+
+    told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
+    assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]

@@ -58,5 +58,5 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
 
 
 def _say(event: Event) -> None:
-    if event.name.startswith("run.") and event.name != "run.hang":  # the failure that follows says the same
+    if event.name.startswith(("run.", "foresee.")) and event.name != "run.hang":  # the failure that follows says the same
         click.echo(f"relight: {escape(event.fields.get('say', event.name))}", err=True)

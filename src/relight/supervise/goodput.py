@@ -51,7 +51,8 @@ class Goodput:
         self._spent: dict[tuple[str, str], float] = defaultdict(float)
         self._failures: dict[str, int] = defaultdict(int)
         self._cause = FIRST
-        self._reached = -1
+        self.reached = -1
+        """The furthest step that all ranks have ended, in any life."""
         self._ended = self._steps = self._again = 0
         self._behind = 0.0
         """How much of the time in training was spent behind the last step's end."""
@@ -61,11 +62,11 @@ class Goodput:
         spent, self._last = max(0.0, now - self._last), now
         new = max(0, ended - self._ended)
         if new:
-            fresh = min(new, max(0, step - self._reached))
+            fresh = min(new, max(0, step - self.reached))
             self._steps += fresh
             self._again += new - fresh
-            if step > self._reached:
-                self._cause, self._reached = FIRST, step
+            if step > self.reached:
+                self._cause, self.reached = FIRST, step
         part = AGAIN if phase == TRAINING and self._cause != FIRST else phase
         self._spent[self._cause, part] += spent
         self._behind = 0.0 if new else self._behind + spent * (phase == TRAINING)

@@ -153,6 +153,12 @@ def read_incidents(store: ByteStore, run: str) -> list[Incident]:
     return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX)))
 
 
+def once_each(incidents: list[Incident]) -> list[Incident]:
+    """Of what several machines wrote down of one and the same failure only what the first did."""
+    first: dict[tuple[str, int, int], str] = {}
+    return [one for one in incidents if first.setdefault((one.job, one.life, one.step), one.host) == one.host]
+
+
 def read_accounts(store: ByteStore, run: str) -> list[Account]:
     """Where the time of a run's jobs went, one for each, oldest first; what cannot be read is left out."""
     newest = {

@@ -31,7 +31,7 @@ from relight.supervise.decide import Past, Rules, decide
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import TRAINING, Goodput
-from relight.supervise.incidents import After, Book, Incident, incident_of, read_incidents
+from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.notices import Notices
 from relight.supervise.procfs import busy_s, catches, kernel_lines, look_at, oom_kills
@@ -242,6 +242,8 @@ class Supervisor:
     def saved(self) -> bool:
         """Whether what the ranks did last is stored. One that was ended while it waited for that may not have heard of it."""
         beats = self.beats().values()
+        if self._goodput.reached > max((max(beat.step, beat.restored) for beat in beats), default=-1):
+            return False  # what an earlier life did was not done again yet
         if not beats or all(beat.durable >= beat.step for beat in beats):
             return bool(beats)
         last = max(beat.step for beat in beats)
@@ -336,7 +338,7 @@ class Supervisor:
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)
             since = int((time.time() - REMEMBERED_S) * 1000)
-            earlier = [one for one in read_incidents(store, beat.run) if int(one.id.partition("-")[0]) >= since]
+            earlier = once_each([one for one in read_incidents(store, beat.run) if int(one.id.partition("-")[0]) >= since])
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
             now = self._clock()  # somebody has started it again behind a stop: what was before that is not held against it
             self._past[:0] = [Past(*one.past(here=socket.gethostname()), now) for one in earlier[last + 1 :][-50:]]
