@@ -172,7 +172,7 @@ class Checkpointer(Holds):
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
             say_restored(found, start, self._environment or {})
-        cut_rates(self._components, found.cut)
+        cut_rates(self._components, found.cut, only if found.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._last_save_s = monotonic()
         for observer in observers:
