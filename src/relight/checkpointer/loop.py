@@ -130,6 +130,8 @@ class Checkpointer(Holds):
         self._parent: str | None = None
         self._last_saved_step: int | None = None
         self._last_step: int | None = None
+        self._last_micro_step: int | None = None
+        """The micro-batch that ended last, if the last step is not over."""
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         watch_loaders(self._components)
         for observer in observers:
@@ -190,7 +192,7 @@ class Checkpointer(Holds):
         self._take_charge()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
-        self._last_step = step
+        self._last_step, self._last_micro_step = step, micro_step
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
         self._collect()
@@ -207,7 +209,8 @@ class Checkpointer(Holds):
                     self._drain()
                 self._finish()
                 self._signals.end()
-        self._boundary.remember(step)
+        if micro_step is None:  # else the step's update is still to come
+            self._boundary.remember(step)
         if save is None and not self._warmed:
             self._warm_up()
         self._returned_s = perf_counter()
@@ -232,7 +235,7 @@ class Checkpointer(Holds):
             check_tag_name(tag)
         self._start_up()
         self._take_charge()
-        self._last_step = step
+        self._last_step, self._last_micro_step = step, micro_step
         self._collect()
         with self._saving():
             save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
@@ -255,7 +258,7 @@ class Checkpointer(Holds):
         try:
             self._drain()
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
-                self._save(self._last_step, "end", {}, None, None, may_wait=True)
+                self._save(self._last_step, "end", {}, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
         finally:
@@ -344,6 +347,8 @@ class Checkpointer(Holds):
         started = perf_counter()
         try:
             state = self._capture(micro_step)
+            if micro_step is not None:
+                self._boundary.forget()  # nothing older is to be saved behind it
         except LateRanks as error:
             failed = Save(step, reason)
             failed.error = self._policy.tell(error, step, self._policy.retries)
