@@ -120,7 +120,7 @@ class Checkpointer(Holds):
             self._ranks.split(self._components)
             if self._world.rank:
                 be_modest()
-        self._heirs = Heirs(self._ranks, self._components)
+        self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
