@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 from relight.pulse import SETTING, Beat, Page
@@ -28,3 +31,40 @@ def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path
         assert second.after is None and second.step == 12
     finally:
         watched.close()
+
+
+def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
+    """An agent that is gone has left its number, and another process has it by now: late saves are not its fault."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(other.pid, signal.SIGSTOP)
+        os.waitpid(other.pid, os.WUNTRACED)
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        asked = time.monotonic() - 1000
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=other.pid))
+        watched.look()
+        time.sleep(0.1)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        watched.close()
+
+
+def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
+    """One in another container, whose processes have no numbers here, but whose memory is the same: only what nobody holds is left over."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    foreign = Path(watched.begin([0], {})[0][SETTING]).parent
+    left = foreign.with_name("relight-run-4194303-left")
+    left.mkdir()
+    try:
+        hidden = foreign.with_name(f"relight-run-4194302-{foreign.name.rpartition('-')[2]}")
+        foreign.rename(hidden)  # as if its process had a number that is none here
+        Supervisor(Rules(), Patience(), "job", tmp_path).close()
+        assert hidden.exists() and not left.exists()
+        hidden.rename(foreign)
+    finally:
+        watched.close()
+    assert not foreign.exists()
