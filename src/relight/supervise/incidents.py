@@ -110,7 +110,8 @@ class Book:
         self._store: ByteStore | None = None
         self._run = ""
         self._number = f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}"
-        self._accounts = 0
+        self._accounts, self._kept = 0, ""
+        """Of accounts, how many there were, and the name of the one that is in the store."""
 
     def at(self, store: ByteStore, run: str) -> None:
         """Where the run is."""
@@ -128,14 +129,20 @@ class Book:
     def keep(self, account: Account) -> None:
         """The job's account as it is now, in place of the one before."""
         self._accounts += 1
-        if self._put(self._account(self._accounts), account) and self._store is not None and self._accounts > 1:
-            with contextlib.suppress(RelightError):
-                self._store.delete(f"{self._run}/{DIRECTORY}/{self._account(self._accounts - 1)}")
+        name, before = self._account(self._accounts), self._kept
+        if self._put(name, account):
+            self._kept = name
+            if before and self._store is not None:
+                with contextlib.suppress(RelightError):
+                    self._store.delete(f"{self._run}/{DIRECTORY}/{before}")
+        with contextlib.suppress(OSError):
+            (self._directory / self._account(self._accounts - 1)).unlink(missing_ok=True)
 
     def _account(self, count: int) -> str:
         return f"{self._number}.{count:06d}{_ACCOUNT}"
 
     def _put(self, name: str, one: msgspec.Struct) -> bool:
+        """Whether it is in the store."""
         data = msgspec.json.format(msgspec.json.encode(one), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
@@ -143,7 +150,6 @@ class Book:
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(data)
-            return True
         return False
 
 
