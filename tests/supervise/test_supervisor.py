@@ -8,6 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
+
+from relight.policy.going_back import SPLIT
 from relight.pulse import SETTING, Beat, Page
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Worker
@@ -68,3 +71,25 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     finally:
         watched.close()
     assert not foreign.exists()
+
+
+def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None:
+    """An incident whose name is no time, settings that are no numbers: what cannot be understood is left out."""
+    watched = Supervisor(Rules(split=True), Patience(), "job", tmp_path / "here")
+    try:
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        watched.failed([Worker(0, -9, 1.0)])
+        (one,) = incidents_in(tmp_path / "here")
+        diary = tmp_path / "store" / "run" / "incidents"
+        diary.mkdir(parents=True)
+        for name, settings in (("notes", {}), (f"{int(time.time() * 1000):013d}-ffffff", {SPLIT: "much", "LD_PRELOAD": "evil.so"})):
+            data = msgspec.structs.replace(one, id=name, settings=settings, action="smaller batch")
+            (diary / f"{name}.json").write_bytes(msgspec.json.encode(data))
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0))
+        assert watched.look() == ""
+        assert not watched.failed([Worker(0, -9, 1.0)]).settings, "nor is what a store says set in the environment of ranks"
+        memory = Worker(0, 1, 1.0, "torch.OutOfMemoryError: CUDA out of memory")
+        assert watched.failed([memory]).action == "smaller batch"
+    finally:
+        watched.close()

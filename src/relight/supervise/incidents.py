@@ -16,6 +16,7 @@ import msgspec
 
 from relight.errors import RelightError
 from relight.log.identity import now_text
+from relight.policy.going_back import sane
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
@@ -71,7 +72,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
             self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
             here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
-        return failure, Decision(self.action, self.reason, self.delay_s, self.settings)
+        return failure, Decision(self.action, self.reason, self.delay_s, sane(self.settings))
 
 
 def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int) -> Incident:

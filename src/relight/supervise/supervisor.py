@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -339,11 +340,11 @@ class Supervisor:
         if beat is None:
             return
         self._known = True
-        with contextlib.suppress(RelightError):
+        with contextlib.suppress(RelightError, TypeError):
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)
-            since = int((time.time() - REMEMBERED_S) * 1000)
-            earlier = [one for one in read_incidents(store, beat.run) if int(one.id.partition("-")[0]) >= since]
+            since = f"{int((time.time() - REMEMBERED_S) * 1000):013d}"
+            earlier = [one for one in read_incidents(store, beat.run) if re.match(r"\d{13}-", one.id) and one.id >= since]
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
             now = self._clock()  # somebody has started it again behind a stop: what was before that is not held against it
             self._past[:0] = [Past(*one.past(here=socket.gethostname()), now) for one in earlier[last + 1 :][-50:]]
