@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -384,3 +385,30 @@ def test_functions_without_a_loop_round_trip(tmp_path: Path) -> None:
     with pytest.raises(relight.CheckpointNotFound):
         relight.load(url, "nope")
     assert os.listdir(tmp_path / "s") != []
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: bool, fails: bool) -> None:
+    """Behind a micro-batch an exception, or the end, comes: no checkpoint says that its step has ended, as its update is still to come."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def forward() -> None:
+        model(torch.ones(1, 4)).sum().backward()
+
+    with contextlib.suppress(ValueError), relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+        for step in range(2):
+            forward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ckpt.step(step)
+        forward()
+        ckpt.step(2, micro_step=0)
+        if saved:
+            ckpt.save(2, micro_step=0)
+        if fails:
+            raise ValueError("in the middle of step 2")
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+        assert ckpt.restore() == 2
+        assert ckpt.micro_step == (1 if saved or not fails else None)

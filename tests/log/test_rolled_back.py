@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import relight
 from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
 from relight.checkpointer.rolled_back import cut_rates, roll_back_if_told
@@ -14,7 +17,7 @@ from relight.layout import Bytes, Item
 from relight.log import History
 from relight.log.history import ROLLED_BACK
 from relight.policy.going_back import BEFORE, CUT, SKIP
-from relight.store import MemoryStore
+from relight.store import MemoryStore, open_bytes
 
 RUN = "run"
 
@@ -118,3 +121,44 @@ def test_optimizers_and_schedulers_go_on_with_lower_rates() -> None:
             seen.append(optimizer.param_groups[0]["lr"])
         rates.append(seen[5:])
     assert rates[0] == pytest.approx(rates[1])
+
+
+@pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "CyclicLR"])
+def test_schedulers_of_schedulers_go_on_with_lower_rates(kind: str) -> None:
+    """What a warm-up and the schedule behind it go by, too: else the next step computes the old rate again."""
+    schedulers = torch.optim.lr_scheduler
+
+    def made(rate: float) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], rate, momentum=0.9)
+        if kind == "CyclicLR":
+            return optimizer, schedulers.CyclicLR(optimizer, rate, 10 * rate, step_size_up=5)
+        inner = [schedulers.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3)), schedulers.CosineAnnealingLR(optimizer, 20)]
+        if kind == "ChainedScheduler":
+            return optimizer, schedulers.ChainedScheduler([inner[0]], optimizer)
+        return optimizer, schedulers.SequentialLR(optimizer, inner, [3])
+
+    rates = []
+    for rate, factor in ((0.4, 0.25), (0.1, 1.0)):
+        optimizer, scheduler = made(rate)
+        seen = []
+        for step in range(10):
+            optimizer.step()
+            scheduler.step()
+            if step == 1:
+                cut_rates({"optimizer": optimizer, "scheduler": scheduler}, factor)
+            seen.append(optimizer.param_groups[0]["lr"])
+        rates.append(seen[2:])
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_rates_that_were_not_restored_are_not_lowered_again(tmp_path: Path) -> None:
+    """Who takes only the weights of an older checkpoint, behind a restore that has lowered them."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.4)
+    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False) as ckpt:
+        ckpt.save(10, tag="kept")
+    Attempt.begin(open_bytes(str(tmp_path)), "run").note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 0.5})
+    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False) as ckpt:
+        for only, rate in ((None, 0.2), (["model/*"], 0.2), (["optimizer/*"], 0.2), (None, 0.2)):
+            ckpt.restore("kept", only=only)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(rate), only

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relight.errors import ConfigError
-from relight.policy.going_back import BEFORE, SKIP, SPLIT
+from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT
 from relight.supervise.decide import Past, Rules, agreed, decide
 from relight.supervise.facts import KINDS, Decision, Failure
 
@@ -135,3 +135,4 @@ def test_all_nodes_are_told_the_same() -> None:
     assert agreed([{}, {}]) == {}
     assert agreed([{}, back]) == agreed([back, {}]) == back
     assert agreed([back, further, {"RELIGHT_SPLIT": "4"}, {"RELIGHT_SPLIT": "2"}]) == {**further, "RELIGHT_SPLIT": "4"}
+    assert agreed([{}, {**further, CUT: "0.5"}, back]) == {**further, CUT: "0.5"}, "how far rates are lowered goes with it"

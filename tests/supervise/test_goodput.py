@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from relight.errors import NoSpace
+from relight.store import MemoryStore
 from relight.supervise.goodput import Account, Goodput, merged
+from relight.supervise.incidents import Book, read_accounts
 
 
 def kept(*looks: tuple[float, str, int, int] | str) -> Account:
@@ -77,3 +81,25 @@ def test_jobs_of_one_run_are_added_up() -> None:
     both = merged([one, kept((5, "starting", -1, 0), (10, "training", 19, 20))])
     assert both.seconds == 22 and both.spent == {"training": 15, "starting": 5}
     assert both.lost == {"killed": {"stuck": 0, "down": 2}} and both.failures == {"killed": 1}
+
+
+def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
+    """A store that takes nothing more, but lets things be deleted: what is there is the newest there is; the rest lies here, once."""
+
+    class Full(MemoryStore):
+        full = False
+
+        def put_once(self, key: str, data: bytes) -> bool:
+            if self.full:
+                raise NoSpace("full")
+            return super().put_once(key, data)
+
+    store, book, goodput = Full(), Book(tmp_path / "here"), Goodput(0.0)
+    book.at(store, "run")
+    for at in range(1, 7):
+        store.full = 3 <= at <= 5
+        goodput.see(60.0 * at, "training", at, at)
+        book.keep(goodput.account("job", "2026-01-01T00:00:00Z"))
+        assert [one.seconds for one in read_accounts(store, "run")] == [60.0 * (2 if store.full else at)]
+        assert len(list(store.list("run/incidents"))) == 1
+    assert len(list((tmp_path / "here").iterdir())) <= 1

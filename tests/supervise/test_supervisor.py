@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
+import msgspec
+
+from relight.policy.going_back import SPLIT
 from relight.pulse import SETTING, Beat, Page
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Decision, Facts, Failure, Worker
@@ -58,3 +64,62 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
 
     told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
     assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
+
+
+def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
+    """An agent that is gone has left its number, and another process has it by now: late saves are not its fault."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(other.pid, signal.SIGSTOP)
+        os.waitpid(other.pid, os.WUNTRACED)
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        asked = time.monotonic() - 1000
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=other.pid))
+        watched.look()
+        time.sleep(0.1)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+        watched.close()
+
+
+def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
+    """One in another container, whose processes have no numbers here, but whose memory is the same: only what nobody holds is left over."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    foreign = Path(watched.begin([0], {})[0][SETTING]).parent
+    left = foreign.with_name("relight-run-4194303-left")
+    left.mkdir()
+    try:
+        hidden = foreign.with_name(f"relight-run-4194302-{foreign.name.rpartition('-')[2]}")
+        foreign.rename(hidden)  # as if its process had a number that is none here
+        Supervisor(Rules(), Patience(), "job", tmp_path).close()
+        assert hidden.exists() and not left.exists()
+        hidden.rename(foreign)
+    finally:
+        watched.close()
+    assert not foreign.exists()
+
+
+def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None:
+    """An incident whose name is no time, settings that are no numbers: what cannot be understood is left out."""
+    watched = Supervisor(Rules(split=True), Patience(), "job", tmp_path / "here")
+    try:
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        watched.failed([Worker(0, -9, 1.0)])
+        (one,) = incidents_in(tmp_path / "here")
+        diary = tmp_path / "store" / "run" / "incidents"
+        diary.mkdir(parents=True)
+        for name, settings in (("notes", {}), (f"{int(time.time() * 1000):013d}-ffffff", {SPLIT: "much", "LD_PRELOAD": "evil.so"})):
+            data = msgspec.structs.replace(one, id=name, settings=settings, action="smaller batch")
+            (diary / f"{name}.json").write_bytes(msgspec.json.encode(data))
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0))
+        assert watched.look() == ""
+        assert not watched.failed([Worker(0, -9, 1.0)]).settings, "nor is what a store says set in the environment of ranks"
+        memory = Worker(0, 1, 1.0, "torch.OutOfMemoryError: CUDA out of memory")
+        assert watched.failed([memory]).action == "smaller batch"
+    finally:
+        watched.close()

@@ -62,6 +62,10 @@ class Boundary:
             self._captured = None
         self._last_s = time.perf_counter()
 
+    def forget(self) -> None:
+        """There is no boundary to save any more: something newer is."""
+        self.step = self._captured = None
+
     def consistent(self) -> Captured | None:
         """The whole state as it was at the boundary, if parameters and optimizer have not changed since; else None."""
         if self._captured is None or self._generators is None:

@@ -25,7 +25,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.commit import Place, SaveRequest
 from relight.commit.together import call_off, save_together
-from relight.format import encode_tree
+from relight.format import encode_tree, hexdigest
 from relight.format.tree import decode_tree
 from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
@@ -45,8 +45,10 @@ Ask = Callable[[Captured, int, str, Mapping[str, float], int | None], SaveReques
 class Heirs:
     """This rank's side of it."""
 
-    def __init__(self, ranks: Ranks | None, components: Mapping[str, object]) -> None:
+    def __init__(self, ranks: Ranks | None, components: Mapping[str, object], run: str) -> None:
+        """``run``: which one, and where, as all its ranks have it. A process may have several at once."""
         self._ranks, self._page = ranks, teller().path
+        self._run = hexdigest(run.encode())[:16]
         self._own: frozenset[str] = frozenset()
         self._will: Will | None = None
         self._seldom: tuple[Frozen, list[Any]] | None = None
@@ -71,7 +73,7 @@ class Heirs:
             return
         if self._seldom is None or not generators.seldom_as(self._seldom[0]):
             self._seldom = generators, _packed(capture_generators(generators.seldom()))
-        parts = [_packed(selected(small, self._own)), self._seldom[1], _packed(capture_generators(generators.often()))]
+        parts = [self._key(), _packed(selected(small, self._own)), self._seldom[1], _packed(capture_generators(generators.often()))]
         if self._will.write(step, msgspec.msgpack.encode(parts)):
             teller().is_heir()
 
@@ -95,7 +97,11 @@ class Heirs:
                     return False
                 under_way = [(one.step, one.id) for one in begun if one.id and not one.done]
                 whole = request(state, step, f"exception: {type(error).__name__}", {}, None)
-                self._save(whole, selected(state, frozenset(state.tree) - self._own - {"rng"}), wills, place, under_way)
+                try:
+                    self._save(whole, selected(state, frozenset(state.tree) - self._own - {"rng"}), wills, place, under_way)
+                except BaseException:  # it may be this rank's own device that cannot be read any more
+                    self._claim(step).unlink(missing_ok=True)
+                    raise
                 return True
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving step {step} for all ranks failed: {second}", step=step, kind="exception")
@@ -112,7 +118,8 @@ class Heirs:
         ends = time.monotonic() + WAIT_S
         while True:
             found = [read_will(will_of(self._page, rank)) for rank in range(self._size)]
-            whole = [msgspec.msgpack.decode(one.data) for one in found if one is not None and one.step == step]
+            left = [msgspec.msgpack.decode(one.data) for one in found if one is not None and one.step == step]
+            whole = [parts for key, *parts in left if key == self._key()]
             if len(whole) == len(found):
                 return whole
             if time.monotonic() > ends:
@@ -128,13 +135,18 @@ class Heirs:
             return False
 
     def _claim(self, step: int) -> Path:
-        return Path(self._page).with_name(f"heir-{step}")
+        return Path(self._page).with_name(f"heir-{self._run}-{step}")
+
+    def _key(self) -> list[Any]:
+        """What a will is of: what another Checkpointer of the same process leaves is no use to this one."""
+        return [self._run, sorted(self._own)]
 
     def _save(
         self, whole: SaveRequest, common: Captured, wills: Sequence[list[Any]], place: Place, under_way: Sequence[tuple[int, str]]
     ) -> None:
         assert self._ranks is not None and self._ranks.seat is not None
-        seat, id_ = self._ranks.seat, self._ranks.id_of(place, "/heir")
+        seat = self._ranks.seat
+        id_ = self._ranks.id_of(place, f"/heir-{seat.rank}")  # if it comes to nothing, the next one's is another
 
         def of_rank(rank: int) -> None:
             items = list(common.items) if not rank else []

@@ -25,6 +25,12 @@ class Holds:
     _further: Sequence[Further]
     _resumed: Resumed
     _ranks: Ranks | None
+    _parent: str | None
+    """The checkpoint that the next one follows."""
+    _last_saved_step: int | None
+    _last_step: int | None
+    _last_micro_step: int | None
+    """The micro-batch that ended last, if the last step is not over."""
 
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""

@@ -120,16 +120,14 @@ class Checkpointer(Holds):
             self._ranks.split(self._components)
             if self._world.rank:
                 be_modest()
-        self._heirs = Heirs(self._ranks, self._components)
+        self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
         self._environment: dict[str, Any] | None = None
         self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
         self._verified: dict[str, bool] = {}
-        self._parent: str | None = None
-        self._last_saved_step: int | None = None
-        self._last_step: int | None = None
+        self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         watch_loaders(self._components)
         for observer in observers:
@@ -172,7 +170,7 @@ class Checkpointer(Holds):
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
             say_restored(found, start, self._environment or {})
-        cut_rates(self._components, found.cut)
+        cut_rates(self._components, found.cut, only if found.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._last_save_s = monotonic()
         for observer in observers:
@@ -190,7 +188,7 @@ class Checkpointer(Holds):
         self._take_charge()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
-        self._last_step = step
+        self._last_step, self._last_micro_step = step, micro_step
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
         self._collect()
@@ -207,7 +205,8 @@ class Checkpointer(Holds):
                     self._drain()
                 self._finish()
                 self._signals.end()
-        self._boundary.remember(step)
+        if micro_step is None:  # else the step's update is still to come
+            self._boundary.remember(step)
         if save is None and not self._warmed:
             self._warm_up()
         self._returned_s = perf_counter()
@@ -232,7 +231,7 @@ class Checkpointer(Holds):
             check_tag_name(tag)
         self._start_up()
         self._take_charge()
-        self._last_step = step
+        self._last_step, self._last_micro_step = step, micro_step
         self._collect()
         with self._saving():
             save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
@@ -255,7 +254,7 @@ class Checkpointer(Holds):
         try:
             self._drain()
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
-                self._save(self._last_step, "end", {}, None, None, may_wait=True)
+                self._save(self._last_step, "end", {}, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
         finally:
@@ -344,6 +343,8 @@ class Checkpointer(Holds):
         started = perf_counter()
         try:
             state = self._capture(micro_step)
+            if micro_step is not None:
+                self._boundary.forget()  # nothing older is to be saved behind it
         except LateRanks as error:
             failed = Save(step, reason)
             failed.error = self._policy.tell(error, step, self._policy.retries)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from relight.capture.build import selected
 from relight.checkpointer.ranks import Ranks
 from relight.errors import ConfigError
 from relight.format.records import Body, NoteBody
+from relight.format.tree import join_path
 from relight.log import Log, View, fold
 from relight.log.history import ROLLED_BACK
 from relight.observe import emit
@@ -49,18 +51,36 @@ def roll_back_if_told(store: ByteStore, run: str, ranks: Ranks | None) -> None:
     emit("restore.back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
 
 
-def cut_rates(components: Mapping[str, object], factor: float) -> None:
-    """Of all optimizers, and of what schedulers go by. ``factor`` of 1: nothing."""
-    if factor == 1.0:
-        return
-    for value in components.values():
+def cut_rates(components: Mapping[str, object], factor: float, only: Sequence[str] | None = None) -> None:
+    """Of all optimizers, and of what schedulers go by; where ``only`` some was restored, of that. ``factor`` of 1: nothing."""
+    taken = [value for name, value in components.items() if factor != 1.0 and _is_restored(name, value, only)]
+    done: set[int] = set()
+    for value in taken:
         if isinstance(value, torch.optim.Optimizer):
             for group in value.param_groups:
                 for name in ("lr", "initial_lr", "max_lr", "min_lr"):
                     if name in group:
                         group[name] = group[name] * factor
-        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-            for name in ("base_lrs", "_last_lr"):
-                if isinstance(rates := getattr(value, name, None), list):
-                    setattr(value, name, [rate * factor for rate in rates])
-    emit("restore.rates", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)
+        else:
+            _cut_schedule(value, factor, done)
+    if taken:
+        emit("restore.rates", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)
+
+
+def _is_restored(name: str, value: object, only: Sequence[str] | None) -> bool:
+    """Whether its rates are the checkpoint's now, if it has any: what was left as it is has been lowered already, or need not be."""
+    if isinstance(value, torch.optim.Optimizer):
+        return selected(f"{join_path('', name)}/groups", only)
+    return isinstance(value, torch.optim.lr_scheduler.LRScheduler) and selected(join_path("", name), only)
+
+
+def _cut_schedule(schedule: object, factor: float, done: set[int]) -> None:
+    """Once, with those that it is made of: each goes by rates of its own."""
+    if id(schedule) in done:
+        return
+    done.add(id(schedule))
+    for name in ("base_lrs", "max_lrs", "_last_lr"):
+        if isinstance(rates := getattr(schedule, name, None), list):
+            setattr(schedule, name, [rate * factor for rate in rates])
+    for inner in getattr(schedule, "_schedulers", ()):
+        _cut_schedule(inner, factor, done)

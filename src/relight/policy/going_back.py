@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 BEFORE = "RELIGHT_BEFORE"
 """It restores the newest checkpoint of a step before this one."""
 SKIP = "RELIGHT_SKIP"
@@ -12,3 +15,10 @@ SPLIT = "RELIGHT_SPLIT"
 """Into how many more micro-batches than the script says each one is to be split."""
 SPIKES = "RELIGHT_SPIKES"
 """How far a loss may rise before it counts as one that jumped: see ``Spikes``."""
+
+_SANE = {BEFORE: r"\d{1,18}", SKIP: r"\d{1,18}-\d{1,18}", CUT: r"0\.\d{1,18}|\d(\.\d{1,18})?e-\d{1,3}", SPLIT: r"\d{1,7}"}
+
+
+def sane(settings: Mapping[str, str]) -> dict[str, str]:
+    """Of settings that were read from somewhere those that a supervisor may have told: they become environment of processes."""
+    return {name: value for name, value in settings.items() if name in _SANE and re.fullmatch(_SANE[name], value, re.ASCII)}

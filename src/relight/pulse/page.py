@@ -63,9 +63,10 @@ class Page:
     """A writer's end. One process, any of its threads one after the other."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """The file is there already, of ``PAGE_BYTES``."""
+        """The file is there already, of ``PAGE_BYTES``. ``OSError`` if it is not, or there is no room for it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            os.posix_fallocate(descriptor, 0, PAGE_BYTES)  # writing to memory that is not there would be a bus error
             self._memory = mmap.mmap(descriptor, PAGE_BYTES)
         finally:
             os.close(descriptor)

@@ -28,9 +28,10 @@ class Will:
     """A rank's own end. One thread."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """The file is there already, of ``WILL_BYTES``. ``OSError`` if it is not."""
+        """The file is there already, of ``WILL_BYTES``. ``OSError`` if it is not, or there is no room for it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            os.posix_fallocate(descriptor, 0, WILL_BYTES)  # writing to memory that is not there would be a bus error
             self._memory = mmap.mmap(descriptor, WILL_BYTES)
         finally:
             os.close(descriptor)

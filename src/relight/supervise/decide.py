@@ -112,10 +112,10 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: Rules) -> Decis
 
 def agreed(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """What the ranks of all nodes are told, of what each node's supervisor would tell its own: one saw what the others only suffered. To go
-    back as far as any says, past the samples that one names; and the smallest micro-batches."""
+    back as far as any says, past the samples and with the rates that one names; and the smallest micro-batches."""
     back = min((one for one in told if BEFORE in one), key=lambda one: int(one[BEFORE]), default={})
     split = max((one for one in told if SPLIT in one), key=lambda one: int(one[SPLIT]), default={})
-    return {name: one[name] for one, names in ((back, (BEFORE, SKIP)), (split, (SPLIT,))) for name in names if name in one}
+    return {name: one[name] for one, names in ((back, (BEFORE, SKIP, CUT)), (split, (SPLIT,))) for name in names if name in one}
 
 
 _WINDOW = 100

@@ -16,6 +16,7 @@ import msgspec
 
 from relight.errors import RelightError
 from relight.log.identity import now_text
+from relight.policy.going_back import sane
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
@@ -71,7 +72,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
             self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
             here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
-        return failure, Decision(self.action, self.reason, self.delay_s, self.settings)
+        return failure, Decision(self.action, self.reason, self.delay_s, sane(self.settings))
 
 
 def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int) -> Incident:
@@ -110,7 +111,8 @@ class Book:
         self._store: ByteStore | None = None
         self._run = ""
         self._number = f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}"
-        self._accounts = 0
+        self._accounts, self._kept = 0, ""
+        """Of accounts, how many there were, and the name of the one that is in the store."""
 
     def at(self, store: ByteStore, run: str) -> None:
         """Where the run is."""
@@ -128,14 +130,20 @@ class Book:
     def keep(self, account: Account) -> None:
         """The job's account as it is now, in place of the one before."""
         self._accounts += 1
-        if self._put(self._account(self._accounts), account) and self._store is not None and self._accounts > 1:
-            with contextlib.suppress(RelightError):
-                self._store.delete(f"{self._run}/{DIRECTORY}/{self._account(self._accounts - 1)}")
+        name, before = self._account(self._accounts), self._kept
+        if self._put(name, account):
+            self._kept = name
+            if before and self._store is not None:
+                with contextlib.suppress(RelightError):
+                    self._store.delete(f"{self._run}/{DIRECTORY}/{before}")
+        with contextlib.suppress(OSError):
+            (self._directory / self._account(self._accounts - 1)).unlink(missing_ok=True)
 
     def _account(self, count: int) -> str:
         return f"{self._number}.{count:06d}{_ACCOUNT}"
 
     def _put(self, name: str, one: msgspec.Struct) -> bool:
+        """Whether it is in the store."""
         data = msgspec.json.format(msgspec.json.encode(one), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
@@ -143,7 +151,6 @@ class Book:
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(data)
-            return True
         return False
 
 

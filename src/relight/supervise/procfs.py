@@ -35,6 +35,13 @@ def look_at(pid: int) -> Process:
     return Process(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
 
 
+def command_of(pid: int) -> str:
+    """What it was started with; empty if it is not there."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
 def busy_s(pid: int) -> float:
     """Seconds in which its threads ran, or waited for a processor. A small read for each thread."""
     total = 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -34,11 +36,13 @@ from relight.supervise.goodput import TRAINING, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.notices import Notices
-from relight.supervise.procfs import busy_s, catches, kernel_lines, look_at, oom_kills
+from relight.supervise.procfs import Process, busy_s, catches, command_of, kernel_lines, look_at, oom_kills
 from relight.supervise.stragglers import Stragglers
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
 _PREFIX = "relight-run-"
+_AGENT = "relight.agent.serve"
+"""How the process that writes saves is started."""
 STRAGGLERS_EVERY_S = 1.0
 ACCOUNT_S = 60.0
 """So often it is written down where the time went."""
@@ -62,6 +66,7 @@ class Supervisor:
         top = Path(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir())
         _sweep(top)
         self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=top))
+        self._held = _hold(self._directory)
         self._book = Book(fallback)
         self._known = False
         self._past: list[Past] = []
@@ -91,6 +96,9 @@ class Supervisor:
             self._keep_account()
         self._notices.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
 
@@ -283,7 +291,7 @@ class Supervisor:
 
     def _look_at_agent(self) -> None:
         """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
-        stuck = self._agents.see(self._clock(), self.beats().values(), look_at)
+        stuck = self._agents.see(self._clock(), self.beats().values(), _agent_at)
         if stuck is not None:
             emit("run.agent", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
             with contextlib.suppress(OSError):
@@ -334,11 +342,12 @@ class Supervisor:
         if beat is None:
             return
         self._known = True
-        with contextlib.suppress(RelightError):
+        with contextlib.suppress(RelightError, TypeError):
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)
-            since = int((time.time() - REMEMBERED_S) * 1000)
-            earlier = once_each([one for one in read_incidents(store, beat.run) if int(one.id.partition("-")[0]) >= since])
+            since = f"{int((time.time() - REMEMBERED_S) * 1000):013d}"
+            recent = [one for one in read_incidents(store, beat.run) if re.match(r"\d{13}-", one.id) and one.id >= since]
+            earlier = once_each(recent)
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
             now = self._clock()  # somebody has started it again behind a stop: what was before that is not held against it
             self._past[:0] = [Past(*one.past(here=socket.gethostname()), now) for one in earlier[last + 1 :][-50:]]
@@ -390,12 +399,32 @@ class Supervisor:
         return tuple(full)
 
 
+def _agent_at(pid: int) -> Process:
+    """The agent with that number; as if nobody were there if another process has it by now."""
+    return look_at(pid) if _AGENT in command_of(pid) else Process()
+
+
+def _hold(directory: Path) -> int:
+    """Have nobody sweep it: another container may have the same memory, and not see this process."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
 def _sweep(top: Path) -> None:
     """What supervisors left that were killed: nobody needs it."""
     for one in top.glob(f"{_PREFIX}*"):
         pid = one.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not look_at(int(pid)).state:
-            shutil.rmtree(one, ignore_errors=True)
+        if not pid.isdecimal() or look_at(int(pid)).state:
+            continue
+        with contextlib.suppress(OSError):
+            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(one, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def directories() -> dict[int, Path]:

@@ -1,0 +1,113 @@
+"""Who saves what a dead rank held, and what of it: ranks of one process, whose pages lie in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import relight.checkpointer.heir as heir
+from relight.capture import Captured, Recall
+from relight.checkpointer.boundary import Boundary
+from relight.checkpointer.heir import Heirs
+from relight.checkpointer.ranks import Ranks
+from relight.commit import Attempt, Place, SaveReport, SaveRequest
+from relight.commit.save import Seat
+from relight.format import encode_tree
+from relight.layout import Bytes
+from relight.pulse import Teller, make_will, will_of
+from relight.pulse.page import make_page
+from relight.store import open_bytes
+
+STEP = 5
+
+
+class Rank:
+    """One of several: its components, its boundary, and its side of inheriting."""
+
+    def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
+        self.teller = Teller(str(folder / f"pulse-{number}"))
+        self._monkeypatch = monkeypatch
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3)
+        components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), **more}
+        ranks = Ranks(SimpleNamespace(rank=number, size=world), (), 5.0)  # type: ignore[arg-type]
+        ranks._shared = SimpleNamespace(whole=True)  # type: ignore[assignment]
+        ranks.seat = Seat(number, world, "0" * 16, 5.0)
+        self._here()
+        self.heirs = Heirs(ranks, components, run)
+        self.boundary = Boundary(components, Recall(), self.heirs.told)
+
+    def _here(self) -> None:
+        self._monkeypatch.setattr(heir, "teller", lambda: self.teller)
+
+    def ends(self, step: int) -> None:
+        """A step."""
+        self._here()
+        self.boundary.remember(step)
+
+    def hand_over(self, attempt: Attempt) -> bool:
+        """What the others held as well."""
+        self._here()
+        return self.heirs.hand_over(RuntimeError("lost"), self.boundary, attempt.place, _request, [])
+
+
+def _request(state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
+    return SaveRequest(step=step, tree=encode_tree(state.tree), items=state.items, reason=reason, components=state.kinds)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Rank]]:
+    """So many, with these components besides."""
+    def made(world: int, run: str = "run", **more: object) -> list[Rank]:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
+        for number in range(world):
+            make_page(tmp_path / f"pulse-{number}")
+            make_will(will_of(tmp_path / "pulse-0", number))
+        return [Rank(number, world, tmp_path, monkeypatch, run, **more) for number in range(world)]
+
+    return made
+
+
+def test_one_who_cannot_save_leaves_it_to_the_next(
+    ranks: Callable[..., list[Rank]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank whose device has failed is the first to notice: what it holds cannot be read any more. Another's can."""
+    first, second, dead = ranks(3)
+    for one in (first, second, dead):
+        one.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    saves = heir.save_together
+
+    class Broken(Bytes):
+        def view(self) -> Any:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def broken(place: Place, request: SaveRequest) -> SaveReport:
+        return saves(place, replace(request, items=[replace(one, source=Broken(bytes(one.source.length))) for one in request.items]))
+
+    monkeypatch.setattr(heir, "save_together", broken)
+    assert not first.hand_over(attempt)
+    monkeypatch.setattr(heir, "save_together", saves)
+    assert second.hand_over(attempt)
+    assert [one.step for one in attempt.history().live] == [STEP]
+    assert not first.hand_over(attempt), "it is saved"
+
+
+@pytest.mark.parametrize(("run", "alike"), [("run", False), ("other", True)])
+def test_what_is_left_for_another_checkpointer_is_not_taken(
+    ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool
+) -> None:
+    """A process with two of them: what the other leaves is not this one's, and a checkpoint of it goes on elsewhere, or not at all."""
+    more = {"generator": torch.Generator()}
+    first, second = ranks(2, **more), ranks(2, run, **(more if alike else {}))
+    for one in (*first, *second):
+        one.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert not first[0].hand_over(attempt) and not attempt.history().live
+    assert second[0].hand_over(attempt)
