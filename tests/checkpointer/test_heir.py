@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relight.checkpointer.heir as heir
-from relight.capture import Captured, Recall
+from relight.capture import Captured, Recall, capture
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.ranks import Ranks
@@ -38,8 +38,11 @@ class Rank:
         components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), **more}
         ranks = Ranks(SimpleNamespace(rank=number, size=world), (), 5.0)  # type: ignore[arg-type]
         ranks._shared = SimpleNamespace(whole=True)  # type: ignore[assignment]
+        common = capture(ranks.split(components)[0], rng=False)
+        ranks._own_table(common)
         ranks.seat = Seat(number, world, "0" * 16, 5.0)
         self._here()
+        self.components = components
         self.heirs = Heirs(ranks, components, run)
         self.boundary = Boundary(components, Recall(), self.heirs.told)
 
@@ -111,3 +114,19 @@ def test_what_is_left_for_another_checkpointer_is_not_taken(
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not first[0].hand_over(attempt) and not attempt.history().live
     assert second[0].hand_over(attempt)
+
+
+def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_all(
+    ranks: Callable[..., list[Rank]], tmp_path: Path
+) -> None:
+    """They saved before the first step. What optimizers have made since may be each rank's share of it: the dead one's would be lost."""
+    living, dead = ranks(2)
+    model, optimizer = living.components["model"], living.components["optimizer"]
+    assert isinstance(model, torch.nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    for one in (living, dead):
+        one.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert not living.hand_over(attempt) and not attempt.history().live

@@ -92,13 +92,16 @@ class Heirs:
                 if sealed >= step or not pays(step - sealed, boundary.step_s, save_s):
                     return False
                 state = boundary.consistent()
-                wills = self._wills(step) if state is not None else None
-                if state is None or wills is None or not self._is_first(step):
+                if state is None or state.spreads:
+                    return False
+                common = selected(state, frozenset(state.tree) - self._own - {"rng"})
+                wills = self._wills(step) if self._ranks.still_whole(common) else None
+                if wills is None or not self._is_first(step):
                     return False
                 under_way = [(one.step, one.id) for one in begun if one.id and not one.done]
                 whole = request(state, step, f"exception: {type(error).__name__}", {}, None)
                 try:
-                    self._save(whole, selected(state, frozenset(state.tree) - self._own - {"rng"}), wills, place, under_way)
+                    self._save(whole, common, wills, place, under_way)
                 except BaseException:  # it may be this rank's own device that cannot be read any more
                     self._claim(step).unlink(missing_ok=True)
                     raise
