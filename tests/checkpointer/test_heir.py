@@ -18,6 +18,7 @@ from relight.checkpointer.heir import Heirs
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.commit.save import Seat
+from relight.commit.together import save_together
 from relight.format import encode_tree
 from relight.layout import Bytes
 from relight.pulse import Teller, make_will, will_of
@@ -36,7 +37,7 @@ class Rank:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
         components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), **more}
-        ranks = Ranks(SimpleNamespace(rank=number, size=world), (), 5.0)  # type: ignore[arg-type]
+        ranks = Ranks(SimpleNamespace(rank=number, size=world), ("mine",) if "mine" in more else (), 5.0)  # type: ignore[arg-type]
         ranks._shared = SimpleNamespace(whole=True)  # type: ignore[assignment]
         common = capture(ranks.split(components)[0], rng=False)
         ranks._own_table(common)
@@ -85,7 +86,7 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
     for one in (first, second, dead):
         one.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
-    saves = heir.save_together
+    saves = save_together
 
     class Broken(Bytes):
         def view(self) -> Any:
@@ -127,6 +128,16 @@ def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     for one in (living, dead):
+        one.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert not living.hand_over(attempt) and not attempt.history().live
+
+
+def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+    """A value of each rank's own that is a tensor now: it is in no will, and no checkpoint does without it."""
+    living, dead = ranks(2, mine=3)
+    for one in (living, dead):
+        one.components["mine"] = torch.zeros(3)
         one.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not living.hand_over(attempt) and not attempt.history().live

@@ -69,8 +69,8 @@ class Heirs:
 
     def leave(self, step: int, small: Captured, generators: Frozen) -> None:
         """At the end of ``step``: what is this rank's own. 100 µs."""
-        if self._will is None or self._ranks is None or not self._ranks.whole:
-            return
+        if self._will is None or self._ranks is None or not self._ranks.whole or not self._own <= small.tree.keys():
+            return  # the last: one of them was set to what is large since
         if self._seldom is None or not generators.seldom_as(self._seldom[0]):
             self._seldom = generators, _packed(capture_generators(generators.seldom()))
         parts = [self._key(), _packed(selected(small, self._own)), self._seldom[1], _packed(capture_generators(generators.often()))]
