@@ -41,8 +41,10 @@ class Boundary:
         """The last step's, from boundary to boundary; 0: not known."""
         self._last_s = 0.0
 
-    def remember(self, step: int) -> None:
-        """Called at the end of every step. Cheap, or not done at all."""
+    def remember(self, step: int, over: bool = True) -> None:
+        """Called at the end of every step. Cheap, or not done at all: nor if it is not ``over``, as its update is still to come."""
+        if not over:
+            return
         now, used = time.perf_counter(), time.thread_time()
         if self._last_s:
             self.step_s = now - self._last_s

@@ -25,6 +25,8 @@ class Holds:
     _further: Sequence[Further]
     _resumed: Resumed
     _ranks: Ranks | None
+    _last_micro_step: int | None = None
+    """The micro-batch that ended last, if the last step is not over."""
 
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""

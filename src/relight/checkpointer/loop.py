@@ -130,8 +130,6 @@ class Checkpointer(Holds):
         self._parent: str | None = None
         self._last_saved_step: int | None = None
         self._last_step: int | None = None
-        self._last_micro_step: int | None = None
-        """The micro-batch that ended last, if the last step is not over."""
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         watch_loaders(self._components)
         for observer in observers:
@@ -209,8 +207,7 @@ class Checkpointer(Holds):
                     self._drain()
                 self._finish()
                 self._signals.end()
-        if micro_step is None:  # else the step's update is still to come
-            self._boundary.remember(step)
+        self._boundary.remember(step, over=micro_step is None)
         if save is None and not self._warmed:
             self._warm_up()
         self._returned_s = perf_counter()
