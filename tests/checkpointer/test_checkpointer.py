@@ -412,3 +412,18 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
     with relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
         assert ckpt.restore() == 2
         assert ckpt.micro_step == (1 if saved or not fails else None)
+
+
+def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
+    """What was set in the loop belongs to the step's end as weights do, and so does what was no tensor before."""
+    model, optimizer = make()
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, seen=-1, mean=None) as ckpt:
+        for step in range(5):
+            if step == 4:
+                raise ZeroDivisionError
+            one_step(model, optimizer)
+            ckpt["seen"], ckpt["mean"] = 10 * step, torch.full((2,), float(step))
+            ckpt.step(step)
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, seen=-1, mean=torch.zeros(2))
+    assert (ckpt.restore(), ckpt["seen"]) == (4, 30)
+    assert ckpt["mean"].tolist() == [3.0, 3.0]

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import relight.checkpointer.heir as heir
-from relight.capture import Captured, Recall
+from relight.capture import Captured, Recall, capture
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.commit.save import Seat
+from relight.commit.together import save_together
 from relight.format import encode_tree
 from relight.layout import Bytes
 from relight.pulse import Teller, make_will, will_of
@@ -36,10 +37,13 @@ class Rank:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
         components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), **more}
-        ranks = Ranks(SimpleNamespace(rank=number, size=world), (), 5.0)  # type: ignore[arg-type]
+        ranks = Ranks(SimpleNamespace(rank=number, size=world), ("mine",) if "mine" in more else (), 5.0)  # type: ignore[arg-type]
         ranks._shared = SimpleNamespace(whole=True)  # type: ignore[assignment]
+        common = capture(ranks.split(components)[0], rng=False)
+        ranks._own_table(common)
         ranks.seat = Seat(number, world, "0" * 16, 5.0)
         self._here()
+        self.components = components
         self.heirs = Heirs(ranks, components, run)
         self.boundary = Boundary(components, Recall(), self.heirs.told)
 
@@ -82,7 +86,7 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
     for one in (first, second, dead):
         one.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
-    saves = heir.save_together
+    saves = save_together
 
     class Broken(Bytes):
         def view(self) -> Any:
@@ -111,3 +115,29 @@ def test_what_is_left_for_another_checkpointer_is_not_taken(
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not first[0].hand_over(attempt) and not attempt.history().live
     assert second[0].hand_over(attempt)
+
+
+def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_all(
+    ranks: Callable[..., list[Rank]], tmp_path: Path
+) -> None:
+    """They saved before the first step. What optimizers have made since may be each rank's share of it: the dead one's would be lost."""
+    living, dead = ranks(2)
+    model, optimizer = living.components["model"], living.components["optimizer"]
+    assert isinstance(model, torch.nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    for one in (living, dead):
+        one.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert not living.hand_over(attempt) and not attempt.history().live
+
+
+def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+    """A value of each rank's own that is a tensor now: it is in no will, and no checkpoint does without it."""
+    living, dead = ranks(2, mine=3)
+    for one in (living, dead):
+        one.components["mine"] = torch.zeros(3)
+        one.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert not living.hand_over(attempt) and not attempt.history().live

@@ -28,7 +28,9 @@ class Boundary:
         """``leave`` is told of each boundary, with the small state and the generators."""
         self._components, self._recall, self._leave = components, recall, leave
         self._free_s = FREE_S if leave is None else 2 * FREE_S
-        self._small = {name: value for name, value in components.items() if not is_large(value)}
+        self._known: dict[str, object] = {}
+        self._small: dict[str, object] = {}
+        self._look()
         self.step: int | None = None
         self._captured: Captured | None = None
         self._generators: Frozen | None = None
@@ -39,14 +41,17 @@ class Boundary:
         """The last step's, from boundary to boundary; 0: not known."""
         self._last_s = 0.0
 
-    def remember(self, step: int) -> None:
-        """Called at the end of every step. Cheap, or not done at all."""
+    def remember(self, step: int, over: bool = True) -> None:
+        """Called at the end of every step. Cheap, or not done at all: nor if it is not ``over``, as its update is still to come."""
+        if not over:
+            return
         now, used = time.perf_counter(), time.thread_time()
         if self._last_s:
             self.step_s = now - self._last_s
         self.step = step
         self._steps += 1
         if self._measured < 3 or self._cost_s <= max(self._free_s, SHARE_MAX * self.step_s) or self._steps % AGAIN == 0:
+            self._look()
             self._captured = capture(self._small, rng=False)
             self._generators = frozen_generators()
             if self._measured < 2 and self._recall.of(self._components) is None:
@@ -76,6 +81,17 @@ class Boundary:
         large = {name: value for name, value in self._components.items() if name not in self._small}
         small = merge(self._captured, capture_generators(self._generators.states()))
         return merge(capture(large, rng=False), small)
+
+    def _look(self) -> None:
+        """Which components are small: those that the script has set since then are others now."""
+        for name, value in self._components.items():
+            if name in self._known and value is self._known[name]:
+                continue
+            self._known[name] = value
+            if is_large(value):
+                self._small.pop(name, None)
+            else:
+                self._small[name] = value
 
     def _glance(self) -> tuple[Any, ...]:
         return self._recall.glance() or fingerprint(self._components)

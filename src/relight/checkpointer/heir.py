@@ -69,8 +69,8 @@ class Heirs:
 
     def leave(self, step: int, small: Captured, generators: Frozen) -> None:
         """At the end of ``step``: what is this rank's own. 100 µs."""
-        if self._will is None or self._ranks is None or not self._ranks.whole:
-            return
+        if self._will is None or self._ranks is None or not self._ranks.whole or not self._own <= small.tree.keys():
+            return  # the last: one of them was set to what is large since
         if self._seldom is None or not generators.seldom_as(self._seldom[0]):
             self._seldom = generators, _packed(capture_generators(generators.seldom()))
         parts = [self._key(), _packed(selected(small, self._own)), self._seldom[1], _packed(capture_generators(generators.often()))]
@@ -92,13 +92,16 @@ class Heirs:
                 if sealed >= step or not pays(step - sealed, boundary.step_s, save_s):
                     return False
                 state = boundary.consistent()
-                wills = self._wills(step) if state is not None else None
-                if state is None or wills is None or not self._is_first(step):
+                if state is None or state.spreads:
+                    return False
+                common = selected(state, frozenset(state.tree) - self._own - {"rng"})
+                wills = self._wills(step) if self._ranks.still_whole(common) else None
+                if wills is None or not self._is_first(step):
                     return False
                 under_way = [(one.step, one.id) for one in begun if one.id and not one.done]
                 whole = request(state, step, f"exception: {type(error).__name__}", {}, None)
                 try:
-                    self._save(whole, selected(state, frozenset(state.tree) - self._own - {"rng"}), wills, place, under_way)
+                    self._save(whole, common, wills, place, under_way)
                 except BaseException:  # it may be this rank's own device that cannot be read any more
                     self._claim(step).unlink(missing_ok=True)
                     raise

@@ -205,8 +205,7 @@ class Checkpointer(Holds):
                     self._drain()
                 self._finish()
                 self._signals.end()
-        if micro_step is None:  # else the step's update is still to come
-            self._boundary.remember(step)
+        self._boundary.remember(step, over=micro_step is None)
         if save is None and not self._warmed:
             self._warm_up()
         self._returned_s = perf_counter()

@@ -104,6 +104,14 @@ class Ranks:
         """Whether each of the ranks could save all that they have in common, as the last capture has shown."""
         return self._shared is not None and self._shared.whole
 
+    def still_whole(self, common: Captured) -> bool:
+        """Whether that is so, and what ranks have in common is of the same tensors still: one that has come since then, as an optimizer's
+        state does with its first step, may be on this rank alone."""
+        if not self.whole or self._table is None:
+            return False
+        then, now = self._table[2].entries, table_of(common.items, {}).entries
+        return len(then) == len(now) and set(then) == set(now)
+
     @property
     def words(self) -> dict[str, Any]:
         """What the root's ``user`` says of the last capture."""
