@@ -9,15 +9,24 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import relight
 import relight.store.local as local
+from relight.checkpointer import boundary
 from relight.observe import counters
 from relight.store.disk import Disk
+
+
+@pytest.fixture(autouse=True)
+def _boundaries_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These steps take a millisecond, on machines that have other work: what remembering them costs is not what is asked here."""
+    monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
 
 def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -284,6 +293,53 @@ def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> Non
     assert all(torch.equal(a, b) for a, b in zip(state, state_of(model)))
     assert torch.equal(rng, torch.get_rng_state())
     assert relight.open(run).latest().body.reason == "exception: ZeroDivisionError"
+
+
+class Average:
+    """Of weights, written in place, replaced, or kept in an array."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.held: Any = np.zeros(3) if how == "array" else torch.zeros(3)
+
+    def update(self) -> None:
+        """As training does, behind a step."""
+        if self.how == "replaced":
+            self.held = self.held + 1
+        else:
+            self.held += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state["held"]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize("how", ["in place", "replaced", "array"])
+def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: str, how: str, changes: bool) -> None:
+    """An average that has gone on before the exception came: then there is no consistent state; never a later one."""
+    model, optimizer = make()
+    average = Average(how)
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, average=average) as ckpt:
+        for step in range(4):
+            if step == 3:
+                if changes:
+                    average.update()
+                raise ZeroDivisionError
+            one_step(model, optimizer)
+            average.update()
+            ckpt.step(step)
+    saved = relight.open(run).run().history().live
+    if changes or how == "replaced":  # what is replaced at each step is nothing that can be known again
+        assert saved == []
+    else:
+        assert [one.step for one in saved] == [2]
+        model, optimizer = make()
+        restored = Average(how)
+        relight.Checkpointer(run, model=model, optimizer=optimizer, average=restored).restore()
+        assert float(restored.held[0]) == 3
 
 
 def test_an_exception_behind_the_update_saves_nothing_inconsistent(run: str) -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import nn
+
 from relight.capture import Captured, Frozen, Recall, capture, capture_generators, fingerprint, frozen_generators, is_large
+from relight.capture.kinds import VALUE, kind_of
+from relight.capture.sharded import local_of
 from relight.format import Leaf
 
 SHARE_MAX = 0.01
 FREE_S = 500e-6
 """Remembering a boundary may cost this share of a step, or this many seconds, twice as many if it is left to heirs as well; beyond both it
 is given up, and said where it matters."""
+ARRAY_MAX = 64 << 10
+"""Arrays have no version: those up to so many bytes are looked at as a whole."""
+_LEVELS = 32
 AGAIN = 64
 """So many steps later it is tried once more: something else may have held it up."""
 
@@ -30,11 +38,14 @@ class Boundary:
         self._free_s = FREE_S if leave is None else 2 * FREE_S
         self._known: dict[str, object] = {}
         self._small: dict[str, object] = {}
+        self._loose: dict[str, list[Any]] = {}
+        """Tensors and arrays that are in neither a module nor an optimizer, by component: as they were found last."""
         self._look()
         self.step: int | None = None
         self._captured: Captured | None = None
         self._generators: Frozen | None = None
         self._fingerprint: tuple[Any, ...] = ()
+        self._marks: tuple[Any, ...] | None = ()
         self._cost_s = 0.0
         self._measured = self._steps = 0
         self.step_s = 0.0
@@ -57,7 +68,7 @@ class Boundary:
             if self._measured < 2 and self._recall.of(self._components) is None:
                 capture(self._components, rng=False, recall=self._recall)  # so that later glances are cheap
                 self._cost_s = 0.0
-            self._fingerprint = self._glance()
+            self._fingerprint, self._marks = self._glance(), _marks(self._held())
             if self._leave is not None:
                 self._leave(step, self._captured, self._generators)
             cost = time.thread_time() - used  # other load on the machine is not our cost
@@ -78,6 +89,10 @@ class Boundary:
         self._recall.of(self._components)  # forgotten, if anything was replaced
         if self._glance() != self._fingerprint:
             return None
+        for name in self._loose:
+            self._loose[name] = _memory_of(self._components[name])
+        if self._marks is None or _marks(self._held()) != self._marks:
+            return None
         large = {name: value for name, value in self._components.items() if name not in self._small}
         small = merge(self._captured, capture_generators(self._generators.states()))
         return merge(capture(large, rng=False), small)
@@ -88,13 +103,49 @@ class Boundary:
             if name in self._known and value is self._known[name]:
                 continue
             self._known[name] = value
+            self._loose.pop(name, None)
             if is_large(value):
                 self._small.pop(name, None)
+                if not isinstance(value, (nn.Module, torch.optim.Optimizer)):
+                    self._loose[name] = _memory_of(value)
             else:
                 self._small[name] = value
 
+    def _held(self) -> list[Any]:
+        return [one for found in self._loose.values() for one in found]
+
     def _glance(self) -> tuple[Any, ...]:
         return self._recall.glance() or fingerprint(self._components)
+
+
+def _memory_of(value: object) -> list[Any]:
+    """The tensors and arrays of a value, or of what a component gives as its state."""
+    found: list[Any] = []
+
+    def walk(node: Any, level: int) -> None:
+        if isinstance(node, torch.Tensor) or type(node).__name__ == "ndarray":
+            found.append(node)
+        elif isinstance(node, (Mapping, list, tuple)) and level < _LEVELS:
+            for item in node.values() if isinstance(node, Mapping) else node:
+                walk(item, level + 1)
+
+    walk(value if kind_of(value) == VALUE else value.state_dict(), 0)  # type: ignore[attr-defined]
+    return found
+
+
+def _marks(held: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Equal as long as none of them is written or replaced; None if nobody can tell."""
+    found: list[Any] = []
+    for one in held:
+        if isinstance(one, torch.Tensor):
+            if one.is_inference() or one.layout != torch.strided:
+                return None
+            found.append((local_of(one).data_ptr(), one._version))
+        elif one.nbytes > ARRAY_MAX:
+            return None
+        else:
+            found.append((id(one), hash(one.tobytes()) if one.dtype != object else None))
+    return tuple(found)
 
 
 def merge(first: Captured, second: Captured) -> Captured:
