@@ -39,7 +39,7 @@ def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
         raise CheckpointNotFound("no job of this run was watched over", where=path, hint="relight run train.py …")
     shown = found if jobs else [merged(found)]
     if plot is not None:
-        from relight.cli.goodput_plot import draw
+        from relight.supervise.plot import draw
 
         draw(found, plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)
