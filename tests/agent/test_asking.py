@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from relight.agent.serve import NEAR_S, PATIENT_S, Job, Server, Session
+from relight.arena import SEALED
 
 
 @pytest.fixture
@@ -95,3 +96,22 @@ def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
         wait = partial(together._await, place, SimpleNamespace(id="a", step=1), "run/a", seat, lambda: float(next(clock)), lambda _: None)
         assert wait(waits) == ("root", 7)  # type: ignore[arg-type]
     assert told == [[], [1], [], [], []]
+
+
+def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: Server) -> None:
+    """Sealed before its layout was told, or not to be read at all: nothing of the session stays, or the process would never end."""
+    closed: list[bool] = []
+
+    class Broken:
+        def state(self) -> tuple[int, int]:
+            raise ValueError("not a slot")
+
+    class Early:
+        def state(self) -> tuple[int, int]:
+            return SEALED, 1
+
+    wire = SimpleNamespace(close=lambda: closed.append(True))
+    session = Session(wire=wire, slots=[Broken(), Early()])  # type: ignore[arg-type, list-item]
+    server._sessions.add(session)
+    server._part(session)
+    assert not server._sessions and not session.open and closed

@@ -256,12 +256,11 @@ class Server:
         while session.polite and session.pending:
             time.sleep(0.002)
         with self._lock:
-            for index, slot in enumerate(session.slots):
-                state, number = slot.state()
-                if state == SEALED:
-                    self._enqueue(session, index, number, said=True)
-                elif state == FILLING:
-                    slot.clear()
+            for index in range(len(session.slots)):
+                try:
+                    self._take_over(session, index)
+                except Exception as error:  # whatever it is: a trainer that is gone is gone, or this process would never end
+                    print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             session.open = False
             if session.polite:
                 self._kept = [one for one in self._kept if one.session is not session]
@@ -270,6 +269,13 @@ class Server:
             if session.polite and not self._sessions:  # the run is over here: nobody restores from what is left
                 self._neighbours.close()
         session.wire.close()
+
+    def _take_over(self, session: Session, index: int) -> None:
+        state, number = session.slots[index].state()
+        if state == SEALED:
+            self._enqueue(session, index, number, said=True)
+        elif state == FILLING:
+            session.slots[index].clear()
 
     # -- writing
 

@@ -175,8 +175,8 @@ class Heirs:
 
 
 def pays(steps: int, step_s: float, save_s: float) -> bool:
-    """Whether a save costs less than what it keeps from being done again, about."""
-    return save_s <= 2 * steps * step_s + SLACK_S
+    """Whether a save takes no longer than doing again what it keeps, about."""
+    return save_s <= steps * step_s + SLACK_S
 
 
 def _call_off(place: Place, under_way: Sequence[tuple[int, str]]) -> None:
