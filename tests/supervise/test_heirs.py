@@ -84,7 +84,7 @@ def test_what_is_left_can_be_read_when_its_writer_is_gone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("steps", "step_s", "save_s", "yes"), [
-    (0, 1.0, SLACK_S, True), (0, 1.0, SLACK_S + 0.1, False), (10, 1.0, 10.4, True), (10, 1.0, 10.6, False),
+    (0, 1.0, SLACK_S, True), (0, 1.0, SLACK_S + 0.1, False), (10, 1.0, 20.0, True), (10, 1.0, 21.0, False),
 ])  # fmt: skip
 def test_a_save_that_costs_more_than_it_keeps_is_not_made(steps: int, step_s: float, save_s: float, yes: bool) -> None:
     """Short steps, a large state: what is done again is done sooner."""
