@@ -109,6 +109,8 @@ class Heirs:
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving step {step} for all ranks failed: {second}", step=step, kind="exception")
             return False
+        finally:
+            teller().is_heir(False)  # nobody need wait for it any more
 
     # -- inside
 

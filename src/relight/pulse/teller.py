@@ -82,10 +82,10 @@ class Teller:
         if self._beat.agent != agent:
             self._tell(agent=agent)
 
-    def is_heir(self) -> None:
-        """It can save what other ranks of this node held, should they die."""
-        if not self._beat.heir:
-            self._tell(heir=1)
+    def is_heir(self, can: bool = True) -> None:
+        """Whether it can save what other ranks of this node held, should they die; or, as one has, not."""
+        if self._beat.heir != can:
+            self._tell(heir=int(can))
 
     def asked(self, step: int) -> None:
         """A save was asked for."""
