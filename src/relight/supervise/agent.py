@@ -33,8 +33,8 @@ from relight.supervise.supervisor import Supervisor
 SETTLE_S = 1.0
 """Ranks that lose another have so long to notice and end by themselves; then they are ended. Nothing of theirs is lost by that: what is
 sealed is another process's to finish."""
-HEIR_S = 0.5
-"""One that can save what all ranks held has so long to begin with it, once it is known that another has failed."""
+HEIR_S = 1.5
+"""One that can save what all ranks held has so long to begin with it, or to say that it will not, once another's failure is known."""
 SHUTDOWN_S = 30
 """torchrun's own: how long ranks that are well have to end, when others come or go."""
 _TAIL_BYTES = 16 << 10
@@ -125,11 +125,12 @@ class Agent(LocalElasticAgent):
         states: dict[int, str] = {}
         causes = [rank for rank, worker in by_local.items() if hung and worker.global_rank in self._supervisor.hung]
         _end(context, causes, states)  # they alone: the others lose them, as if they had died
+        since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
             saves = self._supervisor.handing_over({by_local[rank].global_rank for rank in alive})
             known = hung or _is_told(context)
             patience_s = SETTLE_S if not known else HEIR_S if saves is None else 0.0
-            if not saves and time.monotonic() > noticed + patience_s:
+            if not saves and time.monotonic() > since + patience_s:
                 break
             time.sleep(0.01)
             for rank, code in _exits(context).items():
