@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,24 +104,29 @@ def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.
     assert cuts[first] == cuts[""] == pytest.approx(0.05) and second not in cuts and third not in cuts
 
 
+Made = tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]
+
+
+def rates_behind(made: Callable[[float], Made], cut_at: int, rate: float, factor: float) -> list[float]:
+    """Of ten steps with that rate, cut behind one of them: the rates of those that follow."""
+    optimizer, scheduler = made(rate)
+    seen = []
+    for step in range(10):
+        optimizer.step()
+        scheduler.step()
+        if step == cut_at:
+            cut_rates({"optimizer": optimizer, "scheduler": scheduler, "other": 3}, factor)
+        seen.append(optimizer.param_groups[0]["lr"])
+    return seen[cut_at + 1 :]
+
+
 def test_optimizers_and_schedulers_go_on_with_lower_rates() -> None:
     """At once, and in all steps to come, as if they had been made with them."""
     def made(rate: float) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], rate)
         return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
-    rates = []
-    for rate, factor in ((0.4, 0.25), (0.1, 1.0)):
-        optimizer, scheduler = made(rate)
-        seen = []
-        for step in range(10):
-            optimizer.step()
-            scheduler.step()
-            if step == 4:
-                cut_rates({"optimizer": optimizer, "scheduler": scheduler, "other": 3}, factor)
-            seen.append(optimizer.param_groups[0]["lr"])
-        rates.append(seen[5:])
-    assert rates[0] == pytest.approx(rates[1])
+    assert rates_behind(made, 4, 0.4, 0.25) == pytest.approx(rates_behind(made, 4, 0.1, 1.0))
 
 
 @pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "CyclicLR"])
@@ -137,18 +143,7 @@ def test_schedulers_of_schedulers_go_on_with_lower_rates(kind: str) -> None:
             return optimizer, schedulers.ChainedScheduler([inner[0]], optimizer)
         return optimizer, schedulers.SequentialLR(optimizer, inner, [3])
 
-    rates = []
-    for rate, factor in ((0.4, 0.25), (0.1, 1.0)):
-        optimizer, scheduler = made(rate)
-        seen = []
-        for step in range(10):
-            optimizer.step()
-            scheduler.step()
-            if step == 1:
-                cut_rates({"optimizer": optimizer, "scheduler": scheduler}, factor)
-            seen.append(optimizer.param_groups[0]["lr"])
-        rates.append(seen[2:])
-    assert rates[0] == pytest.approx(rates[1])
+    assert rates_behind(made, 1, 0.4, 0.25) == pytest.approx(rates_behind(made, 1, 0.1, 1.0))
 
 
 def test_rates_that_were_not_restored_are_not_lowered_again(tmp_path: Path) -> None:

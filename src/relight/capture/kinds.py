@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,17 +50,23 @@ def is_large(value: object) -> bool:
     if kind in (LOADER, RNG):
         return False
     if kind in (SCHEDULER, SCALER, STATEFUL):
-        return _holds_memory(value.state_dict(), set())  # type: ignore[attr-defined]
-    return kind != VALUE or _holds_memory(value, set())
+        return _holds_memory(value.state_dict())  # type: ignore[attr-defined]
+    return kind != VALUE or _holds_memory(value)
 
 
-def _holds_memory(value: Any, seen: set[int]) -> bool:
+def memory_in(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Tensors and arrays in plain containers."""
+    seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor) or type(value).__name__ == "ndarray":
-        return True
-    if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
-        return False
-    seen.add(id(value))
-    return any(_holds_memory(item, seen) for item in (value.values() if isinstance(value, Mapping) else value))
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from memory_in(item, seen)
+
+
+def _holds_memory(value: Any) -> bool:
+    return next(memory_in(value), None) is not None
 
 
 def unwrap(module: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from relight.capture import Captured, Frozen, Recall, capture, capture_generators, fingerprint, frozen_generators, is_large
-from relight.capture.kinds import VALUE, kind_of
+from relight.capture.kinds import VALUE, kind_of, memory_in
 from relight.capture.sharded import local_of
 from relight.format import Leaf
 
@@ -21,7 +21,6 @@ FREE_S = 500e-6
 is given up, and said where it matters."""
 ARRAY_MAX = 64 << 10
 """Arrays have no version: those up to so many bytes are looked at as a whole."""
-_LEVELS = 32
 AGAIN = 64
 """So many steps later it is tried once more: something else may have held it up."""
 
@@ -120,17 +119,7 @@ class Boundary:
 
 def _memory_of(value: object) -> list[Any]:
     """The tensors and arrays of a value, or of what a component gives as its state."""
-    found: list[Any] = []
-
-    def walk(node: Any, level: int) -> None:
-        if isinstance(node, torch.Tensor) or type(node).__name__ == "ndarray":
-            found.append(node)
-        elif isinstance(node, (Mapping, list, tuple)) and level < _LEVELS:
-            for item in node.values() if isinstance(node, Mapping) else node:
-                walk(item, level + 1)
-
-    walk(value if kind_of(value) == VALUE else value.state_dict(), 0)  # type: ignore[attr-defined]
-    return found
+    return list(memory_in(value if kind_of(value) == VALUE else value.state_dict()))  # type: ignore[attr-defined]
 
 
 def _marks(held: Sequence[Any]) -> tuple[Any, ...] | None:

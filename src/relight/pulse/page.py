@@ -59,17 +59,22 @@ class Beat(NamedTuple):
     run: str = ""
 
 
+def mapped(path: str | os.PathLike[str], size: int) -> mmap.mmap:
+    """A file that is there already, of that size, to be written. ``OSError`` if it is not, or there is no room for it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)  # writing to memory that is not there would be a bus error
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
 class Page:
     """A writer's end. One process, any of its threads one after the other."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """The file is there already, of ``PAGE_BYTES``. ``OSError`` if it is not, or there is no room for it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.posix_fallocate(descriptor, 0, PAGE_BYTES)  # writing to memory that is not there would be a bus error
-            self._memory = mmap.mmap(descriptor, PAGE_BYTES)
-        finally:
-            os.close(descriptor)
+        self._memory = mapped(path, PAGE_BYTES)
         self._count = 0
         self._texts: tuple[str, ...] = ()
 

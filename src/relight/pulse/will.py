@@ -5,11 +5,12 @@ Its replicas hold the rest. The file outlives the process; a rank that died whil
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
+
+from relight.pulse.page import mapped
 
 WILL_BYTES = 1 << 20
 _HEAD = struct.Struct("<8sQqQ")
@@ -29,12 +30,7 @@ class Will:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """The file is there already, of ``WILL_BYTES``. ``OSError`` if it is not, or there is no room for it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.posix_fallocate(descriptor, 0, WILL_BYTES)  # writing to memory that is not there would be a bus error
-            self._memory = mmap.mmap(descriptor, WILL_BYTES)
-        finally:
-            os.close(descriptor)
+        self._memory = mapped(path, WILL_BYTES)
         self._count = 0
 
     def write(self, step: int, data: bytes) -> bool:

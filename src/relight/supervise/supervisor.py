@@ -135,7 +135,7 @@ class Supervisor:
         self._learn_place()
         self._follow_up()
         self._reckon(sights)
-        self._look_at_agent()
+        self._look_at_agent(sights)
         self._ask_for_save()
         self._look_for_straggler(sights)
         verdict = self._watch.see(self._clock(), sights)
@@ -289,9 +289,9 @@ class Supervisor:
                     os.kill(pid, signal.SIGUSR1)
                 return
 
-    def _look_at_agent(self) -> None:
+    def _look_at_agent(self, sights: Mapping[int, Sight]) -> None:
         """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
-        stuck = self._agents.see(self._clock(), self.beats().values(), _agent_at)
+        stuck = self._agents.see(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
         if stuck is not None:
             emit("run.agent", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
             with contextlib.suppress(OSError):
