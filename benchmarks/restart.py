@@ -1,8 +1,9 @@
 """``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and `relight run`.
 
-The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: with processes that wait,
-and without. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo
-do not find each other again, and the job does not come back at all.
+The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: without processes
+that wait, with such as have done their imports, and with such as have run the script up to ``relight.standby()``. torchrun is given a
+store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo do not find each other again,
+and the job does not come back at all.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from relight.supervise.incidents import read_incidents
 
 JOB = Path(__file__).with_name("restart_job.py")
 PATIENCE_S = 300.0
-WAYS = ["torch.save", "DCP", "Relight", "Relight, spares"]
+SETTLED_S = 20.0
+"""Until whoever does things ahead has done them: a job fails hours behind its start."""
+WAYS = ["torch.save", "DCP", "Relight", "Relight, spares", "Relight, standby"]
 
 
 def command(way: str, folder: Path, parameters: int) -> list[str]:
     """What is started."""
-    job = [str(JOB), way.split(",")[0], str(folder), str(parameters)]
+    job = [str(JOB), way, str(folder), str(parameters)]
     if not way.startswith("Relight"):
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *job]
-    spares = "true" if "spares" in way else "false"
+    spares = "false" if way == "Relight" else "true"
     (folder / "relight.toml").write_text(f"[supervise]\nspares = {spares}\n")
     return [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", *job]
 
@@ -60,7 +63,7 @@ def once(way: str, folder: Path, parameters: int) -> dict[str, Any]:
             time.sleep(0.05)
             if process.poll() is not None or time.monotonic() - began > PATIENCE_S:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
-        time.sleep(2.0)
+        time.sleep(SETTLED_S)
         killed = time.monotonic()
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
         before = -1

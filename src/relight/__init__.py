@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from relight.policy import Compact, Limits, Peers, Tiers, best, every, keep, tier
     from relight.pulse import phase
+    from relight.pulse.standby import standby
 
 __version__ = VERSION
 
@@ -59,6 +60,7 @@ _HOMES = {
     ),
     "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "best", "every", "keep", "tier"),
     "relight.pulse": ("phase",),
+    "relight.pulse.standby": ("standby",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -93,6 +95,7 @@ __all__ = [
     "open",
     "phase",
     "save",
+    "standby",
     "tier",
 ]
 

@@ -71,14 +71,19 @@ def main() -> None:
     """Train."""
     store, steps, plan_file, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     plan = json.loads(plan_file.read_text())
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    random.seed(rank)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
     every = int(os.environ.get("JOB_EVERY", "5"))
+    if standby := os.environ.get("JOB_STANDBY", ""):
+        print(f"built {'as a rank' if 'RANK' in os.environ else 'ahead'}", flush=True)
+        if standby == "unfit":
+            print("for rank", os.environ["RANK"])
+        relight.standby()
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    random.seed(rank)
     torch.manual_seed(rank)
     speed = os.environ.get("JOB_BYTES_PER_SECOND")
     ckpt = relight.Checkpointer(

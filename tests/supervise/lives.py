@@ -42,7 +42,7 @@ def plan_of(rng: random.Random, count: int) -> list[dict[str, Any]]:
     return [{"rank": rng.randrange(2), "step": step, "what": rng.choice(list(KINDS))} for step in steps]
 
 
-def run(folder: Path, plan: list[dict[str, Any]], spares: bool) -> tuple[int, str, list[Incident], str]:
+def run(folder: Path, plan: list[dict[str, Any]], spares: bool, **settings: str) -> tuple[int, str, list[Incident], str]:
     """Exit code, what it said, incidents, the weights' hash."""
     folder.mkdir()
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -50,7 +50,7 @@ def run(folder: Path, plan: list[dict[str, Any]], spares: bool) -> tuple[int, st
     command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
     done = subprocess.run(
         [*command, str(folder / "store"), str(STEPS), str(folder / "plan.json"), str(folder / "out")],
-        cwd=folder, env={**os.environ, "JOB_EVERY": str(EVERY), "JOB_STEP_S": "0.02"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        cwd=folder, env={**os.environ, "JOB_EVERY": str(EVERY), "JOB_STEP_S": "0.02", **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     end = folder / "out.end"
     found = read_incidents(open_bytes(folder / "store"), "run")
@@ -94,7 +94,8 @@ def main() -> int:
         while count < options.count:
             rng = random.Random(options.seed + number)
             plan = plan_of(rng, min(options.each, options.count - count))
-            code, said, found, end = run(Path(top) / str(number), plan, spares=number % 2 == 0)
+            standby = {"JOB_STANDBY": "yes"} if number % 4 == 0 else {}
+            code, said, found, end = run(Path(top) / str(number), plan, spares=number % 2 == 0, **standby)
             wrong = wrong_with(plan, found, code, end, straight)
             count, number = count + len(plan), number + 1
             seconds += [one.after.seconds["all"] for one in found if one.after is not None]

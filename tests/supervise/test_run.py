@@ -250,6 +250,26 @@ def test_a_spare_takes_a_ranks_place(tmp_path: Path, straight: str) -> None:
     assert not spares_in(tmp_path)
 
 
+def test_a_spare_runs_the_script_ahead(tmp_path: Path, straight: str) -> None:
+    """Up to standby(), without a rank, and no further; what it said there is in the output of the rank that it became."""
+    job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="yes")
+    assert job.run() == 0, job.said
+    assert job.end == straight
+    (one,) = job.incidents
+    assert one.after is not None and one.after.seconds["began"] < 2
+    assert job.said.count("built as a rank") == 2 and job.said.count("built ahead") == 2, job.said
+    assert not spares_in(tmp_path)
+
+
+def test_a_script_that_cannot_be_run_ahead_goes_on_all_the_same(tmp_path: Path, straight: str) -> None:
+    """It asks for its rank too early: said once, with the script's own words; the ranks are started as ever."""
+    job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="unfit")
+    assert job.run() == 0, job.said
+    assert job.end == straight
+    assert job.said.count("did not come as far as relight.standby(): KeyError: 'RANK'") == 1, job.said
+    assert job.said.count("built as a rank") == 4 and not spares_in(tmp_path), job.said
+
+
 @pytest.mark.parametrize("wrong", ["[supervise]\nspare = true", "[supervise]\nfailures = 0", "supervise = 3", "[supervise", "[supervise]\npreload = [3]"])
 def test_settings_are_checked(tmp_path: Path, wrong: str) -> None:
     """Before anything is started."""

@@ -46,6 +46,7 @@ from relight.observe import be_modest, emit
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
 from relight.pulse import LATE_AFTER, teller
+from relight.pulse.standby import begins
 from relight.world import LateRanks, find_world
 
 
@@ -97,6 +98,7 @@ class Checkpointer(Holds):
         anchor: str | os.PathLike[str] | None = None,
         **components: object,
     ) -> None:
+        begins("a Checkpointer")
         url, name, tiers = options.where_to(path, run)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None

@@ -16,6 +16,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
     "restore.back": (logging.WARNING, "the run goes on from before what went wrong"),
+    "run.unfit": (logging.WARNING, "a process that ran the script ahead, to relight.standby(), ended before it got there"),
     "run.life": (logging.INFO, "relight run started the processes of a job"),
     "run.hang": (logging.WARNING, "no rank moved any more"),
     "run.apart": (logging.WARNING, "whoever holds the rendezvous of a job cannot be reached"),

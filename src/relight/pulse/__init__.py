@@ -1,7 +1,7 @@
 """What a training process tells whoever watches over it: a page of memory, written in a few stores, readable when its writer is dead.
 
 Always holds: telling never blocks, never raises, and costs about two microseconds; a reader gets a whole page or none. Torch-free; imports
-nothing of Relight.
+nothing of Relight but its errors.
 """
 
 from relight.pulse.page import LATE_AFTER, PAGE_BYTES, Beat, Page, read_beat

@@ -15,7 +15,7 @@ NOT_YET = -2
 """In place of a step: nothing was restored yet."""
 _MAGIC = b"rlpulse1"
 _COUNTER = struct.Struct("<Q")
-_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQQ")
+_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQQQ")
 _TEXT_AT = 512
 _TEXTS = (1024, 256)
 """Room for where the run is stored, and for its name."""
@@ -55,6 +55,8 @@ class Beat(NamedTuple):
     """The process that writes saves."""
     heir: int = 0
     """1: should another rank of this node die, this one can save all that it held."""
+    ahead: int = 0
+    """How many bytes it held where its script may be left waiting; 0: nowhere, or it is not there yet."""
     url: str = ""
     run: str = ""
 

@@ -87,6 +87,10 @@ class Teller:
         if self._beat.heir != can:
             self._tell(heir=int(can))
 
+    def stands_by(self, held_bytes: int) -> None:
+        """That the script has a place at which a spare can wait, and how much memory it needs until then."""
+        self._tell(ahead=held_bytes)
+
     def asked(self, step: int) -> None:
         """A save was asked for."""
         self._asked[step] = time.monotonic()
@@ -139,3 +143,9 @@ def teller() -> Teller:
     if _teller is None or _teller._beat.pid != os.getpid():
         _teller = Teller(os.environ.pop(SETTING, "") if _teller is None else "")  # its own children are not the ones watched over
     return _teller
+
+
+def forget() -> None:
+    """The next one is made anew: this process has become another."""
+    global _teller
+    _teller = None

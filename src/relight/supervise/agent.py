@@ -112,7 +112,7 @@ class Agent(LocalElasticAgent):
             os.kill(os.getpid(), signal.SIGTERM)  # and it is as if whoever takes the machine had sent it
         hung = self._supervisor.look()
         if self._supervisor.steps:
-            self._spares.fill()  # not earlier: they would import while the job does
+            self._spares.fill(self._supervisor.ahead_bytes)  # not earlier: they would import while the job does
         if hung:
             return self._fail(worker_group, context, hung)
         return RunResult(state=WorkerState.HEALTHY)

@@ -239,6 +239,12 @@ class Supervisor:
         """How many steps all ranks of this life have ended."""
         return min((sight.beat.steps if sight.beat is not None else 0 for sight in self._sights.values()), default=0)
 
+    @property
+    def ahead_bytes(self) -> int:
+        """What each rank held at the place where its script may be left waiting; 0: not all have such a place."""
+        held = [sight.beat.ahead if sight.beat is not None else 0 for sight in self._sights.values()]
+        return max(held) if held and all(held) else 0
+
     def handing_over(self, alive: Collection[int]) -> bool | None:
         """Whether one of these ranks saves what all held; None: it may be about to."""
         beats = self.beats()

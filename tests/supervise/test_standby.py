@@ -1,0 +1,119 @@
+"""Where a script may be left waiting, and the processes that wait there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relight.pulse import Page, read_beat
+from relight.pulse.page import make_page
+from relight.supervise import spare
+from relight.supervise.spare import Spares
+
+WORKER = (sys.executable, "-u", "-m", "relight.supervise.worker")
+
+
+def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script of its own."""
+    import os
+
+    return subprocess.run([sys.executable, "-c", source], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_anybody_who_watches_it_does_nothing() -> None:
+    """Once, and again; torch is not imported for it."""
+    done = run("import relight, sys; relight.standby(); relight.standby(); print('torch' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
+    """More than nothing, less than the machine has."""
+    make_page(tmp_path / "page")
+    assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_PULSE=str(tmp_path / "page")).returncode == 0
+    beat = read_beat(tmp_path / "page")
+    assert beat is not None and 64 << 20 < beat.ahead < 1 << 30
+    assert isinstance(Page(tmp_path / "page"), Page)
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [
+        ("relight.Checkpointer('store/run', value=1)", "comes behind a Checkpointer"),
+        (
+            "import torch.distributed as dist; dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
+            "comes behind init_process_group",
+        ),
+    ],
+)
+def test_too_late_is_said_at_once(tmp_path: Path, before: str, named: str) -> None:
+    """In the first life of the job, not when a spare is wanted."""
+    done = run(f"import os, relight; os.chdir({str(tmp_path)!r})\n{before}\nrelight.standby()")
+    assert done.returncode == 1 and named in done.stderr and "put it in front of all that is of a rank" in done.stderr
+
+
+def test_nothing_of_a_rank_happens_in_a_spare(tmp_path: Path) -> None:
+    """A Checkpointer in front of standby() would be a second writer: it is refused there, and the store is not even made."""
+    source = f"""
+import relight
+from relight.pulse.standby import wait_with
+wait_with(lambda: None)
+relight.Checkpointer({str(tmp_path / "store" / "run")!r}, value=1)
+"""
+    done = run(source)
+    assert done.returncode == 1 and "a Checkpointer in front of relight.standby()" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def fill(spares: Spares, ahead_bytes: int) -> None:
+    """Until there is one that is ready."""
+    ends = time.monotonic() + 60
+    spares.fill(ahead_bytes)
+    while not any(spare._is_ready(one.channel) for one in spares._waiting):
+        time.sleep(0.02)
+        assert time.monotonic() < ends
+
+
+def test_it_is_run_ahead_only_where_there_is_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that are missing, with what one of them needs, less than half of what is available."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import relight, pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nrelight.standby()\n")
+    for available, ran in ((4 * 100 - 1, False), (4 * 100, True)):
+        monkeypatch.setattr(spare, "available_bytes", lambda available=available: available)
+        spares = Spares(2, ())
+        assert spares.take([*WORKER, str(script)], {}, None, None) is None
+        try:
+            fill(spares, 100)
+            assert (tmp_path / "ran").exists() is ran
+        finally:
+            spares.close()
+
+
+def test_one_that_is_killed_is_made_again_and_one_that_fails_is_not(tmp_path: Path) -> None:
+    """The kernel may want its memory; a script that raises would raise again."""
+    script = tmp_path / "script.py"
+    script.write_text("import relight, os\nprint(os.getpid())\nrelight.standby()\n")
+    spares = Spares(1, ())
+    assert spares.take([*WORKER, str(script)], {}, None, None) is None
+    try:
+        fill(spares, 1)
+        (first,) = spares._waiting
+        first.process.kill()
+        first.process.wait()
+        fill(spares, 1)
+        (second,) = spares._waiting
+        assert second.said >= 0 and second.process.pid != first.process.pid
+        script.write_text("raise ValueError('no')\n")
+        second.process.kill()
+        second.process.wait()
+        spares.fill(1)
+        (third,) = spares._waiting
+        assert third.process.wait(60) == 1
+        fill(spares, 1)
+        (fourth,) = spares._waiting
+        assert fourth.said < 0
+    finally:
+        spares.close()
