@@ -33,11 +33,12 @@ class Opened:
 def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store_id: str, run_id: str) -> Opened:
     """Read and check root and parts. ``CorruptCheckpoint`` or ``UnsafeContent`` names the file that is not what it should be."""
     body = checkpoint.body
-    prefix = f"{run}/{body.dir}"
+    prefix = checkpoint.lies_in(run)
     where = f"{prefix}/{ROOT_FILE}"
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
     root = decoded(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
-    if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, run_id, body.id, body.step, checkpoint.epoch):
+    at_home = root.run if body.home else run_id  # which run that is, the hash in our own log vouches for
+    if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, at_home, body.id, body.step, checkpoint.epoch):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
     if not set(root.requires) <= set(body.requires):
         raise UnsafeContent("root.json needs other checkpoints than its record says", where=where)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from relight.catalog.branches import check_free, set_tag
 from relight.catalog.opened import Opened, open_checkpoint
-from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
-from relight.format.names import check_run_name, check_tag_name, is_run_name
-from relight.format.records import Body, TagBody
+from relight.errors import StoreUnavailable, UnsafeContent
+from relight.format.names import check_run_name, is_run_name
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.store import ByteStore
 
@@ -31,20 +31,9 @@ class Run:
         view = self.view()
         return open_checkpoint(self.store, self.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
 
-    def tag(self, name: str, checkpoint_id: str | None) -> None:
-        """Point tag ``name`` at a checkpoint, or take it away with None. Cost: one record."""
-        check_tag_name(name)
-
-        def decide(view: View) -> tuple[Body, int]:
-            history = fold(view)
-            if checkpoint_id is not None and history.find(checkpoint_id) is None:
-                raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=self.name)
-            if checkpoint_id is None and name not in history.tags:
-                raise CheckpointNotFound(f"no tag {name!r}", where=self.name)
-            return TagBody(name=name, id=checkpoint_id), history.epoch
-
-        self._log.read()
-        self._log.append(decide)
+    def tag(self, name: str, checkpoint_id: str | None, *, by: str = "", why: str = "") -> None:
+        """Point tag ``name`` at a checkpoint, or take it away with None; ``by`` whom, and ``why``, if that is to be known. One record."""
+        set_tag(self._log, check_free(name), checkpoint_id, by, why)
 
 
 def open_run(store: ByteStore, name: str) -> Run:

@@ -88,7 +88,7 @@ def stats(sinks: Iterable[StatsSink]) -> dict[str, Any]:
 
 def _run(dtype: str, start: int, data: memoryview) -> _Run | None:
     np = _numpy()
-    values = _values(dtype, data)
+    values = values_of(dtype, data)
     if values is None or not values.size:
         return None
     with np.errstate(invalid="ignore"):  # a signalling NaN is counted, not complained about
@@ -109,7 +109,7 @@ def _norm(wide: Any) -> float:
     return top * float(((wide / top) ** 2).sum()) ** 0.5 if top else 0.0
 
 
-def _values(dtype: str, data: memoryview) -> Any:
+def values_of(dtype: str, data: memoryview) -> Any:
     """The elements as numpy has them, None for kinds without a value of their own."""
     np = _numpy()
     if dtype == "bfloat16":

@@ -14,6 +14,7 @@ from typing import Any
 
 from relight.agent import Done, Request
 from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
+from relight.catalog.branches import check_free
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
@@ -40,13 +41,12 @@ from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, ReplicasDiffer, SaveFailed
 from relight.format import encode_tree
-from relight.format.names import check_run_name, check_tag_name
+from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.observe import be_modest, emit
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
-from relight.pulse import LATE_AFTER, teller
-from relight.pulse.standby import begins
+from relight.pulse import LATE_AFTER, begins, teller
 from relight.world import LateRanks, find_world
 
 
@@ -229,7 +229,7 @@ class Checkpointer(Holds):
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """
         if tag is not None:
-            check_tag_name(tag)
+            check_free(tag)
         self._start_up()
         self._take_charge()
         self._last_step, self._last_micro_step = step, micro_step

@@ -132,7 +132,7 @@ def _walk(
         place = places[copy.place]
         assert place.view is not None  # a rank that has not read the log takes none of it
         spares = [one for one in (merged.copies[copy.checkpoint.original_id] if merged is not None else ()) if one.place not in silent]
-        lies = [(places[one.place].store, f"{places[one.place].run}/{one.checkpoint.body.dir}") for one in spares if one != copy]
+        lies = [(places[one.place].store, one.checkpoint.lies_in(places[one.place].run)) for one in spares if one != copy]
         try:
             with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"):
                 _restore(

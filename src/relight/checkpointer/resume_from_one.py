@@ -155,7 +155,7 @@ class _Shelves(NamedTuple):
         place = self.places[copy.place]
         assert place.view is not None  # it has listed the checkpoint
         others = [one for one in self.copies.get(copy.checkpoint.original_id, ()) if one != copy and one.place not in self.silent]
-        lies = tuple((self.places[one.place].store, f"{self.places[one.place].run}/{one.checkpoint.body.dir}") for one in others)
+        lies = tuple((self.places[one.place].store, one.checkpoint.lies_in(self.places[one.place].run)) for one in others)
         return _Shelf(place.store, place.view, lies)
 
 

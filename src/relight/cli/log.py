@@ -7,23 +7,33 @@ from typing import Any
 import click
 import msgspec
 
+from relight.catalog.locate import locate
 from relight.cli.common import OpenedRun, json_option, open_run_at
-from relight.cli.output import Styled, emit_json, metrics_text, number, table
+from relight.cli.output import Styled, age, emit_json, escape, metrics_text, number, paint, table, warn
+from relight.errors import ConfigError
 from relight.format import Record
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, RunBody, SweepBody, TagBody
+from relight.versions.lineage import Node, draw, lineage
 
 
 @click.command("log")
 @click.argument("path")
+@click.option("--graph", is_flag=True, help="Which checkpoint came from which, newest first; of a store, all its runs.")
+@click.option("--out", metavar="FILE", help="With --graph: a picture, as its ending says (.png, .svg, .pdf).")
 @json_option
-def command(path: str, as_json: bool) -> None:
+def command(path: str, graph: bool, out: str | None, as_json: bool) -> None:
     """Show a run's log, oldest first: attempts, commits, tags, what was retired, what is void and what is damaged.
 
     \b
     Examples:
       relight log runs/demo
-      relight log runs/demo --json
+      relight log runs --graph --out lineage.svg
     """
+    if out is not None and not graph:
+        raise ConfigError("--out is for --graph")
+    if graph:
+        _graph(path, out, as_json)
+        return
     found = open_run_at(path, warnings=False)
     void = {record.seq: reason for record, reason in found.history.void}
     years = {record.time[:4] for record in found.view.records}
@@ -39,6 +49,34 @@ def command(path: str, as_json: bool) -> None:
     else:
         heading = f"{years.pop()} (UTC)" if cut else "time (UTC)"
         table(["seq", heading, "kind", "what"], [cells for _, _, cells in lines], right=("seq",), wrap=("what",))
+
+
+def _graph(path: str, out: str | None, as_json: bool) -> None:
+    place = locate(path)
+    nodes, silent = lineage(place.store, place.run)
+    for name, error in silent:
+        warn(f"run {escape(name)} is left out: {escape(error.what)}")
+    if out is not None:
+        from relight.versions.picture import picture
+
+        picture(nodes, out)
+    if as_json:
+        emit_json([node.to_dict() for node in nodes])
+        return
+    lines = draw(nodes)
+    width = max((len(line.graph) for line in lines), default=0)
+    for line in lines:
+        click.echo(line.graph if line.node is None else f"{line.graph.ljust(width)}  {_node(line.node)}")
+    if not nodes:
+        click.echo("no checkpoint yet")
+
+
+def _node(node: Node) -> str:
+    named = f" ({', '.join(node.tags)})" if node.tags else ""
+    flags = (" [set aside]" if node.set_aside else "") + (f" [{', '.join(node.begins)} begins here]" if node.begins else "")
+    what = f"{node.id} {escape(node.run)} step {node.checkpoint.step}"
+    tags = paint(escape(named), "green") if named else ""
+    return f"{what}{tags}{escape(flags)} {age(node.checkpoint.time)} {metrics_text(node.checkpoint.body.metrics)}".rstrip()
 
 
 def _with_writers(found: OpenedRun) -> list[tuple[Record, str]]:
@@ -90,7 +128,8 @@ def _what(record: Record) -> str:
     if isinstance(body, SweepBody):
         return f"{' '.join(body.ids)} given up"
     if isinstance(body, TagBody):
-        return f"{body.name} → {body.id}" if body.id else f"{body.name} removed"
+        said = "".join(f", {word}" for word in (body.by and f"by {body.by}", body.why) if word)
+        return (f"{body.name} → {body.id}" if body.id else f"{body.name} removed") + said
     if isinstance(body, FenceBody):
         return f"attempt {record.epoch} takes charge: {_who(record)} ({body.reason})"
     if isinstance(body, RunBody):

@@ -73,6 +73,7 @@ def entry(history: History, one: Checkpoint) -> dict[str, Any]:
         "set_aside": body.id in history.set_aside,
         "attempt": one.epoch,
         "dir": body.dir,
+        "home": body.home,
     }
 
 
@@ -93,10 +94,11 @@ def _table(rows: list[dict[str, Any]]) -> None:
         add("metrics", [metrics_text(row["metrics"]) for row in rows])
     if any(row["tags"] for row in rows):
         add("tags", [" ".join(row["tags"]) for row in rows], "green")
-    if any(row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] for row in rows):
+    if any(row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] or row["home"] for row in rows):
         flags = [
             ("suspect " if row["suspect"] else "")
             + ("set aside " if row["set_aside"] else "")
+            + (f"in {row['home']} " if row["home"] else "")
             + (f"needs {len(row['requires'])} " if row["requires"] else "")
             + (f"lossy, ±{100 * row['lossy']:.2g} %" if row["lossy"] else "")
             for row in rows

@@ -106,7 +106,7 @@ class _At(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        return f"{self.here.run}/{self.one.body.dir}"
+        return self.one.lies_in(self.here.run)
 
     @property
     def others(self) -> list[Copy]:
@@ -222,11 +222,11 @@ def _everywhere(at: _At, file: str) -> Iterator[tuple[str, bytes]]:
     for copy in at.merged.copies.get(at.one.original_id, []):
         reach = at.reaches[copy.place]
         with contextlib.suppress(RelightError):
-            yield reach.name, reach.store.get(f"{reach.run}/{copy.checkpoint.body.dir}/{file}", PART_BYTES_MAX)
+            yield reach.name, reach.store.get(f"{copy.checkpoint.lies_in(reach.run)}/{file}", PART_BYTES_MAX)
 
 
 def _root_of(reach: Reach, one: Checkpoint) -> Root:
-    where = f"{reach.run}/{one.body.dir}/{ROOT_FILE}"
+    where = f"{one.lies_in(reach.run)}/{ROOT_FILE}"
     return decode_root(reach.store.get(where, ROOT_BYTES_MAX), one.body.root, where)
 
 
@@ -262,7 +262,7 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
 
 def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
     """That pack of another tier's copy, however it is stored there."""
-    prefix = f"{reach.run}/{one.body.dir}"
+    prefix = one.lies_in(reach.run)
     with contextlib.suppress(RelightError):
         pack = _pack_of(reach, one, _root_of(reach, one), file)
         if pack is not None:
@@ -273,7 +273,7 @@ def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
 def _pack_of(reach: Reach, one: Checkpoint, root: Root, file: str) -> Pack | None:
     """What the parts there say of that pack."""
     for ref in root.parts:
-        where = f"{reach.run}/{one.body.dir}/{ref.file}"
+        where = f"{one.lies_in(reach.run)}/{ref.file}"
         part = decode_part(reach.store.get(where, PART_BYTES_MAX), root, ref, where)
         for pack in part.packs:
             if pack.file == file:

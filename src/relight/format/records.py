@@ -16,6 +16,8 @@ VERSION = 1
 EPOCH_MAX = 10**12 - 1
 RUN, FENCE, COMMIT, RETIRE, RECALL, SWEEP, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG", "NOTE"
 UNDO_S_MAX = 10**9
+WORDS_MAX = 2000
+"""Characters of what is said of a tag."""
 Metric = int | float | str
 
 
@@ -73,6 +75,8 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Above 0: some values are stored inexactly, and none further off than this, relative to what it was. Left out of the record if 0."""
     origin: str = ""
     """The id it has where it was copied from, if that is another. Left out of the record if it is empty."""
+    home: str = ""
+    """The run of this store in whose directory it lies, if that is another: this run branched off there. Left out if it is empty."""
 
     @property
     def alone_bytes(self) -> int:
@@ -103,10 +107,12 @@ class SweepBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TagBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of TAG: ``id`` None takes the tag away."""
+    """Body of TAG: ``id`` None takes the tag away. ``by`` whom, and ``why``, if that was said: left out of the record if not."""
 
     name: str
     id: str | None
+    by: str = ""
+    why: str = ""
 
 
 class NoteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +133,7 @@ _BODIES: dict[str, type[Any]] = {
     TAG: TagBody,
     NOTE: NoteBody,
 }
-_LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0}
+_LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0, "home": "", "by": "", "why": ""}
 """Fields that a record has only if they say something."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}
 
@@ -232,6 +238,8 @@ def _check_body(body: Body, where: str) -> None:
             raise UnsafeContent(f"directory {body.dir[:80]!r} does not belong to {body.id[:20]!r} at {body.step}", where=where)
         if not is_hex(body.root):
             raise UnsafeContent("malformed root hash", where=where)
+        if body.home and not names.is_run_name(body.home):
+            raise UnsafeContent(f"{body.home[:80]!r} cannot be a run", where=where)
         sizes = (body.root_bytes, body.logical_bytes, body.stored_bytes, body.new_bytes)
         if not 0 <= body.lossy <= 1:
             raise UnsafeContent("an error out of range", where=where)
@@ -246,6 +254,8 @@ def _check_body(body: Body, where: str) -> None:
     elif isinstance(body, TagBody):
         if not names.is_tag_name(body.name):
             raise UnsafeContent(f"{body.name[:80]!r} cannot be a tag", where=where)
+        if len(body.by) > WORDS_MAX or len(body.why) > WORDS_MAX:
+            raise UnsafeContent("more words than a tag may have", where=where)
         _check_ids([] if body.id is None else [body.id], where)
 
 

@@ -48,6 +48,10 @@ class Checkpoint:
         """The step whose end it is."""
         return self.body.step
 
+    def lies_in(self, run: str) -> str:
+        """Its directory's key in the store, where ``run`` is the one whose log it is in: its own, or the one that it branched off."""
+        return f"{self.body.home or run}/{self.body.dir}"
+
 
 @dataclass(slots=True)
 class History:
@@ -145,12 +149,12 @@ def _rolled_back(history: History, before: object, skip: object, lr: object) -> 
 def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:
     if isinstance(body, CommitBody):
         parsed = parse_dir(body.dir)
-        if parsed is None or parsed.epoch != record.epoch:
+        if parsed is None or (parsed.epoch != record.epoch and not body.home):
             history.void.append((record, "it commits a directory of another epoch"))
         elif body.id in history.retired or history.find(body.id):
             history.void.append((record, "its checkpoint was committed before"))
         else:
-            history.by_id[body.id] = Checkpoint(record.seq, record.time, record.epoch, body)
+            history.by_id[body.id] = Checkpoint(record.seq, record.time, parsed.epoch, body)
     elif isinstance(body, RetireBody):
         for checkpoint_id in body.ids:
             found = history.by_id.pop(checkpoint_id, None)

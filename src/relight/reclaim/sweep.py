@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from relight.catalog.branches import let_go
 from relight.commit import delete_directory
-from relight.errors import StoreUnavailable
+from relight.errors import RelightError, StoreUnavailable
 from relight.format.names import LOG_DIR, parse_dir
 from relight.log import History, Log, fold
 from relight.store import ByteStore
@@ -27,6 +28,8 @@ class SweepPlan:
     directories: list[tuple[str, str]]
     held: list[tuple[str, str]]
     temporaries: list[str] = field(default_factory=list)
+    homes: list[str] = field(default_factory=list)
+    """Runs that this one branched off, and of which it has given up all that it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
             going.append((name, f"left by attempt {parsed.epoch}, which attempt {history.epoch} has superseded"))
         else:
             held.append((name, "its attempt may still be writing it"))
-    return SweepPlan(run, going, held, temporaries)
+    there = {one.body.home for one in [*history.live, *(history.retired[one] for one in history.recallable)]}
+    homes = {one.body.home for one in history.retired.values()} - there - {""}
+    return SweepPlan(run, going, held, temporaries, sorted(homes))
 
 
 def _temporaries(store: ByteStore, prefix: str) -> list[str]:
@@ -87,6 +92,8 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
         with contextlib.suppress(StoreUnavailable):
             store.delete(key)
             deleted.append(key)
+    if plan.homes:
+        _let_go(store, plan.run, plan.homes)
     return SweepReport(deleted, left)
 
 
@@ -94,11 +101,23 @@ def delete_checkpoints(store: ByteStore, run: str, history: History, ids: Sequen
     """Delete the directories of ``ids``, which ``history`` says are retired for good: ``(deleted, left)``."""
     deleted: list[str] = []
     left: list[str] = []
+    homes: set[str] = set()
     for checkpoint_id in ids:
         found = history.retired.get(checkpoint_id)
         if found is not None and checkpoint_id not in history.recallable:
-            _delete(store, run, found.body.dir, deleted, left)
+            if found.body.home:  # it lies in the run that this one branched off
+                homes.add(found.body.home)
+            else:
+                _delete(store, run, found.body.dir, deleted, left)
+    _let_go(store, run, homes)
     return deleted, left
+
+
+def _let_go(store: ByteStore, run: str, homes: Iterable[str]) -> None:
+    """What cannot be let go now keeps what it kept; the next sweep tries again."""
+    for home in homes:
+        with contextlib.suppress(RelightError):
+            let_go(store, home, run)
 
 
 def _delete(store: ByteStore, run: str, name: str, deleted: list[str], left: list[str]) -> None:

@@ -42,8 +42,8 @@ class RepackReport:
 
 
 def plan_repack(run: Run, ids: Collection[str] | None = None) -> RepackPlan:
-    """Of the live ones, or those of ``ids``: all that need others' bytes."""
-    chosen = [one for one in run.history().live if one.requires and (ids is None or one.id in ids)]
+    """Of the live ones, or those of ``ids``: all that need others' bytes, but for such as lie in the run that this one branched off."""
+    chosen = [one for one in run.history().live if one.requires and not one.body.home and (ids is None or one.id in ids)]
     return RepackPlan(run, chosen, sum(one.body.logical_bytes for one in chosen))
 
 

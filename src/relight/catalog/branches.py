@@ -1,0 +1,84 @@
+"""What a run lends to those that branched off it: a tag in its log, for as long as any of them has a checkpoint that lies here.
+
+The order is what makes it safe. The tag comes first, then the branch's COMMIT; and the tag goes last. Whoever dies in between leaves a tag
+that keeps too much, never a branch that is kept too little. Pruning a run looks at nothing but its own log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.names import check_tag_name
+from relight.format.records import WORDS_MAX, Body, TagBody
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.store import ByteStore
+
+PREFIX = "branches/"
+"""Of tags that hold what branches need; nobody else may give such a name."""
+
+
+class Lent(NamedTuple):
+    """What a branch holds of this run."""
+
+    branch: str
+    """The name of that run."""
+    checkpoint: Checkpoint
+
+
+def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: str = "") -> None:
+    """Point tag ``name`` at a checkpoint, or take it away with None. Cost: one record.
+
+    ``CheckpointNotFound`` if there is no such live checkpoint, or no such tag. Said again it is one more record, with its time.
+    """
+    check_tag_name(name)
+    if max(len(by), len(why)) > WORDS_MAX:
+        raise ConfigError(f"what is said of a tag is at most {WORDS_MAX} characters long")
+
+    def decide(view: View) -> tuple[Body, int]:
+        history = fold(view)
+        if checkpoint_id is not None and history.find(checkpoint_id) is None:
+            raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=log.run)
+        if checkpoint_id is None and name not in history.tags:
+            raise CheckpointNotFound(f"no tag {name!r}", where=log.run)
+        return TagBody(name=name, id=checkpoint_id, by=by, why=why), history.epoch
+
+    log.read()
+    log.append(decide)
+
+
+def check_free(name: str) -> str:
+    """``name``, unless it cannot be a tag, or is one of those that branches hold on by."""
+    check_tag_name(name)
+    if name.startswith(PREFIX):
+        raise ConfigError(f"tags that begin with {PREFIX} hold what branches need", hint="relight branch makes and drops them")
+    return name
+
+
+def lent_by(history: History) -> list[Lent]:
+    """What branches hold, by their names."""
+    names = sorted(name for name in history.tags if name.startswith(PREFIX))
+    found = [(name.removeprefix(PREFIX), history.find(history.tags[name])) for name in names]
+    return [Lent(name, one) for name, one in found if one is not None]
+
+
+def held_in(history: History, home: str) -> list[Checkpoint]:
+    """What a branch has, or may recall, that lies in run ``home``."""
+    there = [*history.live, *(history.retired[one] for one in history.recallable)]
+    return [one for one in there if one.body.home == home]
+
+
+def let_go(store: ByteStore, home: str, branch: str) -> bool:
+    """Take the tag of ``branch`` in run ``home`` away, if the branch has nothing left that lies there, or is gone. Whether it did.
+
+    Not if a record of the branch is damaged: it may be what says that it has.
+    """
+    with contextlib.suppress(CheckpointNotFound):
+        view = Log(store, branch).read()
+        if view.faults or held_in(fold(view), home):
+            return False
+    with contextlib.suppress(CheckpointNotFound):
+        set_tag(Log(store, home), f"{PREFIX}{branch}", None, why="the branch has let it go")
+        return True
+    return False

@@ -1,0 +1,64 @@
+"""``relight describe``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import age, emit_json, escape, facts_list, metrics_text, number, paint, size
+from relight.versions.describing import describe
+
+
+@click.command("describe")
+@click.argument("path", metavar="RUN[@WHICH]")
+@json_option
+def command(path: str, as_json: bool) -> None:
+    """What a checkpoint is: a name for it, where it comes from, what made it, where in the data it stands, what became of it.
+
+    The name is RUN@TAG, or RUN@TAG+N for N checkpoints behind the nearest tag. relight show lists its tensors.
+
+    \b
+    Examples:
+      relight describe runs/demo
+      relight describe runs/demo@best --json
+    """
+    found = open_run_at(path)
+    facts = describe(found.run, found.choose(None))
+    if as_json:
+        emit_json(facts)
+        return
+    click.echo(paint(escape(facts["name"]), "bold"))
+    facts_list([(name, value) for name, value in _shown(facts) if value])
+
+
+def _shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    parents = [f"{one['id']} (step {one['step']})" if one["step"] is not None else one["id"] for one in facts["parents"]]
+    code = facts["code"] or {}
+    moves = [f"{move['stage']} {age(move['time'])}" + _by(move["by"], move["why"]) for move in facts["promotions"]]
+    return [
+        ("checkpoint", f"{facts['id']}, step {facts['step']}, {size(facts['bytes'])}"),
+        ("saved", f"{age(facts['created'])}, {facts['created']}, {facts['reason']}"),
+        ("from", " ".join(parents) or "nothing: a fresh run"),
+        ("lies in", facts["lies_in"] if facts["lies_in"] != facts["run"] else ""),
+        ("went on as", ", ".join(facts["branches"])),
+        ("tags", " ".join(facts["tags"])),
+        ("promoted", "; ".join(moves)),
+        *(("note", f"{note['text']}{_by(note['by'], '')}, {age(note['time'])}") for note in facts["notes"]),
+        ("metrics", metrics_text(facts["metrics"])),
+        ("metadata", ", ".join(f"{name}={_value(value)}" for name, value in facts["metadata"].items())),
+        ("code", f"{str(code.get('commit'))[:12]}{', with changes' if code.get('changes') else ''}" if code.get("commit") else ""),
+        ("started as", " ".join(facts["arguments"] or [])),
+        ("data at", ", ".join(f"{name}={_value(value)}" for name, value in list(facts["data"].items())[:8])),
+        ("exact", "no: " + "; ".join(facts["exact"]) if facts["exact"] else ""),
+    ]
+
+
+def _by(who: str, why: str) -> str:
+    return (f" by {who}" if who else "") + (f": {why}" if why else "")
+
+
+def _value(value: Any) -> str:
+    text = number(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,134 @@
+"""``relight diff``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from relight.catalog.opened import Opened
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, facts_list, number, paint, plural, progress, size, table
+from relight.versions.difference import CHANGED, SAME, Difference, ValueChange, bytes_to_read, diff
+
+_SHOWN = 20
+
+
+@click.command("diff")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times.")
+@click.option("--no-tensors", is_flag=True, help="Read no tensor: say which have changed, not by how much.")
+@click.option("--all", "everything", is_flag=True, help="All that has changed, not only the most.")
+@click.option("--values", is_flag=True, help="All plain values that have changed, such as counters and random states.")
+@json_option
+def command(a: str, b: str, only: tuple[str, ...], no_tensors: bool, everything: bool, values: bool, as_json: bool) -> int:
+    """What differs between two checkpoints: RUN, the newest of it, or RUN@WHICH.
+
+    Settings, metrics, code and environment; tensors that are new, gone or of another shape; and of those that have
+    changed by how much: of the whole, relative to the norm (change), the largest, the angle (1 − cosine). Of B, which may
+    be in another store, as seen from A. Every byte that is read is verified. Exit code 1 if anything differs.
+
+    \b
+    Examples:
+      relight diff runs/demo@1000 runs/demo@2000
+      relight diff runs/demo@best runs/lower-lr --only 'model/*'
+    """
+    one, other = _opened(a), _opened(b)
+    found = diff(one, other, only=only, tensors=False)
+    if not no_tensors:
+        with progress("comparing", bytes_to_read(found)) as meter:
+            found = diff(one, other, only=only, progress=meter)
+    if as_json:
+        emit_json(_to_dict(one, other, found))
+    else:
+        _show(one, other, found, everything, values)
+    return 0 if found.is_none else 1
+
+
+def _opened(path: str) -> Opened:
+    found = open_run_at(path)
+    return found.run.open(found.choose(None))
+
+
+def _to_dict(one: Opened, other: Opened, found: Difference) -> dict[str, Any]:
+    def change(value: ValueChange) -> dict[str, Any]:
+        return {"path": value.path, "a": _plain(value.a), "b": _plain(value.b), "in_a": value.in_a, "in_b": value.in_b}
+
+    return {
+        "a": {"id": one.root.id, "step": one.root.step, "at": one.prefix},
+        "b": {"id": other.root.id, "step": other.root.step, "at": other.prefix},
+        "same": found.is_none,
+        "tensors": [tensor.to_dict() for tensor in found.tensors],
+        "layers": {name: apart.to_dict() for name, apart in found.layers().items()},
+        "values": [change(value) for value in found.values],
+        "facts": [change(value) for value in found.facts],
+        "bytes_read": found.bytes_read,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None), list, dict)) else repr(value)
+
+
+def _show(one: Opened, other: Opened, found: Difference, everything: bool, all_values: bool) -> None:
+    for name, side in (("a", one), ("b", other)):
+        click.echo(paint(f"{name}  {side.root.id}: step {side.root.step} of {escape(side.prefix.partition('/')[0])}", "bold"))
+    if found.facts:
+        facts_list([(value.path, _arrow(value)) for value in found.facts])
+    states: dict[str, int] = {}
+    for tensor in found.tensors:
+        states[tensor.state] = states.get(tensor.state, 0) + 1
+    click.echo(f"{plural(len(found.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}")
+    for tensor in [one for one in found.tensors if one.state not in (SAME, CHANGED)][: None if everything else _SHOWN]:
+        shapes = " → ".join(f"{side.dtype}{list(side.shape)}" for side in (tensor.a, tensor.b) if side is not None)
+        click.echo(f"  {escape(tensor.name)}  {tensor.state}  {shapes}")
+    changed = [tensor for tensor in found.tensors if tensor.apart is not None and tensor.state == CHANGED]
+    changed.sort(key=lambda tensor: -(math.inf if tensor.apart.relative is None else tensor.apart.relative))  # type: ignore[union-attr]
+    layers = sorted(found.layers().items(), key=lambda pair: -(pair[1].relative or 0.0))
+    for title, rows in (("layer", layers), ("tensor", [(tensor.name, tensor.apart) for tensor in changed])):
+        shown = rows if everything else rows[:_SHOWN]
+        if shown and (title != "layer" or len(layers) > 1):
+            table(
+                [title, "change", "largest", "mean", "1−cosine", "elements changed"],
+                [[name, *_numbers(apart)] for name, apart in shown if apart is not None],
+                right=("change", "largest", "mean", "1−cosine", "elements changed"),
+            )
+            if len(rows) > len(shown):
+                click.echo(f"  … and {len(rows) - len(shown):,} more that changed less: --all shows them")
+    _show_values(found, all_values)
+    if found.bytes_read:
+        click.echo(f"{size(found.bytes_read)} read and verified; what is the same was not")
+    if found.is_none:
+        click.echo("tensors and values are the same, to the bit")
+
+
+def _numbers(apart: Any) -> list[str]:
+    odd = apart.odd_b - apart.odd_a
+    share = f"{100 * apart.changed / apart.elements:.1f} %" if apart.elements else ""
+    change = "from 0" if apart.relative is None else f"{100 * apart.relative:.3g} %"
+    cosine = "" if apart.cosine is None else f"{1 - apart.cosine:.2g}"
+    return [change, f"{apart.largest:.3g}", f"{apart.mean:.3g}", cosine, share + (f", {odd:+,} not finite" if odd else "")]
+
+
+def _show_values(found: Difference, everything: bool) -> None:
+    shown = found.values if everything else [value for value in found.values if _is_short(value)][:_SHOWN]
+    if shown:
+        more = "" if len(shown) == len(found.values) else "; --values shows all"
+        click.echo(f"{plural(len(found.values), 'plain value')} changed{more}")
+        facts_list([(value.path, _arrow(value)) for value in shown])
+
+
+def _is_short(value: ValueChange) -> bool:
+    return len(repr(value.a)) + len(repr(value.b)) < 80
+
+
+def _arrow(value: ValueChange) -> str:
+    sides = [_short(side) if there else "—" for side, there in ((value.a, value.in_a), (value.b, value.in_b))]
+    return " → ".join(sides)
+
+
+def _short(value: Any) -> str:
+    text = number(value) if isinstance(value, float) else str(value) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"

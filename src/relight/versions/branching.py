@@ -1,0 +1,84 @@
+"""A branch: a run whose first checkpoint is another run's, without a byte of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from relight.catalog.branches import PREFIX, held_in, lent_by, let_go, set_tag
+from relight.catalog.run import Run
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.names import check_run_name
+from relight.format.records import Body, CommitBody
+from relight.log import Checkpoint, Log, View, fold
+
+
+class Branch(NamedTuple):
+    """A run that branched off: its name, the run in which its first checkpoint lies, and that checkpoint."""
+
+    name: str
+    home: str
+    checkpoint: Checkpoint
+    made: bool = True
+    """Whether it was made now; else it was there."""
+
+
+def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: str = "") -> Branch:
+    """Make the run ``name`` of the same store, which goes on from ``checkpoint`` of ``run``. Said again it changes nothing.
+
+    The checkpoint stays where it is, and is not removed there as long as the branch has it. Cost: three records, whatever its size.
+    ``ConfigError`` if there is a run of that name that is something else.
+    """
+    check_run_name(name)
+    home = checkpoint.body.home or run.name
+    if name in (run.name, home):
+        raise ConfigError(f"a branch of {run.name!r} needs a name of its own")
+    if len(PREFIX) + len(name) > 128:
+        raise ConfigError(f"{name[:140]!r} is too long for a branch", hint=f"at most {128 - len(PREFIX)} characters")
+    target = Log(run.store, name)
+    try:
+        if _is_there(target.read(), checkpoint, home):
+            return Branch(name, home, checkpoint, made=False)
+    except CheckpointNotFound:
+        pass  # the usual case: no such run yet
+    set_tag(Log(run.store, home), f"{PREFIX}{name}", checkpoint.id, by, why)
+    target.start()
+
+    def decide(view: View) -> tuple[Body, int] | None:
+        if _is_there(view, checkpoint, home):
+            return None
+        return msgspec.structs.replace(checkpoint.body, home=home, new_bytes=0, reason=f"branched off {run.name}"), 0
+
+    target.append(decide)
+    return Branch(name, home, checkpoint)
+
+
+def branches_of(run: Run) -> list[Branch]:
+    """The runs that hold a checkpoint of this one, by their names."""
+    return [Branch(name, run.name, one) for name, one in lent_by(run.history())]
+
+
+def drop(run: Run, name: str) -> Branch:
+    """Let go what ``run`` holds for a branch that is gone, or has nothing of it any more.
+
+    ``ConfigError`` if the branch still has the checkpoint: it would be left without its bytes.
+    """
+    found = next((one for one in branches_of(run) if one.name == name), None)
+    if found is None:
+        raise CheckpointNotFound(f"{run.name} holds nothing for a branch {name!r}", where=run.name)
+    if not let_go(run.store, run.name, name):
+        has = ", ".join(one.id for one in held_in(Run(run.store, name).history(), run.name))
+        raise ConfigError(f"the run {name} still has {has}, which lies in {run.name}", hint=f"relight prune {name}, or remove that run")
+    return found
+
+
+def _is_there(view: View, checkpoint: Checkpoint, home: str) -> bool:
+    """Whether the run is this very branch already. ``ConfigError`` if it is another run."""
+    history = fold(view)
+    first = next((record.body for record in view.records if isinstance(record.body, CommitBody)), None)
+    if first is None and not history.fences:
+        return False
+    if first is not None and (first.id, first.root, first.home) == (checkpoint.id, checkpoint.body.root, home):
+        return True
+    raise ConfigError(f"there is a run {view.run!r} already", where=view.run, hint="a branch is a run of its own: give it another name")
