@@ -119,11 +119,13 @@ def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str
     same = history.find(one.id)
     if same and (same.step, same.body.logical_bytes) == (one.step, one.body.logical_bytes):
         return same.id
-    origin = _origin(source.view(), one.id)
+    view = source.view()
+    origin = _origin(view, one.id)
     for other in history.live:
         if other.step == one.step:
             with contextlib.suppress(CorruptCheckpoint, UnsafeContent):
-                if target.open(other).root.user.get(COPIED_FROM) == origin:
+                said = target.open(other).root.user.get(COPIED_FROM)
+                if said == origin or (one.body.home and isinstance(said, dict) and {**said, "run": view.run_id} == origin):
                     return other.id
     return None
 
@@ -299,6 +301,7 @@ def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, roo
         id=root.id,
         origin=origin if (origin := opened.checkpoint.original_id) != root.id else "",
         dir=directory,
+        home="",
         root=root_hash,
         root_bytes=root_bytes,
         parents=root.parents,

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from relight.catalog.opened import Opened
-from relight.catalog.slabs import Slab, batches, in_pieces, read_slabs, slabs_of
+from relight.catalog.slabs import SLAB_BYTES, Slab, batches, in_pieces, read_slabs, slabs_of
 from relight.catalog.whole import Whole, whole_of
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
@@ -23,7 +23,8 @@ from relight.versions.numbers import Apart, compare
 
 Progress = Callable[[int], None]
 ONLY_A, ONLY_B, SHAPE, SAME, CHANGED = "only in a", "only in b", "other shape", "same", "changed"
-_NUMBERED = re.compile(r"^(.*?/?(?:[^/]*\.)?\d+)(?:[./]|$)")
+_WEIGHTS = ("param", "buffer")
+_NUMBERED = re.compile(r"(.*?[./]\d+)(?=[./]|$)")
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Difference:
         """The changes of weights by layer: what is below the same number in a name; without one, what is in front of the last part."""
         found: dict[str, Apart] = {}
         for one in self.tensors:
-            if one.state == CHANGED and one.apart is not None and one.a is not None and one.a.role != "optimizer":
+            if one.state == CHANGED and one.apart is not None and one.a is not None and one.a.role in _WEIGHTS:
                 found.setdefault(layer_of(one.name), Apart()).add(one.apart)
         return found
 
@@ -84,10 +85,19 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0] or name.rpartition("/")[0] or name
 
 
-def diff(a: Opened, b: Opened, *, only: Sequence[str] = (), tensors: bool = True, progress: Progress | None = None) -> Difference:
+def diff(
+    a: Opened,
+    b: Opened,
+    *,
+    only: Sequence[str] = (),
+    tensors: bool = True,
+    progress: Progress | None = None,
+    slab_bytes: int = SLAB_BYTES,
+) -> Difference:
     """Compare two checkpoints, of one store or of two. ``only``: patterns of names; ``tensors`` False: nothing of them is read.
 
-    ``CorruptCheckpoint`` if a byte that is read is not what was committed. ``progress``: bytes of both sides.
+    ``CorruptCheckpoint`` if a byte that is read is not what was committed. ``progress``: bytes of both sides. Memory: four times
+    ``slab_bytes``, or two rows of a tensor that lies in pieces, and what reading takes.
     """
     left, right = whole_of(a), whole_of(b)
     found = Difference(facts=list(_facts(a, b)))
@@ -107,7 +117,7 @@ def diff(a: Opened, b: Opened, *, only: Sequence[str] = (), tensors: bool = True
                 todo.append((change, numbers_a[name], numbers_b[name]))
         found.tensors.append(change)
     if tensors:
-        _go_through(a, left, b, right, todo, found, progress)
+        _go_through(a, left, b, right, todo, found, progress, slab_bytes)
     return found
 
 
@@ -145,6 +155,7 @@ def _go_through(
     todo: Sequence[tuple[TensorChange, int, int]],
     found: Difference,
     progress: Progress | None,
+    slab_bytes: int,
 ) -> None:
     """Read both sides, slab by slab; the numbers are worked out by another thread."""
     sizes = [0] * len(left.tensors)
@@ -157,11 +168,11 @@ def _go_through(
             changes[mine] = change, theirs
             change.apart = Apart()
             by_rows = in_pieces(left, mine) or in_pieces(right, theirs)
-            yield from slabs_of(shape, sizes[mine], mine, by_rows=by_rows)
+            yield from slabs_of(shape, sizes[mine], mine, by_rows=by_rows, at_most=slab_bytes)
 
     with ThreadPoolExecutor(1) as pool:
         working: Future[None] | None = None
-        for batch in batches(slabs(), sizes):
+        for batch in batches(slabs(), sizes, slab_bytes):
             mine = read_slabs(a, left, batch)
             theirs = read_slabs(b, right, [one._replace(tensor=changes[one.tensor][1]) for one in batch])
             if working is not None:
@@ -201,9 +212,13 @@ def _facts(a: Opened, b: Opened) -> Iterator[ValueChange]:
 
 
 def _values(left: Whole, right: Whole) -> list[ValueChange]:
-    mine: dict[Any, Any] = {**left.tree, **({"rank": dict(enumerate(left.own))} if any(left.own) else {})}
-    theirs: dict[Any, Any] = {**right.tree, **({"rank": dict(enumerate(right.own))} if any(right.own) else {})}
-    return list(_apart(mine, theirs))
+    return list(_apart(_all_of(left), _all_of(right)))
+
+
+def _all_of(joined: Whole) -> dict[Any, Any]:
+    """The tree that all ranks have in common, and what each has besides."""
+    own = [{key: value for key, value in mine.items() if key not in joined.tree} for mine in joined.own]
+    return {**joined.tree, **({"rank": dict(enumerate(own))} if any(own) else {})}
 
 
 def _apart(mine: Any, theirs: Any) -> Iterator[ValueChange]:

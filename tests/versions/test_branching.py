@@ -1,0 +1,275 @@
+"""Branches: runs that begin with another run's checkpoint, whoever dies on the way and whatever is pruned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relight
+from relight.catalog import verify_checkpoint
+from relight.catalog.branches import PREFIX
+from relight.catalog.run import Run, list_runs
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
+from relight.log import fold
+from relight.policy import Keep
+from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall
+from relight.store import open_bytes
+from relight.testing.mortal import Killed, Mortal
+from relight.transfer import execute_copy, plan_copy
+from relight.versions.branching import branch, branches_of, drop
+
+Weights = list[float]
+
+
+def train(url: Path, steps: int, by: float, keep: Keep | None = None) -> Weights:
+    """A run that goes on from what is there; the weights after each of its steps."""
+    weights, seen = torch.zeros(1000), []
+    with relight.Checkpointer(url, weights=weights, save=relight.every(steps=1), keep=keep) as ckpt:
+        start = ckpt.restore()
+        for step in range(start, start + steps):
+            weights += by
+            ckpt.step(step, loss=float(weights[0]))
+            seen.append(float(weights[0]))
+    return seen
+
+
+def run_at(url: Path) -> Run:
+    """For looking."""
+    return Run(open_bytes(url.parent), url.name)
+
+
+def steps_of(run: Run) -> list[tuple[int, str]]:
+    """Step and home of what is live."""
+    return [(one.step, one.body.home) for one in run.history().live]
+
+
+def sound(run: Run) -> bool:
+    """Whether all that is live is as it was committed."""
+    view = run.view()
+    return not any(verify_checkpoint(run.store, view, one) for one in fold(view).live)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Five steps of a run."""
+    assert train(tmp_path / "s" / "base", 5, 1.0) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    return tmp_path / "s" / "base"
+
+
+def test_a_branch_goes_on_from_where_it_left(base: Path) -> None:
+    """With the state of that step, under its own name, and neither run sees what the other does."""
+    made = branch(run_at(base), run_at(base).history().live[2], "other", by="me", why="try")
+    assert (made.name, made.home, made.checkpoint.step, made.made) == ("other", "base", 2, True)
+    assert train(base.parent / "other", 2, 10.0) == [13.0, 23.0]
+    assert train(base, 1, 1.0) == [6.0]
+    assert steps_of(run_at(base.parent / "other")) == [(2, "base"), (3, ""), (4, "")]
+    assert [step for step, _ in steps_of(run_at(base))] == [0, 1, 2, 3, 4, 5]
+    assert [(one.name, one.checkpoint.step) for one in branches_of(run_at(base))] == [("other", 2)]
+    first = run_at(base.parent / "other").history().live[1]
+    assert first.body.parents == [made.checkpoint.id]
+    assert sound(run_at(base)) and sound(run_at(base.parent / "other"))
+    assert float(relight.load(base.parent / "other", 2)["weights"][0]) == 3.0
+
+
+def test_it_costs_records_and_no_bytes(base: Path) -> None:
+    """Less than 10 kB, of which nothing grows with the checkpoint."""
+    branch(run_at(base), run_at(base).history().live[2], "other")
+    assert sum(path.stat().st_size for path in (base.parent / "other").rglob("*") if path.is_file()) < 4096
+    assert sum(len(list((base.parent / name / "log").iterdir())) for name in ("other",)) == 2
+
+
+def test_said_again_it_changes_nothing_and_a_run_is_not_taken_over(base: Path) -> None:
+    """The same branch is there; another checkpoint under that name, the run itself, or somebody's run are refused."""
+    run = run_at(base)
+    one, two = run.history().live[1:3]
+    assert branch(run, one, "other").made and not branch(run, one, "other").made
+    records = run.view().head
+    for name, checkpoint, words in (("other", two, "there is a run 'other' already"), ("base", one, "a name of its own"), ("x" * 125, one, "cannot be a run|too long")):
+        with pytest.raises(ConfigError, match=words):
+            branch(run, checkpoint, name)
+    train(base.parent / "somebody", 1, 1.0)
+    with pytest.raises(ConfigError, match="there is a run 'somebody' already"):
+        branch(run, one, "somebody")
+    assert run.view().head == records
+
+
+def test_what_a_branch_has_is_not_removed_and_what_it_gives_up_may_be(base: Path) -> None:
+    """Rules that keep one; the tag goes with the branch's own retention, and then the checkpoint may go."""
+    run = run_at(base)
+    branch(run, run.history().live[1], "other")
+    execute(plan_prune(run.store, "base", relight.keep(last=1)), run.store)
+    assert [step for step, _ in steps_of(run)] == [1, 4] and sound(run_at(base.parent / "other"))
+    with pytest.raises(ConfigError, match="still has"):
+        drop(run, "other")
+    train(base.parent / "other", 3, 10.0, keep=relight.keep(last=2))
+    assert [step for step, _ in steps_of(run_at(base.parent / "other"))] == [3, 4]
+    assert not branches_of(run)
+    execute(plan_prune(run.store, "base", relight.keep(last=1)), run.store)
+    assert [step for step, _ in steps_of(run)] == [4] and sound(run_at(base.parent / "other"))
+
+
+def test_as_long_as_it_may_be_recalled_it_is_held(base: Path) -> None:
+    """A branch retires with time to undo: recalled, the checkpoint is whole; swept, it is let go."""
+    run = run_at(base)
+    one = run.history().live[1]
+    branch(run, one, "other")
+    train(base.parent / "other", 3, 10.0)
+    other = run_at(base.parent / "other")
+    execute(plan_prune(run.store, "other", Keep(last=2, undo_s=3600.0)), run.store)
+    assert branches_of(run) and [step for step, _ in steps_of(other)] == [3, 4]
+    recall(run.store, "other", [one.id])
+    assert [step for step, _ in steps_of(other)] == [1, 3, 4] and sound(other)
+
+
+def test_a_branch_of_a_branch_lies_where_the_bytes_are(base: Path) -> None:
+    """The one between may go altogether."""
+    run = run_at(base)
+    branch(run, run.history().live[3], "second")
+    second = run_at(base.parent / "second")
+    third = branch(second, second.history().live[0], "third")
+    assert third.home == "base" and [one.name for one in branches_of(run)] == ["second", "third"]
+    import shutil
+
+    shutil.rmtree(base.parent / "second")
+    assert drop(run, "second").name == "second"
+    assert train(base.parent / "third", 1, 0.5) == [4.5]
+
+
+@pytest.mark.parametrize("sign", ["swapped", "gone"])
+def test_a_swapped_origin_is_found_out(base: Path, sign: str) -> None:
+    """The branch's own log has the root's hash."""
+    run = run_at(base)
+    one = run.history().live[2]
+    branch(run, one, "other")
+    root = base / one.body.dir / "root.json"
+    if sign == "gone":
+        root.unlink()
+    else:
+        root.write_bytes((base / run.history().live[1].body.dir / "root.json").read_bytes())
+    with pytest.raises(CorruptCheckpoint):
+        run_at(base.parent / "other").open(run_at(base.parent / "other").history().live[0])
+
+
+def test_killed_anywhere_it_keeps_too_much_and_never_too_little(base: Path) -> None:
+    """Before each change: a tag without a branch at most, and said again it is complete."""
+    ends = 0
+    for left in range(40):
+        store, name = Mortal(open_bytes(base.parent), left), f"branch{left}"
+        run = Run(store, "base")
+        one = run.history().live[2]
+        try:
+            branch(run, one, name)
+        except Killed:
+            ends += 1
+            assert name not in list_runs(store) or not Run(store, name).history().live
+        else:
+            break
+        store.left = -1
+        assert branch(run, one, name).made
+        assert f"{PREFIX}{name}" in run.history().tags and Run(store, name).history().live[0].id == one.id
+    assert ends >= 3 and left < 39
+    execute(plan_prune(run.store, "base", relight.keep(last=1)), open_bytes(base.parent))
+    assert all(sound(run_at(base.parent / name)) for name in list_runs(run.store))
+
+
+def test_giving_up_is_safe_wherever_it_ends(base: Path) -> None:
+    """A branch's pruning killed before each change: the tag is there as long as the branch has it, and goes at last."""
+    run = run_at(base)
+    for left in range(12):
+        name = f"b{left}"
+        branch(run, run.history().live[1], name)
+        train(base.parent / name, 3, 1.0)
+        store = Mortal(open_bytes(base.parent), left)
+        try:
+            execute(plan_prune(store, name, relight.keep(last=1)), store)
+        except Killed:
+            pass
+        assert sound(run_at(base.parent / name))
+        has = [one for one in run_at(base.parent / name).history().live if one.body.home]
+        assert not has or f"{PREFIX}{name}" in run.history().tags
+        store.left = -1
+        execute(plan_prune(store, name, relight.keep(last=1)), store)
+        execute_sweep(plan_sweep(store, name), store)
+        assert f"{PREFIX}{name}" not in run.history().tags and len(run_at(base.parent / name).history().live) == 1
+
+
+def test_a_damaged_log_of_a_branch_lets_nothing_go(base: Path) -> None:
+    """The record that cannot be read may be the one that says what the branch has."""
+    run = run_at(base)
+    branch(run, run.history().live[1], "other")
+    record = base.parent / "other" / "log" / sorted(path.name for path in (base.parent / "other" / "log").iterdir())[1]
+    record.write_bytes(record.read_bytes()[:-9])
+    with pytest.raises(ConfigError):
+        drop(run, "other")
+    assert branches_of(run)
+
+
+def test_copies_of_a_branch_stand_by_themselves(base: Path, tmp_path: Path) -> None:
+    """What is copied to another store needs nothing of the run it lay in."""
+    run = run_at(base)
+    branch(run, run.history().live[2], "other")
+    train(base.parent / "other", 1, 10.0)
+    other = run_at(base.parent / "other")
+    target = open_bytes(tmp_path / "far")
+    execute_copy(plan_copy(other, other.history().live, target, "other"))
+    assert [home for _, home in steps_of(Run(target, "other"))] == ["", ""] and sound(Run(target, "other"))
+
+
+def test_a_checkpoint_that_needs_others_is_branched_off_with_them(tmp_path: Path) -> None:
+    """A checkpoint that needs its donors' bytes: they lie with it, and are kept with it."""
+    url = tmp_path / "s" / "base"
+    frozen, moving = torch.arange(300_000.0), torch.zeros(300_000)
+    options: dict[str, Any] = {"compact": relight.Compact(codecs="always", full_every=50)}
+    with relight.Checkpointer(url, frozen=frozen, moving=moving, save=relight.every(steps=1), **options) as ckpt:
+        ckpt.restore()
+        for step in range(4):
+            moving += 1
+            ckpt.step(step)
+    run = run_at(url)
+    one = run.history().live[-1]
+    assert one.requires
+    branch(run, one, "other")
+    execute(plan_prune(run.store, "base", relight.keep(last=1)), run.store)
+    with relight.Checkpointer(tmp_path / "s" / "other", frozen=frozen, moving=moving, save=relight.every(steps=1), **options) as ckpt:
+        frozen.zero_(), moving.zero_()
+        assert ckpt.restore() == 4 and float(moving[0]) == 4.0 and float(frozen[7]) == 7.0
+        for step in (4, 5):
+            moving += 1
+            ckpt.step(step)
+    assert sound(run_at(tmp_path / "s" / "other")) and sound(run)
+
+
+def test_it_takes_no_longer_for_a_larger_one(tmp_path: Path) -> None:
+    """What is read and written is counted: of 64 MiB as of 64 kB, the same files and as many bytes."""
+    from relight.testing.counting import CountingStore
+
+    counts = []
+    for elements in (1 << 14, 1 << 24):
+        url = tmp_path / str(elements) / "run"
+        relight.save(url, {"weights": torch.zeros(elements)}, step=1)
+        store = CountingStore(open_bytes(url.parent))
+        run = Run(store, "run")
+        started = time.perf_counter()
+        branch(run, run.history().live[0], "other")
+        assert time.perf_counter() - started < 5
+        counts.append(store.asked)
+        assert store.through < 10_000
+    assert counts[0] == counts[1]
+
+
+def test_nobody_else_takes_such_a_tag(base: Path) -> None:
+    """Not by name, not away: it would be the branch's end."""
+    run = run_at(base)
+    branch(run, run.history().live[1], "other")
+    for target in (None, run.history().live[0].id):
+        with pytest.raises(ConfigError, match="hold what branches need"):
+            run.tag(f"{PREFIX}other", target)
+    with pytest.raises(CheckpointNotFound, match="holds nothing for a branch"):
+        drop(run, "nobody")
+    with pytest.raises(ConfigError, match="hold what branches need"), relight.Checkpointer(base, weights=torch.zeros(1000)) as ckpt:
+        ckpt.restore()
+        ckpt.save(9, tag=f"{PREFIX}mine")

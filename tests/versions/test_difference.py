@@ -1,0 +1,167 @@
+"""What differs between two checkpoints, held against numpy; and what is read for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relight
+from relight.catalog.opened import Opened
+from relight.catalog.run import Run
+from relight.errors import CorruptCheckpoint
+from relight.store import open_bytes
+from relight.testing.counting import CountingStore
+from relight.versions.difference import diff, layer_of
+from relight.versions.numbers import compare
+
+
+def saved(url: Path, step: int = 1, **state: Any) -> Opened:
+    """As a checkpoint of its own."""
+    relight.save(url, state, step=step)
+    return opened(url)
+
+
+def opened(url: Path) -> Opened:
+    """The newest of a run."""
+    run = Run(open_bytes(url.parent), url.name)
+    return run.open(run.history().live[-1])
+
+
+def expected(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+    """The same, the plain way."""
+    x, y = a.astype("f8").ravel(), b.astype("f8").ravel()
+    apart = y - x
+    return {
+        "changed": int((apart != 0).sum()), "max_abs": float(abs(apart).max()), "mean_abs": float(abs(apart).mean()),
+        "relative": float(np.linalg.norm(apart) / np.linalg.norm(x)), "cosine": float(x @ y / np.linalg.norm(x) / np.linalg.norm(y)),
+        "norm": float(np.linalg.norm(apart)), "norm_a": float(np.linalg.norm(x)), "norm_b": float(np.linalg.norm(y)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("elements", [1, 7, 32 << 10, 100_001])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int8", "uint8"])
+def test_the_numbers_are_numpys(dtype: str, elements: int) -> None:
+    """Of every usual dtype, across blocks."""
+    rng = np.random.default_rng(elements)
+    a = (rng.normal(size=elements) * 20 + 40).astype(dtype)
+    b = a.copy()
+    b[:: max(1, elements // 9)] += np.array(3, dtype)
+    found = compare(memoryview(a.tobytes()), dtype, memoryview(b.tobytes()), dtype).to_dict()
+    for name, value in expected(a, b).items():
+        assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+def test_of_two_dtypes_the_values_count() -> None:
+    """A float32 and the bfloat16 nearest to it."""
+    a = np.linspace(1, 2, 1000, dtype="f4")
+    b = torch.from_numpy(a).bfloat16()
+    found = compare(memoryview(a.tobytes()), "float32", memoryview(b.view(torch.uint8).numpy().tobytes()), "bfloat16")
+    assert 0 < found.largest <= 2**-8 and found.relative is not None and found.relative < 2**-8
+
+
+def test_what_is_no_number_is_counted_and_harms_no_sum() -> None:
+    """NaN on both sides is no change; NaN for a number is one; infinities and numbers whose squares overflow."""
+    a = np.array([1, np.nan, np.inf, 2, np.nan, 5], "f4")
+    b = np.array([1, np.nan, np.inf, np.nan, 3, 7], "f4")
+    found = compare(memoryview(a.tobytes()), "float32", memoryview(b.tobytes()), "float32")
+    assert (found.changed, found.odd_a, found.odd_b, found.largest, found.finite) == (3, 3, 3, 2.0, 2)
+    assert found.relative == pytest.approx(2 / math.sqrt(26))
+    huge = np.array([1e200, -1e200], "f8")
+    assert compare(memoryview(huge.tobytes()), "float64", memoryview((-huge).tobytes()), "float64").changed == 2
+
+
+def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
+    """Two saves of one state: chunks' hashes say so, and no pack is opened."""
+    state = {"model": torch.nn.Linear(64, 64), "big": torch.arange(1_000_000.0)}
+    a = saved(tmp_path / "s" / "a", **state)
+    saved(tmp_path / "s" / "b", **state)
+    store = CountingStore(open_bytes(tmp_path / "s"))
+    run = Run(store, "b")
+    b = run.open(run.history().live[-1])
+    before = store.through
+    found = diff(a, b)
+    assert found.is_none and not found.bytes_read and store.through == before
+    assert {one.state for one in found.tensors} == {"same"}
+
+
+def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) -> None:
+    """One element in 24 MB, in slabs of 4 MiB; the numbers are exact, and each byte is read once."""
+    weights = torch.arange(6_000_000.0)
+    a = saved(tmp_path / "a" / "run", weights=weights)
+    weights[4_321_000] += 0.5
+    b = saved(tmp_path / "b" / "run", step=2, weights=weights)
+    (change,) = diff(a, b, slab_bytes=4 << 20).tensors
+    assert change.apart is not None
+    assert (change.state, change.apart.changed, change.apart.largest, change.apart.elements) == ("changed", 1, 0.5, 6_000_000)
+    assert diff(a, b).bytes_read == 2 * 24_000_000
+
+
+def test_structure_values_and_facts(tmp_path: Path) -> None:
+    """New, gone, of another shape; a plain value, a metric, the step."""
+    shared = torch.ones(10)
+    a = saved(tmp_path / "a" / "run", one=shared, gone=torch.ones(3), shaped=torch.ones(4), rate=0.1, kept="x")
+    relight.save(tmp_path / "b" / "run", {"one": shared, "new": torch.ones(3), "shaped": torch.ones(2, 2), "rate": 0.2, "kept": "x"}, step=5, metrics={"loss": 2.0})
+    found = diff(a, opened(tmp_path / "b" / "run"))
+    assert {one.name: one.state for one in found.tensors} == {"one": "same", "gone": "only in a", "shaped": "other shape", "new": "only in b"}
+    assert [(one.path, one.a, one.b) for one in found.values] == [("rate", 0.1, 0.2)]
+    facts = {one.path: (one.a, one.b) for one in found.facts}
+    assert facts["step"] == (1, 5) and facts["metrics/loss"] == (None, 2.0)
+    assert not found.is_none
+
+
+def test_changes_by_layer(tmp_path: Path) -> None:
+    """Blocks by their number; what has none, by its module."""
+    model = torch.nn.ModuleDict({"h": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)), "head": torch.nn.Linear(8, 2)})
+    a = saved(tmp_path / "a" / "run", model=model)
+    with torch.no_grad():
+        model["h"][1].weight += 1.0
+        model["h"][1].bias *= 2.0
+    found = diff(a, saved(tmp_path / "b" / "run", model=model))
+    assert list(found.layers()) == ["model/h.1"] and found.layers()["model/h.1"].changed == 72
+    names = {"model/h.3.mlp.weight": "model/h.3", "model/head.weight": "model/head", "model/weight": "model", "x": "x", "m/layers.12.a.3.w": "m/layers.12"}
+    assert {name: layer_of(name) for name in names} == names
+
+
+def test_damage_is_said_not_compared(tmp_path: Path) -> None:
+    """A flipped bit in what is read."""
+    a = saved(tmp_path / "a" / "run", weights=torch.zeros(100_000))
+    b = saved(tmp_path / "b" / "run", weights=torch.ones(100_000))
+    (pack,) = (tmp_path / "b" / "run").glob("*-e1/*.safetensors")
+    data = bytearray(pack.read_bytes())
+    data[-1000] ^= 4
+    pack.write_bytes(data)
+    with pytest.raises(CorruptCheckpoint):
+        diff(a, b)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Exit codes, JSON, and a table of 84 columns at most."""
+    model = torch.nn.Linear(4, 4)
+    with relight.Checkpointer(tmp_path / "s" / "run", model=model, save=relight.every(steps=1)) as ckpt:
+        ckpt.restore()
+        for step in range(2):
+            with torch.no_grad():
+                model.weight += 0.5
+            ckpt.step(step, loss=1.0 / (step + 1))
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "relight", "diff", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = ask("s/run@0", "s/run@1")
+    assert done.returncode == 1, done.stderr
+    assert "model/weight" in done.stdout and "metrics/loss" in done.stdout and max(map(len, done.stdout.splitlines())) <= 84
+    same = ask("s/run@1", "s/run")
+    assert same.returncode == 0 and "the same, to the bit" in same.stdout
+    facts = json.loads(ask("s/run@0", "s/run@1", "--json").stdout)
+    changed = [one for one in facts["tensors"] if one["state"] == "changed"]
+    assert [one["name"] for one in changed] == ["model/weight"] and changed[0]["max_abs"] == pytest.approx(0.5) and facts["bytes_read"] == 160  # the bias lies in the same chunk
+    assert json.loads(ask("s/run@0", "s/run@1", "--json", "--no-tensors").stdout)["bytes_read"] == 0
+    assert ask("s/run@0", "s/nothing").returncode == 1
