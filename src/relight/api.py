@@ -141,6 +141,21 @@ class Store:
         opened = self.run(run)
         opened.tag(name, None if which is None else resolve(opened.history(), which).id)
 
+    def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
+        """Make the run ``name``, which goes on from a checkpoint, at no cost in bytes. Said again it changes nothing."""
+        from relight.versions.branching import branch
+        from relight.versions.stages import who
+
+        opened = self.run(run)
+        branch(opened, resolve(opened.history(), which), name, by=who(), why=why)
+
+    def promote(self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = "") -> str:
+        """Have a stage, by default the one behind where it is, be this checkpoint. Gives the stage."""
+        from relight.versions.stages import promote
+
+        opened = self.run(run)
+        return promote(opened, resolve(opened.history(), which), stage, why=why)
+
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
         """What ``prune`` would do, with a reason for each checkpoint."""
         return plan_prune(self._bytes, self._name(run), rules)

@@ -1,0 +1,146 @@
+"""Which checkpoint came from which: drawn, listed, pictured; and what people say about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.catalog.run import Run
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.records import CommitBody
+from relight.log import Checkpoint
+from relight.store import open_bytes
+from relight.versions.branching import branch
+from relight.versions.describing import describe, name_of
+from relight.versions.lineage import Node, draw, lineage
+from relight.versions.picture import picture
+from relight.versions.stages import notes_of, promote, promotions, stages_of, take_back, write_note
+
+
+def train(url: Path, steps: int, keep: int | None = None) -> None:
+    """Go on for so many steps."""
+    weights = torch.zeros(10)
+    rules = relight.keep(last=keep) if keep else None
+    with relight.Checkpointer(url, weights=weights, loader={"position": 7}, save=relight.every(steps=1), keep=rules) as ckpt:
+        start = ckpt.restore()
+        for step in range(start, start + steps):
+            ckpt.step(step, loss=1.0)
+
+
+def run_at(url: Path) -> Run:
+    """For looking."""
+    return Run(open_bytes(url.parent), url.name)
+
+
+def nodes(*edges: tuple[str, str]) -> list[Node]:
+    """Checkpoints by letters, newest first, each with its parents."""
+    made = []
+    for number, (name, parents) in enumerate(edges):
+        body = CommitBody(
+            id=name, step=100 - number, dir="d", root="", root_bytes=1, parents=[], reason="", metrics={}, logical_bytes=0, stored_bytes=0,
+            new_bytes=0, requires=[],
+        )  # fmt: skip
+        made.append(Node(Checkpoint(number, "", 1, body), "r", parents=[(one.lower(), one.isupper()) for one in parents]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("edges", "drawn"),
+    [
+        ([("c", "b"), ("b", "a"), ("a", "")], ["* c", "* b", "* a"]),
+        ([("d", "b"), ("c", "b"), ("b", "a"), ("a", "")], ["* d", "| * c", "|/", "* b", "* a"]),
+        ([("d", "B"), ("b", "")], ["* d", "* b"]),
+        ([("e", "a"), ("d", "a"), ("c", "A"), ("a", "")], ["* e", "| * d", "| | * c", "|_|/", "|/", "* a"]),
+        ([("m", "ab"), ("b", "o"), ("a", "o"), ("o", "")], ["* m", "|\\", "| * b", "* | a", "|/", "* o"]),
+        ([("z", ""), ("a", "")], ["* z", "* a"]),
+    ],
+)
+def test_the_drawing(edges: list[tuple[str, str]], drawn: list[str]) -> None:
+    """A line, a fork, something left out, three that meet, an average of two, two that have nothing in common."""
+    lines = [f"{line.graph.rstrip()}{' ' + line.node.id if line.node is not None else ''}" for line in draw(nodes(*edges))]
+    assert lines == drawn
+
+
+def test_all_runs_of_a_store_are_one_graph(tmp_path: Path) -> None:
+    """A branch hangs on where it left; what retention has taken out is between; only what a run comes from, if asked."""
+    base, other = tmp_path / "base", tmp_path / "other"
+    train(base, 3)
+    branch(run_at(base), run_at(base).history().live[1], "other")
+    train(other, 4, keep=2)
+    train(base, 1)
+    train(tmp_path / "alone", 1)
+    found, silent = lineage(open_bytes(tmp_path))
+    assert not silent and len(found) == 4 + 2 + 1
+    by_name = {(node.run, node.checkpoint.step): node for node in found}
+    first = by_name["other", 4]
+    assert first.parents == [(by_name["base", 1].id, True)] and by_name["other", 5].parents == [(first.id, False)]
+    order = [node.id for node in found]
+    assert all(order.index(node.id) < order.index(parent) for node in found for parent, _ in node.parents)
+    assert {node.run for node in lineage(open_bytes(tmp_path), "other")[0]} == {"base", "other"}
+    assert len(lineage(open_bytes(tmp_path), "other")[0]) == 4  # base@1 and its parent
+    picture(found, str(tmp_path / "a" / "graph.png"))
+    assert (tmp_path / "a" / "graph.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ConfigError, match="no kind of picture"):
+        picture(found, str(tmp_path / "graph.doc"))
+
+
+def test_a_run_whose_log_is_gone_hides_no_other(tmp_path: Path) -> None:
+    """It is named, with the reason."""
+    train(tmp_path / "base", 1)
+    train(tmp_path / "bad", 1)
+    for record in (tmp_path / "bad" / "log").iterdir():
+        record.write_bytes(b"x")
+    found, silent = lineage(open_bytes(tmp_path))
+    assert {node.run for node in found} == {"base"} and [name for name, _ in silent] in (["bad"], [])
+
+
+def test_stages_move_on_and_back(tmp_path: Path) -> None:
+    """Who, when and why stand in the log; the checkpoint is kept; nothing is behind the last one."""
+    train(tmp_path / "run", 4)
+    run = run_at(tmp_path / "run")
+    one, two = run.history().live[:2]
+    assert [promote(run, one, by="ann", why=f"reason {n}") for n in range(3)] == ["candidate", "staging", "production"]
+    with pytest.raises(ConfigError, match="none behind it"):
+        promote(run, one)
+    promote(run, two, "production", by="bob")
+    assert stages_of(run.history(), one.id) == ["candidate", "staging"] and relight.open(tmp_path / "run").latest().step == 3
+    assert take_back(run, "production", by="bob") == one.id
+    moves = promotions(run.view().records, "production")
+    assert [(move.id, move.by, move.why) for move in moves] == [(one.id, "ann", "reason 2"), (two.id, "bob", ""), (one.id, "bob", "taken back")]
+    with pytest.raises(CheckpointNotFound):
+        take_back(run, "staging")
+    with pytest.raises(ConfigError, match="is no stage"):
+        promote(run, one, "live")
+    assert relight.open(tmp_path / "run").plan_prune(relight.keep(last=1)).going == [run.history().live[1].id, run.history().live[2].id]
+
+
+def test_notes_stay(tmp_path: Path) -> None:
+    """In order, by whom; of one that is not there, refused."""
+    train(tmp_path / "run", 2)
+    run = run_at(tmp_path / "run")
+    one = run.history().live[0]
+    write_note(run, one, "first", by="ann")
+    write_note(run, one, "second \x1b[31m", by="bob")
+    assert [(note.text, note.by) for note in notes_of(run.history(), one.id)] == [("first", "ann"), ("second \x1b[31m", "bob")]
+    for text in ("", "  ", "x" * 5000):
+        with pytest.raises(ConfigError):
+            write_note(run, one, text)
+
+
+def test_what_describes_it(tmp_path: Path) -> None:
+    """A name by the nearest tag, the parents, the branches, where in the data it stands."""
+    train(tmp_path / "run", 3)
+    run = run_at(tmp_path / "run")
+    first, second, third = run.history().live
+    assert name_of(run.history(), "run", third) == "run@2"
+    run.tag("good", first.id)
+    assert [name_of(run.history(), "run", one) for one in (first, second, third)] == ["run@good", "run@good+1", "run@good+2"]
+    branch(run, second, "other")
+    facts = describe(run, second)
+    assert (facts["name"], facts["branches"], facts["lies_in"]) == ("run@good+1", ["other"], "run")
+    assert facts["parents"] == [{"id": first.id, "step": 0}] and facts["children"] == [third.id]
+    assert facts["data"] == {"loader/position": 7}
+    assert describe(run_at(tmp_path / "other"), run_at(tmp_path / "other").history().live[0])["lies_in"] == "run"
