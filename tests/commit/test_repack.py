@@ -19,46 +19,10 @@ from relight.errors import CheckpointNotFound
 from relight.log import fold
 from relight.policy import Keep
 from relight.reclaim import execute, plan_prune
-from relight.store import ByteStore, LocalStore, open_bytes
-from relight.store.base import Writer
+from relight.store import ByteStore, open_bytes
+from relight.testing.mortal import Killed, Mortal
 from relight.testing.store_suite import refuses
 from relight.transfer.repack import execute_repack, plan_repack
-
-
-class Killed(BaseException):
-    """The process ended here."""
-
-
-class Mortal(LocalStore):
-    """Ends the process before its n-th change."""
-
-    left = -1
-
-    def _change(self) -> None:
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-
-    def put_once(self, key: str, data: bytes) -> bool:
-        self._change()
-        return super().put_once(key, data)
-
-    def rewrite(self, key: str, size: int) -> Writer:
-        self._change()
-        inner, change = super().rewrite(key, size), self._change
-
-        class Dying:
-            align, abort = inner.align, inner.abort
-
-            def write_at(self, offset: int, data: memoryview) -> None:
-                change()
-                inner.write_at(offset, data)
-
-            def finish(self, size: int | None = None) -> None:
-                change()
-                inner.finish(size)
-
-        return Dying()
 
 
 @pytest.fixture
@@ -116,8 +80,7 @@ def test_killed_anywhere(run: str, tmp_path: Path) -> None:
     for left in range(100):
         copy = tmp_path / f"{left}" / "run"
         shutil.copytree(Path(run).parent, copy.parent)
-        store = Mortal(copy.parent)
-        store.left = left
+        store = Mortal(open_bytes(copy.parent), left)
         try:
             execute_repack(plan_repack(opened(str(copy), store)))
         except Killed:

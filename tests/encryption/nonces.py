@@ -23,48 +23,10 @@ from relight.format import encode_tree
 from relight.keys import Keychain, write_key_file
 from relight.layout import Bytes, Item
 from relight.store import ByteStore, MemoryStore
-from relight.store.base import Writer
 from relight.store.encrypted import EncryptedStore
+from relight.testing.mortal import Killed, Mortal
 
 FORKS_EVERY = 50
-
-
-class Killed(BaseException):
-    """The process ended here."""
-
-
-class Mortal(MemoryStore):
-    """Ends the process before its n-th change or write."""
-
-    left = -1
-
-    def _change(self) -> None:
-        if self.left == 0:
-            self.left = -1
-            raise Killed
-        self.left -= 1
-
-    def put_once(self, key: str, data: bytes) -> bool:
-        self._change()
-        return super().put_once(key, data)
-
-    def write(self, key: str, size: int) -> Writer:
-        self._change()
-        inner, change = super().write(key, size), self._change
-
-        class Dying:
-            align = 1
-            abort = inner.abort
-
-            def write_at(self, offset: int, data: memoryview) -> None:
-                change()
-                inner.write_at(offset, data)
-
-            def finish(self, size: int | None = None) -> None:
-                change()
-                inner.finish(size)
-
-        return Dying()
 
 
 class Ledger:
@@ -108,11 +70,13 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
     write_key_file(str(folder / "key"))
     chain, draw, ledger = Keychain.of(f"file:{folder / 'key'}"), random.Random(seed), Ledger()
     ledger.watch()
-    inner = Mortal()
+    beneath = MemoryStore()
+    inner = Mortal(beneath)
     killed = forked = attempts = done = 0
     while done < saves:
-        if len(inner._files) > 400:
-            inner = Mortal()
+        if len(beneath._files) > 400:
+            beneath = MemoryStore()
+            inner = Mortal(beneath)
         store: ByteStore = EncryptedStore(inner, chain)  # a new process has its own data key; sometimes the same one goes on
         attempts += 1
         try:
@@ -127,6 +91,7 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
                 inner.left = -1
         except Killed:
             killed += 1
+            inner.left = -1
     twice = [pair for pair, times in ledger.pairs.items() if times > 1]
     return {"saves": done, "killed": killed, "attempts": attempts, "forks": forked, "pairs": sum(ledger.pairs.values()), "twice": len(twice), "seed": seed}
 

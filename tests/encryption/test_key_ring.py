@@ -20,54 +20,13 @@ from relight.keys import Keychain, resolve, write_key_file
 from relight.layout import Bytes, Item
 from relight.log import read_store
 from relight.store import ByteStore, LocalStore, MemoryStore
-from relight.store.base import Writer
 from relight.store.encrypted import EncryptedStore
 from relight.store.keyring import slots_in
+from relight.testing.mortal import Killed, Mortal
 from relight.testing.store_suite import refuses
 from relight.transfer.keys import add, rekey, revoke, rotate, status
 
 DATA = random.Random(7).randbytes(300_000)
-
-
-class Killed(BaseException):
-    """As if the process had ended here."""
-
-
-class Mortal(MemoryStore):
-    """Ends the process before its n-th change; what was changed until then stays."""
-
-    left = -1
-
-    def _change(self) -> None:
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-
-    def put_once(self, key: str, data: bytes) -> bool:
-        self._change()
-        return super().put_once(key, data)
-
-    def write(self, key: str, size: int) -> Writer:
-        self._change()
-        return super().write(key, size)
-
-    def rewrite(self, key: str, size: int) -> Writer:
-        self._change()
-        inner, change = super().rewrite(key, size), self._change
-
-        class Ending:
-            align = 1
-            write_at, abort = inner.write_at, inner.abort
-
-            def finish(self, size: int | None = None) -> None:
-                change()
-                inner.finish(size)
-
-        return Ending()
-
-    def delete(self, key: str) -> None:
-        self._change()
-        super().delete(key)
 
 
 @pytest.fixture
@@ -99,13 +58,18 @@ def sound(inner: ByteStore, *specs: str) -> int:
     return len(live)
 
 
-def encrypted(spec: str, kind: type[MemoryStore] = MemoryStore) -> Any:
+def encrypted(spec: str, mortal: bool = False) -> Any:
     """A store with two checkpoints; what lies beneath."""
-    inner = kind()
+    inner: Any = Mortal(MemoryStore()) if mortal else MemoryStore()
     store = EncryptedStore(inner, Keychain.of(spec))
     for step in (1, 2):
         save(store, step)
     return inner
+
+
+def files_of(store: Any) -> dict[str, Any]:
+    """What is in memory, whatever is around it."""
+    return getattr(store, "inner", store)._files  # type: ignore[no-any-return]
 
 
 def kek(spec: str) -> str:
@@ -164,13 +128,13 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
         rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
 
     def both_generations() -> Any:
-        inner = encrypted(old, Mortal)
+        inner = encrypted(old, mortal=True)
         rekey(inner, Keychain.of(old), leaked="*")  # slots of a second generation, and the first one's taken away
         save(EncryptedStore(inner, Keychain.of(old)), 3)
         return inner
 
     deaths = 0
-    for make in (lambda: encrypted(old, Mortal), both_generations):
+    for make in (lambda: encrypted(old, mortal=True), both_generations):
         for inner, done in each_death(make, work):
             deaths += not done
             held = [slot.kek for slot in slots_in(inner)]
@@ -189,11 +153,11 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
 
     def make() -> Any:
         if what == "plain":
-            inner = Mortal()
+            inner = Mortal(MemoryStore())
             for step in (1, 2):
                 save(inner, step)
             return inner
-        inner = encrypted(old, Mortal)
+        inner = encrypted(old, mortal=True)
         if what == "revoked before":
             rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
         return inner
@@ -204,13 +168,13 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
     def work(inner: Any, again: bool = False) -> object:
         return rekey(inner, at_hand, leaked=leaked, keep=Keychain.of(new), encrypt_plain=again)
 
-    before = {key: bytes(data) for key, data in make()._files.items()} if what == "plain" else {}
+    before = {key: bytes(data) for key, data in files_of(make()).items()} if what == "plain" else {}
     deaths = 0
     for inner, done in each_death(make, work):
         deaths += not done
         if not done:
             with_both = EncryptedStore(inner, at_hand, takes_plain=True)
-            if "relight.json" in inner._files and (what != "plain" or slots_in(inner)):
+            if "relight.json" in files_of(inner) and (what != "plain" or slots_in(inner)):
                 view = open_run(with_both, "run").view()
                 assert not view.faults and len(open_run(with_both, "run").history().live) == 2
                 assert not any(verify_checkpoint(with_both, view, one) for one in open_run(with_both, "run").history().live)
@@ -220,7 +184,7 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
         refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
         if leaked:
             assert all(slot.kek != kek(old) for slot in slots_in(inner))
-        assert not any(bytes(data) == before.get(key) for key, data in inner._files.items() if data)
+        assert not any(bytes(data) == before.get(key) for key, data in files_of(inner).items() if data)
         assert rekey(inner, Keychain.of(new), leaked="*", plan_only=True).files == rekey(inner, Keychain.of(new), leaked="*").files
     assert deaths > 12
 
@@ -233,11 +197,11 @@ def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> 
     add(inner, Keychain.of(second), resolve(third), "third")
     save(EncryptedStore(inner, Keychain.of(second)), 3)
     assert rekey(inner, Keychain.of(second), leaked=kek(first), plan_only=True).files == 0, "all it could open is gone"
-    files = {key: bytes(data) for key, data in inner._files.items()}
+    files = {key: bytes(data) for key, data in files_of(inner).items()}
     report = rekey(inner, Keychain.of(second), leaked="third", keep=Keychain.of(second))
     assert report.files > 10 and report.generation == 3 and not report.left
-    changed = {key for key, data in inner._files.items() if bytes(data) != files.get(key)}
-    assert all(not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json" for key, data in inner._files.items())
+    changed = {key for key, data in files_of(inner).items() if bytes(data) != files.get(key)}
+    assert all(not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json" for key, data in files_of(inner).items())
     assert sound(inner, second) == 3
     refuses(WrongKey, lambda: sound(inner, third))
     refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.of(second), leaked="nobody"))
@@ -288,20 +252,20 @@ def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> No
 def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
     """A bit of a slot, and it opens nothing, or nothing wrong; another one still does. Slots of other stores are of no use."""
     inner = encrypted(specs[0])
-    name = next(key for key in inner._files if key.startswith(KEYS_DIR))
-    whole = bytes(inner._files[name])
+    name = next(key for key in files_of(inner) if key.startswith(KEYS_DIR))
+    whole = bytes(files_of(inner)[name])
     for at in range(len(whole)):
         changed = bytearray(whole)
         changed[at] ^= 1 << at % 8
-        inner._files[name] = bytes(changed)
+        files_of(inner)[name] = bytes(changed)
         refuses(RelightError, lambda: sound(inner, specs[0]))
-    inner._files[name] = whole
+    files_of(inner)[name] = whole
     add(inner, Keychain.of(specs[0]), resolve(specs[1]))
-    inner._files[name] = whole[:-9]
+    files_of(inner)[name] = whole[:-9]
     assert sound(inner, specs[1]) == 2
     refuses(WrongKey, lambda: sound(inner, specs[0]))
     other = encrypted(specs[0])
-    inner._files[name] = other._files[name]
+    files_of(inner)[name] = files_of(other)[name]
     refuses(WrongKey, lambda: sound(inner, specs[0]))
     assert sound(inner, specs[1]) == 2
 
