@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import relight
+from relight.agent.messages import Layout, Save, ToAgent, ToTrainer, Want
 from relight.agent.serve import NEAR_S, PATIENT_S, Job, Server, Session
+from relight.agent.wire import Wire
 from relight.arena import SEALED
 
 
@@ -115,3 +124,72 @@ def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: Server) -
     server._sessions.add(session)
     server._part(session)
     assert not server._sessions and not session.open and closed
+
+
+def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It got its slots, sealed one and was killed before the agent's thread came back from sending them: what it said meanwhile counts."""
+    ours, theirs = socket.socketpair()
+    heard: list[str] = []
+    send_fds = socket.send_fds
+
+    def send_and_lose(sock: socket.socket, data: list[bytes], fds: list[int]) -> int:
+        sent = send_fds(sock, data, fds)
+        wire = Wire(theirs, ToTrainer)
+        wire.send(Layout([], 0, 1))
+        wire.send(Save(0, 1))
+        wire.close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_lose)
+    hear = server._hear
+
+    def listen(session: Session, message: Any) -> None:
+        heard.append(type(message).__name__)
+        if not isinstance(message, Layout):
+            hear(session, message)
+
+    monkeypatch.setattr(server, "_hear", listen)
+    session = Session(Wire(ours, ToAgent))
+    server._sessions.add(session)
+    Wire(theirs, ToTrainer).send(Want(1 << 16, 1, None))
+    server._listen(session)
+    assert heard == ["Want", "Layout", "Save"]
+
+
+def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: Server) -> None:
+    """Its last words may be that a save is sealed."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    session = Session(wire=None, pid=process.pid)  # type: ignore[arg-type]
+    server._sessions.add(session)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its end yet
+    assert server._has_unheard()
+    session.open = False
+    assert not server._has_unheard()
+    session.open, session.pid = True, os.getpid()
+    assert not server._has_unheard()
+    process.wait()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_was_sealed_by_whoever_dies_at_once_is_there(tmp_path: Path, before: bool) -> None:
+    """Killed before, or behind, the word that it is sealed, in its first save; whoever asks next finds the checkpoint."""
+    source = f"""
+import os, signal, relight, torch
+from relight.agent.client import Agent
+said = Agent.save
+def save(self, *words):
+    if {not before}:
+        said(self, *words)
+    os.kill(os.getpid(), signal.SIGKILL)
+Agent.save = save
+ckpt = relight.Checkpointer({str(tmp_path / "run")!r}, weights=torch.zeros(100_000), background=True)
+ckpt.restore()
+ckpt.save(1, block=False)
+"""
+    for number in range(4):
+        process = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False)
+        assert process.returncode == -9, process.stderr
+        weights = torch.ones(100_000)
+        with relight.Checkpointer(tmp_path / "run", weights=weights, background=True) as ckpt:
+            assert ckpt.restore() == 2, number
+        shutil.rmtree(tmp_path / "run")

@@ -9,6 +9,7 @@ can restore from what is still in memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import select
@@ -51,6 +52,8 @@ class Session:
     """One trainer."""
 
     wire: Wire[ToAgent]
+    pid: int = 0
+    """0: not to be known."""
     writer: Writer | None = None
     prepared: Prepared | None = None
     slots: list[Slot] = field(default_factory=list)
@@ -134,7 +137,7 @@ class Server:
                 connection.close()
                 continue
             connection.settimeout(None)
-            session = Session(Wire(connection, ToAgent))
+            session = Session(Wire(connection, ToAgent), pid)
             with self._lock:
                 self._sessions.add(session)
                 self._seen = True
@@ -166,7 +169,8 @@ class Server:
         try:
             while True:
                 message, _ = session.wire.receive()
-                self._hear(session, message)
+                with contextlib.suppress(Gone):  # it cannot be answered any more: what it has said all the same is heard to its end
+                    self._hear(session, message)
                 if session.polite:
                     break
         except Gone:
@@ -230,7 +234,7 @@ class Server:
     def _tell_kept(self, session: Session) -> None:
         """What the trainer before this one sealed is written first: it is the newest there is."""
         ends = time.monotonic() + DRAIN_S
-        while self._writes() and time.monotonic() < ends:
+        while (self._writes() or self._has_unheard()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
             there = [one for one in self._kept if _is_there(one)]
@@ -241,6 +245,12 @@ class Server:
         now = time.monotonic()
         with self._lock:
             return self._pending > sum(self._is_stuck(job, now) for job in self._active)
+
+    def _has_unheard(self) -> bool:
+        """Whether a trainer has ended of which not all was heard yet: it may have sealed a save that nobody here knows of."""
+        with self._lock:
+            there = [session.pid for session in self._sessions if session.open]
+        return any(map(_has_ended, there))
 
     def _is_stuck(self, job: Job, now: float) -> bool:
         if job.waits_since is None or not job.waits_for:
@@ -424,6 +434,20 @@ def _watch(session: Session, pid: int) -> None:
         os.close(fd)
     if session.open:
         session.wire.hang_up()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether that process does nothing any more; False if that cannot be told."""
+    if not pid:  # of another process namespace
+        return False
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    try:
+        return bool(select.select([fd], [], [], 0)[0])
+    finally:
+        os.close(fd)
 
 
 def _is_there(one: Kept) -> bool:

@@ -40,7 +40,8 @@ class Wire(Generic[T]):
                 if fds:
                     sent = socket.send_fds(self._socket, [data], fds)
                     data = data[sent:]
-                self._socket.sendall(data)
+                if data:  # of nothing, too, whoever has gone meanwhile makes an error
+                    self._socket.sendall(data)
         except OSError as error:
             raise Gone(str(error)) from error
 
