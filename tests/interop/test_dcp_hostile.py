@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.foreign.pickles import Call, Class, read_pickle
 from relight.interop import dcp as interop
-from relight.interop.foreign_pickle import Call, Class, read_pickle
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

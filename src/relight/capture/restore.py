@@ -85,7 +85,7 @@ class _Planner(Planning):
                 continue
             self._component(name, value, root[name])
         if self.only is None:
-            for name in root.keys() - self.components.keys() - {"rng", "grad"}:
+            for name in root.keys() - self.components.keys() - {"rng", "grad", "imported"}:
                 self.unused.append(f"{name}: in the checkpoint, but not given to the Checkpointer")
             self._gradients(root.get("grad"))
         if "rng" in root and self.takes("rng"):
@@ -146,6 +146,7 @@ class _Planner(Planning):
         if simple and stored.keys() == live.keys() and self.targets.all_plainly([stored[key] for key in live], list(live.values())):
             return
         taken: dict[str, Thunk] = {}
+        there: set[int] | None = None
         for key, tensor in live.items():
             leaf = stored.get(key)
             if simple and type(leaf) is Leaf and self.targets.plainly(leaf, tensor):
@@ -153,6 +154,10 @@ class _Planner(Planning):
             at = join_path(path, key)
             if not self.takes(at):
                 continue
+            if key not in stored:
+                there = {id(one) for other, one in live.items() if other in stored} if there is None else there
+                if id(tensor) in there:
+                    continue  # tied to one that is stored: others keep a shared tensor under one of its names
             if key not in stored:
                 self.wrong.append(f"{at}: missing in the checkpoint{_live(tensor)}")
                 continue

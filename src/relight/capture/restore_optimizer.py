@@ -56,6 +56,10 @@ class OptimizerPlan:
             return
         flattened = flattened_in(optimizer, planning.components)
         names = parameter_names(optimizer, planning.components)
+        if _is_by_number(node):
+            node = self._named(node, names, bool(flattened))
+            if node is None:
+                return
         renamed = _renamed_parameters(node, planning)
         lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
         live = set().union(*lives)
@@ -110,6 +114,22 @@ class OptimizerPlan:
         if planning.takes(f"{path}/extra"):
             make_extra = thunks(node["extra"], f"{path}/extra", planning.memory)
             planning.do(STATE, lambda: self._holder.state.update(make_extra()))
+
+    def _named(self, node: Mapping[str, Any], names: Mapping[int, str], flattened: bool) -> dict[str, Any] | None:
+        """State by number, which another framework saved, under the names of the live parameters: group by group, in their order."""
+        optimizer, path = self._optimizer, self._path
+        lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
+        stored = [group["params"] for group in node["groups"]]
+        if flattened:
+            self._planning.wrong.append(f"{path}: stored by number, and its parameters were flattened: nobody knows which is which")
+            return None
+        if [len(one) for one in lives] != [len(one) for one in stored]:
+            told, here = (" + ".join(str(len(one)) for one in groups) for groups in (stored, lives))
+            self._planning.wrong.append(f"{path}: stored by number for {told} parameters, this optimizer has {here}")
+            return None
+        names_of = {number: name for mine, theirs in zip(lives, stored, strict=True) for name, number in zip(mine, theirs, strict=True)}
+        groups = [{**group, "params": mine} for group, mine in zip(node["groups"], lives, strict=True)]
+        return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
 
     def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
         """Whether all state is there already, and can be read to where it is; done then, else nothing is."""
@@ -300,6 +320,11 @@ def _is_optimizers(node: Any) -> bool:
         and all(isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups)
         and isinstance(state, dict)
     )
+
+
+def _is_by_number(node: Mapping[str, Any]) -> bool:
+    """Whether what it says of parameters is by number, as other frameworks have it."""
+    return any(type(one) is int for group in node["groups"] for one in group["params"])
 
 
 def _names_in(node: Mapping[str, Any]) -> set[str]:

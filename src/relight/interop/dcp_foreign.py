@@ -12,9 +12,9 @@ from relight.capture.build import selected
 from relight.capture.kinds import MODULE, OPTIMIZER
 from relight.capture.optimizers import own_parameters, parameter_names
 from relight.errors import ConfigError, IncompatibleState
+from relight.foreign.nesting import Path, name_of
 from relight.format.collector import collector_paused
 from relight.interop.dcp_folder import Folder
-from relight.interop.dcp_tree import Path, name_of
 
 
 def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dict[str, Any]:

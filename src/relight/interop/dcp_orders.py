@@ -11,8 +11,9 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from relight.commit import Place
 from relight.errors import ConfigError
+from relight.foreign.nesting import Path, crowded
 from relight.format import Digest
-from relight.interop.dcp_tree import TENSOR, VALUE, Entry, Path, apart, crowded, usual
+from relight.interop.dcp_tree import TENSOR, VALUE, Entry, apart, usual
 
 
 class Orders(NamedTuple):

@@ -23,9 +23,10 @@ from relight.capture.walk import Walker
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.commit.save import Seat, new_id
 from relight.errors import ConfigError, IncompatibleState
+from relight.foreign.nesting import Kept, Path, name_of, nested
 from relight.format import Leaf, encode_tree
 from relight.interop.dcp_orders import Orders, arrange, complete, is_single, is_usable, mapping_of, to_the_first
-from relight.interop.dcp_tree import OWN, Kept, Path, apart, encode_entries, name_of, nested, usual
+from relight.interop.dcp_tree import OWN, apart, encode_entries, usual
 from relight.layout import Box, Bytes, Item, whole
 from relight.log import Log
 from relight.store import open_bytes

@@ -1,27 +1,25 @@
-"""A file that ``torch.save`` made, or a part of a file: where its storages lie, and what tensors and values are made of them."""
+"""A file that ``torch.save`` made, or a part of a file: where its storages lie, and what tensors and values are said to be made of them.
+
+Without torch: a tensor comes out as a ``Spec``, a dtype, device or size as the format's ``Leaf``, an array as ``Made``.
+"""
 
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
-from relight.capture.rebuild import _numpy_dtype
-from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.interop.foreign_pickle import Call, Class, Made, read_pickle
+from relight.foreign.files import pread
+from relight.foreign.pickles import Call, Class, read_pickle
+from relight.foreign.tensors import Compound, Home, Span, Spec
+from relight.format import DTYPES, Leaf
 
 ENTRIES_MAX = 100_000
 EQUAL_MAX = 64
 DIRECTORY_BYTES_MAX = 16 << 20
 PICKLE_BYTES_MAX = 64 << 20
-VALUES_MORE = 10_000
-"""How many more values there may be than bytes that say them."""
-LEVELS_MAX = 80
 _END, _END64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 _CENTRAL, _LOCAL = struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
 _STORAGES = {
@@ -31,56 +29,50 @@ _STORAGES = {
 }  # fmt: skip
 
 
-class Span(NamedTuple):
-    """Bytes of an open file. ``crc`` is what they are said to have, 0 if nothing is."""
+class Storage(NamedTuple):
+    """Bytes that tensors lie in."""
 
-    offset: int
-    length: int
-    crc: int = 0
-
-
-class Spec(NamedTuple):
-    """A tensor that lies in a storage of the archive: ``offset`` and ``stride`` in elements."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    dtype: str
     span: Span
-
-    @property
-    def in_order(self) -> bool:
-        """Whether its elements lie one behind the other, in row-major order."""
-        expected = 1
-        for extent, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if extent != 1 and stride != expected:
-                return False
-            expected *= extent
-        return True
+    home: Home | None = None
 
 
-class _Storage(NamedTuple):
-    dtype: torch.dtype
-    span: Span
+class Kind(NamedTuple):
+    """A class of storages: the dtype of what is in them."""
+
+    dtype: str
 
 
 class Archive:
-    """``span`` of the file ``handle``, which ``torch.save`` wrote."""
+    """``span`` of the file ``handle``, which ``torch.save`` wrote. ``home`` is what its tensors say that they lie in."""
 
-    def __init__(self, handle: int, span: Span, where: str) -> None:
-        self._handle, self._span, self._where = handle, span, where
+    def __init__(self, handle: int, span: Span, where: str, home: Home | None = None) -> None:
+        self._handle, self._span, self._where, self._home = handle, span, where, home
         try:
             self._entries = self._directory()
             self._read_names()
         except (struct.error, UnicodeError, ValueError, IndexError) as error:
             raise UnsafeContent(f"not a file of torch.save: {str(error)[:100]}", where=where) from None
 
-    def content(self) -> Any:
-        """What was saved, unread: values, with a ``Spec`` for each tensor, and ``Made`` for arrays."""
+    @property
+    def said(self) -> int:
+        """Bytes of the pickle in it."""
+        return self._entries[f"{self._top}/data.pkl"].length
+
+    def words(self) -> bytes:
+        """Its pickle, and what the directory says of all that is in it: by which it is known again."""
+        span = self._entries[f"{self._top}/data.pkl"]
+        told = "".join(f"{name}\0{one.offset}\0{one.length}\0{one.crc}\n" for name, one in sorted(self._entries.items()))
+        data = pread(self._handle, span.offset, min(span.length, PICKLE_BYTES_MAX), self._where)
+        return data + told.encode(errors="surrogatepass")
+
+    def content(self, *, strangers: bool = False) -> Any:
+        """What was saved, unread: values, with a ``Spec`` for each tensor, and ``Made`` for arrays. ``strangers``: see ``read_pickle``."""
         span = self._entries[f"{self._top}/data.pkl"]
         if span.length > PICKLE_BYTES_MAX:
             raise UnsafeContent(f"a pickle of {span.length} bytes", where=self._where)
-        return read_pickle(pread(self._handle, span.offset, span.length, self._where), _TABLE, self._where, self._storage)
+        data = pread(self._handle, span.offset, span.length, self._where)
+        return read_pickle(data, TABLE, self._where, self._storage, strangers=strangers)
 
     def tensor(self) -> Spec:
         """The one tensor that was saved."""
@@ -89,26 +81,20 @@ class Archive:
             raise UnsafeContent("something other than a tensor", where=self._where)
         return found
 
-    def value(self) -> Any:
-        """What was saved, with its tensors and arrays. ``UnsafeContent`` for what nests too deeply or says one thing too often."""
-        try:
-            said = self._entries[f"{self._top}/data.pkl"].length
-            return _Values(self._handle, self._where, 16 * self._span.length, said + VALUES_MORE).value(self.content(), 0)
-        except (TypeError, RuntimeError) as error:
-            raise UnsafeContent(f"values that cannot be made: {str(error)[:100]}", where=self._where) from None
-
-    def _storage(self, told: Any) -> _Storage:
+    def _storage(self, told: Any) -> Storage:
         if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[2], str)):
             raise UnsafeContent("a storage that is told of in another way", where=self._where)
         _, kind, key, _, count = told
-        if not isinstance(kind, torch.dtype) or type(count) is not int or count < 0:
+        if not isinstance(kind, Kind) or type(count) is not int or count < 0:
             raise UnsafeContent("a storage of no known kind", where=self._where)
         span = self._entries.get(f"{self._top}/data/{key}")
         if span is None:
             raise CorruptCheckpoint(f"storage {key[:40]!r} is missing", where=self._where)
-        if span.length != count * kind.itemsize:
-            raise CorruptCheckpoint(f"a storage of {span.length} bytes, {count * kind.itemsize} were saved", where=self._where)
-        return _Storage(kind, span)
+        if span.length != count * DTYPES[kind.dtype].itemsize:
+            raise CorruptCheckpoint(
+                f"a storage of {span.length} bytes, {count * DTYPES[kind.dtype].itemsize} were saved", where=self._where
+            )
+        return Storage(kind.dtype, span, self._home)
 
     def _read_names(self) -> None:
         tops = [name.removesuffix("/data.pkl") for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
@@ -146,6 +132,11 @@ class Archive:
             if name in entries:
                 raise ValueError("a name twice")
             entries[name] = span
+        end = 0
+        for span in sorted(entries.values()):
+            if span.offset < end and span.length:
+                raise ValueError("two entries at one place")
+            end = max(end, span.offset + span.length)
         return entries
 
     def _entry(self, data: bytes, at: int) -> tuple[str, Span, int]:
@@ -167,60 +158,6 @@ class Archive:
         return name, Span(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length
 
 
-class _Values:
-    """What was pickled, to values."""
-
-    def __init__(self, handle: int, where: str, bytes_max: int, values_max: int) -> None:
-        self._handle, self._where, self._count, self._left = handle, where, values_max, bytes_max
-        self._read: dict[int, tuple[Spec, torch.Tensor]] = {}
-
-    def value(self, node: Any, level: int) -> Any:
-        self._count -= 1
-        if level > LEVELS_MAX or self._count < 0:
-            raise UnsafeContent("values nested too deeply, or too many", where=self._where)
-        if isinstance(node, Spec):
-            return self._tensor(node)
-        if isinstance(node, Made):
-            return self._array(node)
-        if type(node) is dict:
-            return {self.value(key, level + 1): self.value(one, level + 1) for key, one in node.items()}
-        if type(node) in (list, tuple, set, frozenset):
-            return type(node)(self.value(one, level + 1) for one in node)
-        if isinstance(node, (Class, Call, _Storage)):
-            raise UnsafeContent("a class or a storage as a value", where=self._where)
-        return node
-
-    def _tensor(self, node: Spec) -> torch.Tensor:
-        """One tensor for each that was saved, however often it is named; not many of one storage."""
-        if id(node) not in self._read:
-            self._left -= math.prod(node.shape) * node.dtype.itemsize
-            if self._left < 0:
-                raise UnsafeContent("tensors many times as large as the file", where=self._where)
-            self._read[id(node)] = node, read_spec(self._handle, node, self._where)
-        return self._read[id(node)][1]
-
-    def _array(self, node: Made) -> Any:
-        import numpy as np
-
-        try:
-            if node.name == "scalar":
-                return np.frombuffer(node.args[1], dtype=_dtype_of(node.args[0]), count=1)[0]
-            _, shape, told, columns, data = node.state
-            dtype = _dtype_of(told)
-            if not isinstance(data, bytes) or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
-                raise ValueError("shape and bytes")
-            return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if columns else "C").copy()
-        except (TypeError, ValueError, IndexError, KeyError) as error:
-            raise UnsafeContent(f"an array that cannot be rebuilt: {str(error)[:80]}", where=self._where) from None
-
-
-def _dtype_of(node: Any) -> Any:
-    if not isinstance(node, Made) or node.name != "dtype":
-        raise ValueError("no dtype")
-    order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
-    return _numpy_dtype(f"{order}{node.args[0]}")
-
-
 def _wide(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
     """The three numbers as a 64-bit field has them, where they did not fit."""
     at = 0
@@ -235,58 +172,71 @@ def _wide(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, i
     return size, packed, local
 
 
-def pread(handle: int, offset: int, length: int, where: str) -> bytes:
-    """All of these bytes; ``CorruptCheckpoint`` if the file is shorter."""
-    found = bytearray(length)
-    read_into(handle, offset, memoryview(found), where)
-    return bytes(found)
-
-
-def read_into(handle: int, offset: int, into: memoryview, where: str) -> None:
-    """Fill ``into``; ``CorruptCheckpoint`` if the file is shorter."""
-    at = 0
-    while at < len(into):
-        count = os.preadv(handle, [into[at : at + (64 << 20)]], offset + at)
-        if not count:
-            raise CorruptCheckpoint("the file ends too soon", where=where)
-        at += count
-
-
-def read_spec(handle: int, spec: Spec, where: str) -> torch.Tensor:
-    """A tensor, read: with its whole storage if its elements do not lie in order."""
-    count = math.prod(spec.shape)
-    if not count:
-        return torch.empty(spec.shape, dtype=spec.dtype)
-    size = spec.dtype.itemsize
-    if spec.in_order:
-        data = bytearray(pread(handle, spec.span.offset + spec.offset * size, count * size, where))
-        return torch.frombuffer(data, dtype=spec.dtype).view(spec.shape)
-    storage = torch.frombuffer(bytearray(pread(handle, spec.span.offset, spec.span.length, where)), dtype=spec.dtype)
-    return storage.as_strided(spec.shape, spec.stride, spec.offset).contiguous()
-
-
 def _tensor_v2(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Spec:
     return _spec(storage, storage.dtype, offset, shape, stride)
 
 
 def _tensor_v3(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Spec:
-    return _spec(storage, dtype, offset, shape, stride)
+    if not isinstance(dtype, Leaf) or dtype.kind != "torch_dtype" or dtype.meta not in DTYPES:
+        raise ValueError("a dtype that the format has no name for")
+    return _spec(storage, dtype.meta, offset, shape, stride)
 
 
 def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spec:
     """Checked: all of its elements lie in the storage."""
-    if not isinstance(storage, _Storage) or not isinstance(dtype, torch.dtype):
+    shape, stride = (one.meta if isinstance(one, Leaf) and one.kind == "torch_size" else one for one in (shape, stride))
+    if not isinstance(storage, Storage) or dtype not in DTYPES:
         raise ValueError("a tensor of no storage")
     for numbers in (shape, stride):
         if not isinstance(numbers, tuple) or len(numbers) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in numbers):
             raise ValueError("shape or stride")
-    if len(shape) != len(stride) or type(offset) is not int or offset < 0:
+    if len(shape) != len(stride) or type(offset) is not int or not 0 <= offset < 2**63:
         raise ValueError("shape, stride or offset")
     if math.prod(shape):
         last = offset + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
-        if (last + 1) * dtype.itemsize > storage.span.length or math.prod(shape) * dtype.itemsize > 64 * max(storage.span.length, 1 << 20):
+        size = DTYPES[dtype].itemsize
+        if (last + 1) * size > storage.span.length or math.prod(shape) * size > 64 * max(storage.span.length, 1 << 20):
             raise ValueError("a tensor beyond its storage")
-    return Spec(dtype, shape, stride, offset, storage.span)
+    elif math.prod(one for one in shape if one) >= 2**63:
+        raise ValueError("a shape no tensor can have")
+    return Spec(dtype, shape, stride, offset, storage.span, storage.home)
+
+
+def _sparse(layout: Any, told: Any) -> Compound:
+    if layout != "sparse_coo" or not isinstance(told, tuple) or len(told) not in (3, 4):
+        raise ValueError("a sparse tensor of another layout than COO")
+    indices, values, shape = told[:3]
+    shape = shape.meta if isinstance(shape, Leaf) else shape
+    if (
+        not isinstance(indices, Spec)
+        or not isinstance(values, Spec)
+        or not isinstance(shape, tuple)
+        or any(type(one) is not int for one in shape)
+    ):
+        raise ValueError("a sparse tensor")
+    return Compound("sparse_coo", (indices, values), (shape, bool(told[3]) if len(told) == 4 else False))
+
+
+def _layout(name: Any) -> str:
+    return str(name).removeprefix("torch.")[:40]
+
+
+def _sized(numbers: Any = ()) -> Leaf:
+    if not isinstance(numbers, (list, tuple)) or len(numbers) > 64 or any(type(one) is not int for one in numbers):
+        raise ValueError("a size")
+    return Leaf("torch_size", (), tuple(numbers))
+
+
+def _typed(function: Any, kind: Any, args: Any, state: Any) -> Any:
+    """A tensor or parameter with attributes, which are left out."""
+    if (
+        function not in _REBUILDERS
+        or not isinstance(kind, Class)
+        or kind.name not in ("Tensor", "Parameter")
+        or not isinstance(args, tuple)
+    ):
+        raise ValueError("a tensor of another class")
+    return function.function(*args)
 
 
 def _same(value: Any, *rest: Any) -> Any:
@@ -318,26 +268,51 @@ def _complex(real: Any, imaginary: Any) -> complex:
     return complex(float(real), float(imaginary))
 
 
-def _device(kind: Any, index: Any = None) -> torch.device:
-    return torch.device(str(kind)[:40]) if index is None else torch.device(str(kind)[:40], int(index))
+def _device(kind: Any, index: Any = None) -> Leaf:
+    return Leaf("torch_device", (), str(kind)[:40] if index is None else f"{str(kind)[:40]}:{int(index)}")
 
 
-_TABLE: dict[str, Any] = {
-    "torch._utils._rebuild_tensor_v2": Call(_tensor_v2),
-    "torch._utils._rebuild_tensor_v3": Call(_tensor_v3),
-    "torch._utils._rebuild_parameter": Call(_same),
-    "torch.storage.UntypedStorage": torch.uint8,
-    "torch.Size": Call(torch.Size),
+def _defaults(kind: Any = None) -> dict[Any, Any]:
+    return {}
+
+
+_ALIASES = {
+    "half": "float16", "float": "float32", "double": "float64", "short": "int16", "int": "int32", "long": "int64", "cfloat": "complex64",
+    "cdouble": "complex128", "chalf": "complex32",
+}  # fmt: skip
+_QUANTISED = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
+
+_REBUILDERS = (Call(_tensor_v2), Call(_tensor_v3), Call(_same))
+DTYPE_LEAVES: dict[str, Any] = {
+    **{f"torch.{name}": Leaf("torch_dtype", (), name) for name in (*DTYPES, *_QUANTISED)},
+    **{f"torch.{name}": Leaf("torch_dtype", (), kind) for name, kind in _ALIASES.items()},
+}
+
+TABLE: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": _REBUILDERS[0],
+    "torch._utils._rebuild_tensor_v3": _REBUILDERS[1],
+    "torch._utils._rebuild_parameter": _REBUILDERS[2],
+    "torch._utils._rebuild_parameter_with_state": _REBUILDERS[2],
+    "torch._tensor._rebuild_from_type_v2": Call(_typed),
+    "torch.Tensor": Class("Tensor"),
+    "torch.nn.parameter.Parameter": Class("Parameter"),
+    "torch._utils._rebuild_sparse_tensor": Call(_sparse),
+    "torch.serialization._get_layout": Call(_layout),
+    "torch.storage.UntypedStorage": Kind("uint8"),
+    "torch.Size": Call(_sized),
     "torch.device": Call(_device),
     "collections.OrderedDict": Call(_ordered),
+    "collections.defaultdict": Call(_defaults),
     "_codecs.encode": Call(_latin),
     "numpy.dtype": Class("dtype"),
     "numpy.ndarray": Class("ndarray"),
-    **{f"torch.{name}": TORCH_DTYPES[kind] for name, kind in _STORAGES.items()},
-    **{f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
+    **{f"torch.{name}": Kind(kind) for name, kind in _STORAGES.items()},
+    **DTYPE_LEAVES,
 }
+"""What a file of ``torch.save`` may ask for, and what that is here."""
 for _home in ("builtins", "__builtin__"):  # protocol 2 says the latter
-    _TABLE |= {f"{_home}.complex": Call(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
+    TABLE |= {f"{_home}.complex": Call(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
+    TABLE |= {f"{_home}.{name}": Class(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")}
 for _home in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _TABLE[f"{_home}._reconstruct"] = Class("array")
-    _TABLE[f"{_home}.scalar"] = Class("scalar")
+    TABLE[f"{_home}._reconstruct"] = Class("array")
+    TABLE[f"{_home}.scalar"] = Class("scalar")

@@ -7,6 +7,7 @@ out as ``Made``, which are inert. Opcodes: Python's ``pickletools``; protocols 2
 from __future__ import annotations
 
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,12 +16,26 @@ from relight.errors import UnsafeContent
 
 LONG_BYTES_MAX = 4096
 EQUAL_HASHES_MAX = 64
+LEVELS_MAX = 200
+OBJECTS_MAX = 4_000_000
+"""Containers and notes in the memo, besides one for every 16 bytes: a byte of a pickle may ask for a hundred of memory."""
+_STANDARD = frozenset(sys.stdlib_module_names) | {"__builtin__", "exceptions", "copy_reg", "nt", "posix", "__main__"}
 
 
 class Class(NamedTuple):
     """A class that may be named, and of which objects may be made: they are ``Made``."""
 
     name: str
+
+
+class Stranger(NamedTuple):
+    """A class of which nothing is known but its name. What is made of it is ``Made``, of the name ``STRANGE`` and this one's."""
+
+    name: str
+
+
+STRANGE = "?"
+"""What the names of things made of strangers begin with."""
 
 
 class Call(NamedTuple):
@@ -32,10 +47,12 @@ class Call(NamedTuple):
 class Made:
     """An object as it was pickled: its class's name, the arguments it was made with, the state it was given."""
 
-    __slots__ = ("args", "name", "state")
+    __slots__ = ("args", "items", "name", "pairs", "state")
 
     def __init__(self, name: str, args: tuple[Any, ...]) -> None:
         self.name, self.args, self.state = name, args, None
+        self.items: list[Any] = []
+        self.pairs: dict[Any, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
         """An attribute of its state; ``KeyError`` if it has none of that name."""
@@ -58,12 +75,23 @@ _PUTS = {ord("q"): _U1, ord("r"): _U4}
 _GETS = {ord("h"): _U1, ord("j"): _U4}
 
 
-def read_pickle(data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None) -> Any:
+def read_pickle(
+    data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None, *, strangers: bool = False
+) -> Any:
     """The value in ``data``. ``table``: by ``module.name`` a ``Class``, a ``Call``, or a value. ``persistent`` makes what lies
-    elsewhere.
+    elsewhere. ``strangers``: classes that are not in the table, and not of Python, come out as ``Stranger``, and objects of them as
+    ``Made``, so that the rest can be read; functions are refused all the same.
     """
+    return read_first(data, table, where, persistent, strangers=strangers)[0]
+
+
+def read_first(
+    data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None, *, strangers: bool = False
+) -> tuple[Any, int]:
+    """The first of several pickles that stand behind each other, and where it ends."""
     try:
-        return _Machine(data, table, where, persistent).run()
+        machine = _Machine(data, table, where, persistent, strangers)
+        return machine.run(), machine.at
     except UnsafeContent:
         raise
     except (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -71,14 +99,22 @@ def read_pickle(data: bytes, table: Mapping[str, Any], where: str, persistent: C
 
 
 class _Machine:
-    def __init__(self, data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None) -> None:
-        self._data, self._table, self._where, self._persistent = data, table, where, persistent
+    def __init__(self, data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None, strangers: bool) -> None:
+        self._data, self._table, self._where, self._persistent, self._strangers = data, table, where, persistent, strangers
+        self._levels: dict[int, tuple[Any, int]] = {}
+        self._left = OBJECTS_MAX + len(data) // 16
         self._at = 0
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._hashes: dict[int, tuple[Any, Counter[int]]] = {}
 
+    @property
+    def at(self) -> int:
+        """How far it has read."""
+        return self._at
+
     def run(self) -> Any:
+        """The value that the pickle ends with."""
         stack, memo = self._stack, self._memo
         while True:
             code = self._data[self._at]
@@ -92,14 +128,17 @@ class _Machine:
             elif code in _GETS:
                 stack.append(memo[self._number(_GETS[code])])
             elif code in _PUTS:
+                self._count()
                 memo[self._number(_PUTS[code])] = stack[-1]
             elif code == 0x94:
+                self._count()
                 memo[len(memo)] = stack[-1]
             elif code in _NUMBERS:
                 stack.append(self._number(_NUMBERS[code]))
             elif code in _VALUES:
                 stack.append(_VALUES[code])
             elif code in _EMPTY:
+                self._count()
                 stack.append(_EMPTY[code]())
             elif code == ord("("):
                 stack.append(_MARK)
@@ -107,9 +146,9 @@ class _Machine:
                 stack.append(bytes(self._take(self._number(_BYTES[code]))))
             elif code in (0x85, 0x86, 0x87):
                 count = code - 0x84
-                stack[-count:] = [tuple(self._plain(stack[-count:]))]
+                stack[-count:] = [self._tuple(self._plain(stack[-count:]))]
             elif code == ord("t"):
-                stack.append(tuple(self._marked()))
+                stack.append(self._tuple(self._marked()))
             elif code in (0x8A, 0x8B):
                 length = self._number(_U1 if code == 0x8A else _U4)
                 if length > LONG_BYTES_MAX:
@@ -132,16 +171,16 @@ class _Machine:
         stack = self._stack
         if code == ord("a"):
             item = stack.pop()
-            self._of(list).append(item)
+            self._list().append(item)
         elif code == ord("e"):
             items = self._marked()
-            self._of(list).extend(items)
+            self._list().extend(items)
         elif code == ord("s"):
             value, key = stack.pop(), stack.pop()
-            self._set(self._of(dict), [key, value])
+            self._set(self._dict(), [key, value])
         elif code == ord("u"):
             pairs = self._marked()
-            self._set(self._of(dict), pairs)
+            self._set(self._dict(), pairs)
         elif code == 0x90:
             items = self._marked()
             target = self._of(set)
@@ -150,7 +189,10 @@ class _Machine:
         elif code == 0x91:
             members = self._marked()
             self._look(None, members)
-            stack.append(frozenset(members))
+            self._tuple(members)
+            made_set = frozenset(members)
+            self._levels[id(made_set)] = made_set, self._level(members)
+            stack.append(made_set)
         elif code == ord("l"):
             stack.append(self._marked())
         elif code == ord("d"):
@@ -169,9 +211,12 @@ class _Machine:
             stack.append(self._call(function, args))
         elif code == 0x81:
             args, kind = stack.pop(), stack.pop()
-            if not isinstance(kind, Class) or not isinstance(args, tuple):
-                raise self._unsafe("an object of something that is no class")
-            stack.append(Made(kind.name, args))
+            stack.append(self._object(kind, args))
+        elif code == 0x92:
+            words, args, kind = stack.pop(), stack.pop(), stack.pop()
+            if not isinstance(words, dict):
+                raise self._unsafe("arguments by name that are no dict")
+            stack.append(self._object(kind, args))
         elif code == ord("b"):
             state, target = stack.pop(), stack[-1]
             if isinstance(target, Made):
@@ -183,9 +228,25 @@ class _Machine:
         else:
             raise self._unsafe(f"opcode {code:#x}, which is not allowed")
 
+    def _object(self, kind: Any, args: Any) -> Any:
+        if not isinstance(kind, (Class, Stranger)) or not isinstance(args, tuple):
+            raise self._unsafe("an object of something that is no class")
+        return Made(kind.name if isinstance(kind, Class) else f"{STRANGE}{kind.name}", args)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise self._unsafe("more values than its length allows")
+
     def _call(self, function: Any, args: Any) -> Any:
         if not isinstance(args, tuple):
             raise self._unsafe("arguments that are no tuple")
+        self._count()
+        if isinstance(function, Stranger):
+            last = function.name.rpartition(".")[2]
+            if not last[:1].isupper():
+                raise self._unsafe(f"it calls {function.name[:120]}, which is not on the list of what is harmless")
+            return Made(f"{STRANGE}{function.name}", args)
         if isinstance(function, Class):
             return Made(function.name, args)
         if not isinstance(function, Call):
@@ -194,6 +255,8 @@ class _Machine:
 
     def _find(self, module: Any, name: Any) -> Any:
         key = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "?"
+        if key not in self._table and self._strangers and key != "?" and module.split(".")[0] not in _STANDARD and key.isprintable():
+            return Stranger(key[:200])
         if key not in self._table:
             raise UnsafeContent(f"it asks for {key[:120]}, which is not on the list of what is harmless", where=self._where)
         return self._table[key]
@@ -215,6 +278,28 @@ class _Machine:
             counts[value] += 1
             if counts[value] > EQUAL_HASHES_MAX:
                 raise self._unsafe("keys made to collide")
+
+    def _list(self) -> list[Any]:
+        found = self._stack[-1]
+        return found.items if type(found) is Made and self._strangers else self._of(list)  # type: ignore[no-any-return]
+
+    def _dict(self) -> dict[Any, Any]:
+        found = self._stack[-1]
+        return found.pairs if type(found) is Made and self._strangers else self._of(dict)  # type: ignore[no-any-return]
+
+    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
+        """A tuple that is not nested too deeply to be hashed: the interpreter does that by recursion, without looking at its stack."""
+        made = tuple(items)
+        level = self._level(items)
+        if level > 1:
+            self._count()
+            if level > LEVELS_MAX:
+                raise self._unsafe("tuples nested too deeply")
+            self._levels[id(made)] = made, level
+        return made
+
+    def _level(self, items: list[Any]) -> int:
+        return 1 + max((self._levels.get(id(one), (one, 1))[1] for one in items if type(one) in (tuple, frozenset)), default=0)
 
     def _of(self, kind: type) -> Any:
         found = self._stack[-1]

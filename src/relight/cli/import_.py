@@ -1,0 +1,96 @@
+"""``relight import``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from relight.catalog.locate import locate_destination
+from relight.cli.common import json_option
+from relight.cli.output import emit_json, escape, facts_list, plural, progress, size
+
+
+@click.command("import")
+@click.argument("source")
+@click.argument("run", metavar="RUN")
+@click.option("--dry-run", is_flag=True, help="Only say what is there, and what would come in.")
+@click.option("--step", type=click.IntRange(min=0), help="Its step, if the source says none or another.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only what matches, such as 'model/*'; again and again.")
+@json_option
+def command(source: str, run: str, dry_run: bool, step: int | None, only: tuple[str, ...], as_json: bool) -> None:
+    """Bring a checkpoint of another framework in, as one of RUN.
+
+    SOURCE is a file or a folder: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate, DeepSpeed, Megatron,
+    torchsnapshot, Orbax. It is recognised by what is in it, and nothing in it is executed. What belongs to none of a
+    script's components is kept below 'imported'. Said again, it finds that it is there already.
+
+    \b
+    Examples:
+      relight import out/checkpoint-500 runs/tuned --dry-run
+      relight import model.safetensors runs/base --only 'model/*'
+    """
+    from relight.foreign import bring_in, look
+    from relight.foreign.found import plant
+
+    found = look(source)
+    planted = plant(found.content, found.files, only)
+    total = sum(item.source.length for item in planted.items)
+    facts: dict[str, Any] = {
+        "format": found.format,
+        "kind": found.kind,
+        "path": found.path,
+        "step": found.step if step is None else step,
+        "tensors": len(planted.items),
+        "bytes": total,
+        "metrics": found.metrics,
+        "parts": planted.parts,
+        "left_out": [{"what": what, "why": why} for what, why in planted.left_out],
+        "notes": found.notes,
+    }
+    if not as_json:
+        _say(facts)
+    if dry_run:
+        if as_json:
+            emit_json({"dry_run": True, **facts})
+        return
+    place = locate_destination(run, os.path.splitext(found.files.name)[0] or "imported")
+    assert place.run is not None
+    with progress("importing", total) as meter:
+        report = bring_in(found, place.store, place.run, step=step, which=only, progress=meter)
+    to = f"{place.store.url.rstrip('/')}/{place.run}"
+    if as_json:
+        emit_json({**facts, "to": to, "id": report.id, "step": report.step, "there": report.there, "seconds": round(report.seconds, 3)})
+        return
+    shown = escape(to.removeprefix(f"{os.getcwd()}/"))
+    done = "is there already" if report.there else f"imported {size(report.bytes)} in {report.seconds:.1f} s"
+    click.echo(f"{report.id}  step {report.step} of {shown}: {done}")
+
+
+def _say(facts: dict[str, Any]) -> None:
+    """What was found, before anything is done."""
+    click.echo(f"{escape(facts['format'])}: {plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])}")
+    rows: list[tuple[str, object]] = [("step", "not said: 0" if facts["step"] is None else facts["step"])]
+    rows += [(name, _part(told)) for name, told in facts["parts"].items()]
+    click.echo()
+    facts_list(rows)
+    for one in facts["left_out"][:20]:
+        _line(f"left out: {escape(one['what'])[:60]}: {escape(one['why'])}")
+    if len(facts["left_out"]) > 20:
+        click.echo(f"  … and {len(facts['left_out']) - 20} more: --json lists them")
+    for note in facts["notes"]:
+        _line(f"note: {escape(note)}")
+
+
+def _line(text: str) -> None:
+    from textwrap import fill
+
+    click.echo(fill(text, 84, initial_indent="  ", subsequent_indent="    "))
+
+
+def _part(told: str) -> str:
+    """Bytes for people."""
+    words = told.split(", ")
+    shown = [size(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word for word in words]
+    return ", ".join(shown)

@@ -1,0 +1,11 @@
+"""Everyone else's checkpoints: recognised by looking, read as data, brought in as Relight's own.
+
+Always holds: none of the frameworks is imported and nothing in a file is executed; what is absurd, cut or hostile is one of our errors,
+in time and memory bounded by what the file is; tensors are streamed. Torch-free. May import: ``commit``, ``catalog`` and what is below.
+"""
+
+from relight.foreign.bring import ImportReport, bring_in
+from relight.foreign.found import Found
+from relight.foreign.look import look
+
+__all__ = ["Found", "ImportReport", "bring_in", "look"]

@@ -1,0 +1,79 @@
+"""Recognising a checkpoint by what is there: no flags, no file name's ending, none of the frameworks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from relight.errors import IncompatibleState, UnsafeContent
+from relight.foreign.accelerate import look_accelerate
+from relight.foreign.content import Content
+from relight.foreign.dcp_content import look_dcp
+from relight.foreign.deepspeed import look_deepspeed
+from relight.foreign.files import Files
+from relight.foreign.found import Found, found_of
+from relight.foreign.hf import add_trainer, look_model, look_trainer
+from relight.foreign.megatron import look_megatron
+from relight.foreign.orbax import look_orbax
+from relight.foreign.single import look_file
+from relight.foreign.snapshot import look_snapshot
+
+
+def _deepspeed(files: Files) -> Content | None:
+    content = look_deepspeed(files)
+    if content is not None:
+        add_trainer(content, files)
+    return content
+
+
+Looker = Callable[[Files], Content | None]
+FOLDERS: tuple[Looker, ...] = (
+    look_megatron, look_dcp, look_snapshot, _deepspeed, look_trainer, look_accelerate, look_orbax, look_model,
+)  # fmt: skip
+"""What looks at a folder, the more special first."""
+KNOWN = (
+    "torch.save and safetensors files, Hugging Face folders and Trainer checkpoints, Lightning .ckpt, DCP directories, Accelerate, "
+    "DeepSpeed, Megatron, torchsnapshot and Orbax folders"
+)
+
+
+def look(path: str | os.PathLike[str]) -> Found:
+    """What checkpoint is at ``path``, by its metadata alone; nothing of it is executed.
+
+    ``IncompatibleState`` says what is there if it is of no known format; ``CorruptCheckpoint`` and ``UnsafeContent``, what is wrong with
+    one that is. Memory: what the metadata says, at most some hundred megabytes; no tensor is read.
+    """
+    try:
+        return _looked(Files(path))
+    except RecursionError:
+        raise UnsafeContent("values nested too deeply", where=os.fspath(path)) from None
+
+
+def _looked(files: Files) -> Found:
+    content = None
+    if files.is_folder:
+        for one in FOLDERS:
+            content = one(files)
+            if content is not None:
+                break
+    else:
+        content = look_file(files)
+    if content is None:
+        raise _nothing(files)
+    found = found_of(content, files)
+    if not found.tensors and not found.parts:
+        raise IncompatibleState(
+            "a checkpoint without anything that can be brought in", where=files.path, details=[f"{a}: {b}" for a, b in found.left_out]
+        )
+    return found
+
+
+def _nothing(files: Files) -> IncompatibleState:
+    if not files.is_folder:
+        return IncompatibleState("a file of no known format", where=files.path, hint=f"known are {KNOWN}")
+    shown = sorted({name.split("/")[0] for name in (*files.stamps, *files.folders, *files.others)})
+    below = [one for one in shown if re.search(r"\d", one) and one in files.folders]
+    hint = f"is it one of those below: {', '.join(below[-4:])}?" if below else f"known are {KNOWN}"
+    listed = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    return IncompatibleState(f"a folder of no known format: {listed or 'it is empty'}", where=files.path, hint=hint)

@@ -1,0 +1,282 @@
+"""Orbax's checkpoints: a tree of arrays, each a zarr of its own, in files that are read here or in an OCDBT, which tensorstore reads."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.foreign.content import MODULE, Content, Part, is_tensor
+from relight.foreign.files import Files
+from relight.foreign.tensors import Tiled, Whole
+from relight.format import DTYPES
+from relight.layout import Box
+
+METADATA = "_METADATA"
+CHUNK_BYTES_MAX = 1 << 30
+CHUNKS_MAX = 1_000_000
+_HELD_BYTES = 64 << 20
+_NUMPY = {
+    "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "b1": "bool",
+    "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "c8": "complex64", "c16": "complex128",
+}  # fmt: skip
+Reader = Callable[[Box], bytes]
+
+
+def look_orbax(files: Files) -> Content | None:
+    """What such a folder holds, or the folder of one step with its items; None if it is none."""
+    prefixes = sorted(
+        name[: -len(METADATA)] for name in files.stamps if name == METADATA or (name.count("/") == 1 and name.endswith(f"/{METADATA}"))
+    )
+    if not prefixes:
+        return None
+    if "" in prefixes:
+        prefixes = [""]
+    content = Content("orbax", "Orbax checkpoint")
+    ways: set[str] = set()
+    for prefix in prefixes:
+        tree, way = _tree(files, prefix)
+        ways.add(way)
+        _take(content, tree, prefix.rstrip("/") if len(prefixes) > 1 else "")
+    content.format = f"Orbax checkpoint ({', '.join(sorted(ways))})"
+    if content.step is None and re.fullmatch(r"[0-9]{1,15}", files.name):
+        content.step = int(files.name)
+    content.notes.append("names are those of a tree of JAX, joined by dots")
+    return content
+
+
+def _take(content: Content, tree: dict[Any, Any], item: str) -> None:
+    loose: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{item}.{key}" if item else str(key)
+        if (
+            isinstance(value, dict)
+            and (flat := _flat(value))
+            and all(map(is_tensor, flat.values()))
+            and name not in ("grad", "rank", "rng", "imported")
+        ):
+            content.components[name] = Part(MODULE, flat)
+        else:
+            loose[name] = value
+    content.kept |= loose
+    step = tree.get("step")
+    if isinstance(step, Whole) and step.dtype in ("int64", "int32") and math.prod(step.shape) == 1 and content.step is None:
+        room = bytearray(step.made_of.length)
+        step.made_of.fill(0, memoryview(room))
+        number = int.from_bytes(room, "little", signed=True)
+        content.step = number if 0 <= number < 10**15 else None
+
+
+def _flat(node: dict[Any, Any], prefix: str = "", level: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if level > 60:
+        raise UnsafeContent("a tree nested too deeply")
+    for key, value in node.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{prefix}{key}.", level + 1))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
+    where = files.where(f"{prefix}{METADATA}")
+    told = files.json(f"{prefix}{METADATA}")
+    entries = told.get("tree_metadata") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(entries, dict):
+        raise UnsafeContent("a tree that is not told of", where=where)
+    if told.get("use_zarr3"):
+        raise IncompatibleState("arrays as zarr 3", where=where)
+    ocdbt = files.has(f"{prefix}manifest.ocdbt")
+    root: dict[Any, Any] = {}
+    for entry in entries.values():
+        try:
+            keys = [str(one["key"]) for one in entry["key_metadata"]]
+            kind = entry["value_metadata"]["value_type"]
+        except (KeyError, TypeError) as error:
+            raise UnsafeContent("an entry of the tree that is none", where=where) from error
+        if not 0 < len(keys) <= 60:
+            raise UnsafeContent("an entry of the tree without a name, or nested too deeply", where=where)
+        at = root
+        for key in keys[:-1]:
+            at = at.setdefault(key, {})
+            if not isinstance(at, dict):
+                raise UnsafeContent("an entry below another's value", where=where)
+        if kind in ("None", "Dict", "List", "Tuple", "NamedTuple"):
+            at[keys[-1]] = None if kind == "None" else {}
+        elif kind in ("jax.Array", "np.ndarray", "scalar"):
+            name = ".".join(keys)
+            at[keys[-1]] = _ocdbt(files, prefix, name) if ocdbt else _zarr(files, prefix, name)
+        else:
+            raise IncompatibleState(f"a value of type {str(kind)[:40]}", where=where)
+    return root, "OCDBT" if ocdbt else "zarr files"
+
+
+def _zarr(files: Files, prefix: str, name: str) -> Whole:
+    """An array of zarr 2 whose chunks are files: plain ones, or of zstd."""
+    home = f"{prefix}{name}"
+    where = files.where(home)
+    told = files.json(f"{home}/.zarray")
+    if not isinstance(told, dict) or told.get("zarr_format") != 2 or told.get("order") != "C" or told.get("filters"):
+        raise IncompatibleState("an array that is not zarr 2 in row-major order", where=where)
+    compressor = told.get("compressor")
+    if compressor is not None and (not isinstance(compressor, dict) or compressor.get("id") != "zstd"):
+        raise IncompatibleState("chunks compressed by something other than zstd", where=where)
+    shape, chunks, separator = _numbers(told.get("shape"), where), _numbers(told.get("chunks"), where), told.get("dimension_separator", ".")
+    dtype = _dtype(told.get("dtype"), where)
+    if len(shape) != len(chunks) or separator not in (".", "/"):
+        raise UnsafeContent("chunks of another number of dimensions", where=where)
+
+    def read(box: Box) -> bytes:
+        numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
+        file = f"{home}/{separator.join(map(str, numbers)) or '0'}"
+        size = math.prod(chunks) * DTYPES[dtype].itemsize
+        data = files.bytes(file, size + (1 << 16))
+        return _clipped(_unpacked(data, size, files.where(file)) if compressor is not None else data, chunks, box, dtype, files.where(file))
+
+    for box in _boxes(shape, chunks, dtype, where):
+        numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
+        files.size(f"{home}/{separator.join(map(str, numbers)) or '0'}")
+    return _array(dtype, shape, chunks, read, where)
+
+
+def _unpacked(data: bytes, size: int, where: str) -> bytes:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+
+    try:
+        found: bytes = zstd.ZstdDecompressor().decompress(data, max_length=size + 1)
+    except (zstd.ZstdError, EOFError, ValueError) as error:
+        raise CorruptCheckpoint(f"a chunk that cannot be unpacked: {str(error)[:80]}", where=where) from None
+    return found
+
+
+def _clipped(data: bytes, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> bytes:
+    """Of a chunk, which is whole at the array's edges too, what is in the array."""
+    import numpy as np
+
+    size = DTYPES[dtype].itemsize
+    if len(data) != math.prod(chunks) * size:
+        raise CorruptCheckpoint(f"a chunk of {len(data)} bytes, where {math.prod(chunks) * size} belong", where=where)
+    if box.size == chunks:
+        return data
+    held = np.frombuffer(data, f"V{size}").reshape(chunks)
+    return np.ascontiguousarray(held[tuple(slice(extent) for extent in box.size)]).tobytes()
+
+
+def _ocdbt(files: Files, prefix: str, name: str) -> Whole:
+    """An array in an OCDBT: tensorstore's own format, so it reads it."""
+    where = files.where(f"{prefix}{name}")
+    try:
+        import tensorstore
+    except ModuleNotFoundError as error:
+        raise IncompatibleState(
+            "an OCDBT, which only tensorstore reads",
+            where=files.where(f"{prefix}manifest.ocdbt"),
+            hint="pip install tensorstore, and say it again",
+        ) from error
+    base = files.where(prefix.rstrip("/"))
+    for one in files.stamps:
+        if one.startswith(prefix) and (one.endswith("manifest.ocdbt") or "/d/" in f"/{one}"):
+            files.read.setdefault(one, None)
+    spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}}
+    try:
+        opened = tensorstore.open(spec, open=True, read=True).result(timeout=60)
+        shape, chunks = tuple(opened.shape), tuple(opened.chunk_layout.read_chunk.shape or ())
+    except (ValueError, OSError, TimeoutError, OverflowError) as error:
+        raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
+    dtype = str(opened.dtype.name)
+    if dtype not in DTYPES:
+        raise IncompatibleState(f"dtype {dtype[:40]}, which Relight has no name for", where=where)
+
+    def read(box: Box) -> bytes:
+        try:
+            found = opened[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].read().result(timeout=600)
+        except (ValueError, OSError, TimeoutError) as error:
+            raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
+        data: bytes = found.tobytes()
+        return data
+
+    return _array(dtype, shape, chunks, read, where)
+
+
+class _Held:
+    """A few chunks that were read last, so that none is unpacked for each slab that it is in."""
+
+    def __init__(self, read: Reader, count: int) -> None:
+        self._read, self._count = read, count
+        self._held: OrderedDict[Box, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, box: Box) -> bytes:
+        """A chunk's bytes."""
+        with self._lock:
+            if box in self._held:
+                self._held.move_to_end(box)
+                return self._held[box]
+            data = self._read(box)
+            self._held[box] = data
+            while len(self._held) > self._count:
+                self._held.popitem(last=False)
+            return data
+
+
+class _ChunkSource:
+    """One chunk's part of the array."""
+
+    def __init__(self, held: _Held, box: Box, itemsize: int) -> None:
+        self._held, self._box, self.length = held, box, box.elements * itemsize
+
+    def view(self) -> memoryview | None:
+        """None: it is read when it is wanted."""
+        return None
+
+    def fill(self, start: int, into: memoryview) -> None:
+        """Read and unpack it."""
+        data = self._held.get(self._box)
+        if len(data) != self.length:
+            raise CorruptCheckpoint("a chunk of another length than it should be")
+        into[:] = data[start : start + len(into)]
+
+
+def _array(dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str) -> Whole:
+    size = DTYPES[dtype].itemsize
+    boxes = _boxes(shape, chunks, dtype, where)
+    held = _Held(read, max(1, _HELD_BYTES // max(1, math.prod(chunks) * size)))
+    return Whole(dtype, shape, Tiled(dtype, shape, [(box, _ChunkSource(held, box, size)) for box in boxes], where), ("array", where))
+
+
+def _boxes(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where: str) -> list[Box]:
+    """The chunks' places, those at the edges cut. ``UnsafeContent`` for absurdly many, or large ones."""
+    if any(one < 1 for one in chunks) or math.prod(chunks) * DTYPES[dtype].itemsize > CHUNK_BYTES_MAX:
+        raise UnsafeContent("chunks of no, or of more than a gigabyte", where=where)
+    counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
+    if math.prod(counts) > CHUNKS_MAX:
+        raise UnsafeContent(f"{math.prod(counts)} chunks", where=where)
+    found = []
+    for numbers in product(*map(range, counts)):
+        start = tuple(number * step for number, step in zip(numbers, chunks, strict=True))
+        found.append(Box(start, tuple(min(step, extent - at) for step, extent, at in zip(chunks, shape, start, strict=True))))
+    return found
+
+
+def _dtype(told: Any, where: str) -> str:
+    name = told if isinstance(told, str) else ""
+    found = _NUMPY.get(name[1:]) if name[:1] in ("<", "|") else name if name in DTYPES else None
+    if found is None:
+        raise IncompatibleState(f"dtype {str(told)[:40]}, which Relight has no name for", where=where)
+    return found
+
+
+def _numbers(value: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > 64 or any(type(one) is not int or not 0 <= one < 2**62 for one in value):
+        raise UnsafeContent("an impossible shape", where=where)
+    return tuple(value)
