@@ -11,7 +11,7 @@ from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment
 from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_large, kind_of
-from relight.capture.loaders import observe_batches, unwatch_loaders, watch_loaders
+from relight.capture.loaders import leave_epoch, observe_batches, unwatch_loaders, watch_loaders
 from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
 from relight.capture.restore import plan_restore
@@ -37,6 +37,7 @@ __all__ = [
     "frozen_generators",
     "is_large",
     "kind_of",
+    "leave_epoch",
     "observe_batches",
     "only_needed",
     "plan_restore",

@@ -25,6 +25,8 @@ from relight.errors import IncompatibleState
 Observe = Callable[[Any], None]
 _ATTRIBUTE = "_relight_watch"
 _END = object()
+_CLASS: Any = vars(object)["__class__"]
+"""An object's class, also where the class itself says that it is another's (Accelerate's loaders)."""
 _warned = False
 
 
@@ -38,6 +40,8 @@ class _Epoch:
     begins: int = 0
     """Where in the sampler's order it began, if it is the rest of one."""
     over: bool = False
+    left: bool = False
+    """Whether the caller has said that it is over, not the loader."""
 
 
 @dataclass
@@ -92,8 +96,9 @@ class _Batches:
 
 
 def tells_position(loader: DataLoader[Any]) -> bool:
-    """Whether the loader has a state of its own."""
-    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+    """Whether the loader has a state of its own. Accelerate's has the methods, whether what it stands around can tell or not."""
+    inner = loader.__dict__.get("base_dataloader", loader)
+    return callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None))
 
 
 def watch_loaders(components: Mapping[str, object]) -> None:
@@ -116,7 +121,7 @@ def unwatch_loaders(components: Mapping[str, object]) -> None:
         watch = value.__dict__.get(_ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is not None:
             _leave_rest(watch)
-            value.__class__ = watch.original
+            _CLASS.__set__(value, watch.original)
             del value.__dict__[_ATTRIBUTE]
 
 
@@ -132,7 +137,7 @@ def _watch(loader: DataLoader[Any]) -> _Watch:
         return _Batches(inner, watch, epoch)
 
     loader.__dict__[_ATTRIBUTE] = watch
-    loader.__class__ = type(original.__name__, (original,), {"__iter__": __iter__, "__module__": original.__module__})
+    _CLASS.__set__(loader, type(original.__name__, (original,), {"__iter__": __iter__, "__module__": original.__module__}))
     return watch
 
 
@@ -242,6 +247,14 @@ def _resumed(pending: Mapping[str, Any], watch: _Watch) -> _Epoch:
     return _Epoch(pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins)
 
 
+def leave_epoch(loader: DataLoader[Any]) -> None:
+    """The caller takes no more batches of this epoch, though some may be left: what is restored goes on with the next one."""
+    watch = loader.__dict__.get(_ATTRIBUTE)
+    if watch is not None and watch.epoch is not None:
+        watch.epoch.over = watch.epoch.left = True
+        _leave_rest(watch)
+
+
 def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
     """Where the loader is, as a tree. Draws no random number."""
     known = loader.__dict__.get(_ATTRIBUTE)
@@ -252,7 +265,8 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
     if "own" in state:
         # Asked before its first iterator exists it would make one, and draw numbers for it: there is nothing to tell yet.
         fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
-        state["told"] = None if fresh else _told(loader)
+        left = watch.epoch is not None and watch.epoch.left
+        state["told"] = None if fresh or left else _told(loader)
     return state
 
 

@@ -1,0 +1,81 @@
+"""What the plug-ins for frameworks have in common: a framework that is not there is told of, and what they give a Checkpointer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from relight.api import Store, load, save
+from relight.errors import ConfigError, IncompatibleState
+from relight.policy import keep
+
+_RESERVED = frozenset({"step", "samples", "micro_step"})
+"""Names of ``Checkpointer.step``'s own arguments, which no metric can have."""
+
+
+def needed(module: str, install: str) -> Any:
+    """The framework's module, imported; ``ConfigError`` that says what to install if it is not there, or cannot be imported."""
+    try:
+        return import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{module} cannot be imported: {type(error).__name__}: {error}",
+            hint=f"this plug-in is for those who use it: pip install {install}",
+        ) from error
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a framework's metrics that are numbers, for ``Checkpointer.step``. Tensors are not read yet."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name not in _RESERVED
+        and (isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()))
+    }
+
+
+def loaders_in(data: Any) -> dict[str, object]:
+    """What tells or is watched for its position, in whatever containers a framework has its data in: components ``data_0``, …"""
+    found = [
+        one
+        for one in tree_leaves(data)
+        if isinstance(one, torch.utils.data.DataLoader) or (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
+    ]
+    return {f"data_{index}": one for index, one in enumerate(found)}
+
+
+def write_as_file(path: str | os.PathLike[str], value: object, step: int, options: Mapping[str, Any]) -> None:
+    """What a framework would write to the file ``path``, as a run in a directory of that name. Durable when it returns; what that run had
+    before is there until then, and not afterwards."""
+    run = Path(path) / "run"
+    save(run, {"file": value}, step=step, **options)
+    Store(run, **options).prune(keep(last=1))
+
+
+def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:
+    """What ``write_as_file`` wrote last, verified. ``IncompatibleState`` for what another program wrote."""
+    found = {} if Path(path).is_file() else load(Path(path) / "run", **options)
+    if "file" not in found:
+        raise IncompatibleState("not what this plug-in has written", where=os.fspath(path), hint="read it with what has written it")
+    return found["file"]
+
+
+class Asked:
+    """A component whose state is asked of, and given back to, whoever has it: two functions as ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, ask: Callable[[], dict[str, Any]], tell: Callable[[dict[str, Any]], None]) -> None:
+        self._ask, self._tell = ask, tell
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``ask`` gives."""
+        return self._ask()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hands it to ``tell``."""
+        self._tell(state)

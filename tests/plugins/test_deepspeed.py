@@ -1,0 +1,40 @@
+"""DeepSpeed's ZeRO on two ranks, its files in Relight's format: killed and gone on."""
+
+from __future__ import annotations
+
+import pytest
+from killing import killed_and_resumed
+
+import relight
+from relight.errors import IncompatibleState, UnsafeContent
+
+pytest.importorskip("deepspeed", reason="deepspeed is not installed: make plugins")
+
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_the_example_goes_on_to_the_bit(stage: str, tmp_path) -> None:
+    """Each stage of ZeRO, two ranks, killed twice: the losses are those of the run that nobody killed."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/deepspeed_zero.py"]
+    env = {"ZERO": stage, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
+    killed_and_resumed(command, [10, 22], tmp_path, env)
+
+
+def test_its_own_objects_come_back_and_others_are_refused(tmp_path) -> None:
+    """A loss scaler is one again, with its fields; an object of any other class is named and not saved, and not made on load."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    from relight.interop.deepspeed_engine import CheckpointEngine
+
+    engine = CheckpointEngine()
+    scaler = DynamicLossScaler(init_scale=4.0, scale_window=7, min_scale=1, delayed_shift=1, consecutive_hysteresis=False,
+                               raise_error_at_min_scale=True, dtype=None)  # fmt: skip
+    engine.save({"loss_scaler": scaler, "n": 3}, tmp_path / "one.pt")
+    back = engine.load(tmp_path / "one.pt")
+    assert type(back["loss_scaler"]) is DynamicLossScaler and vars(back["loss_scaler"]) == vars(scaler) and back["n"] == 3
+    with pytest.raises(IncompatibleState, match="PosixPath"):
+        engine.save({"client": tmp_path}, tmp_path / "two.pt")
+    relight.save(tmp_path / "three.pt" / "run", {"file": {"x": {"relight.deepspeed": "Popen", "fields": {}}}}, step=0)
+    with pytest.raises(UnsafeContent, match="Popen"):
+        engine.load(tmp_path / "three.pt")

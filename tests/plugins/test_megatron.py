@@ -1,0 +1,35 @@
+"""Megatron-Core's dist_checkpointing on two ranks, its tensors in Relight's format: killed and gone on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from killing import killed_and_resumed, run
+
+import relight
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: make plugins")
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
+ENV = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
+"""Matrix products that do not depend on where in memory their operands lie: else the last bit may differ from life to life."""
+
+
+def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+    """Two ranks, each with half of two tensors and the whole of one, killed twice: the straight run's losses."""
+    killed_and_resumed([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py"], [10, 23], tmp_path, ENV)
+    folder = tmp_path / "killed" / "run" / "iter_0000040"
+    assert json.loads((folder / "metadata.json").read_text())["sharded_backend"] == "relight"
+    assert all(not findings for _, findings in relight.open(folder / "tensors").verify())
+    assert list(relight.load(folder / "tensors")["column"].shape) == [64, 8]
+
+
+def test_another_number_of_ranks_goes_on(tmp_path) -> None:
+    """What two ranks have saved one rank loads: nearly the same losses, as sums are taken in another order."""
+    straight = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "a")], env=ENV)
+    killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)
+    alone = run([*TORCHRUN, "--nproc-per-node=1", "examples/megatron_sharded.py", str(tmp_path / "b")], env=ENV)
+    assert killed.killed and alone.numbers[0] in (13, 17, 21)
+    for name, one in alone.steps.items():
+        assert float(one.split()[1]) == pytest.approx(float(straight.steps[name].split()[1]), rel=1e-4), name

@@ -1,0 +1,67 @@
+"""torchft: what one replica group sends by way of a store, another that comes back receives."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from killing import run
+
+import relight
+from relight.errors import CorruptCheckpoint, StoreUnavailable
+
+pytest.importorskip("torchft", reason="torchft is not installed: make plugins")
+
+import torch  # noqa: E402
+
+from relight.interop.torchft import Transport  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+PATIENCE = timedelta(seconds=20)
+
+
+def test_what_is_sent_is_received(tmp_path) -> None:
+    """Whoever asks before it is sent waits; then all is equal to the bit; of what was sent before two are kept."""
+    sender, receiver = Transport(str(tmp_path)), Transport(str(tmp_path))
+    state = {"user": {"w": torch.randn(64, 3)}, "torchft": {"step": 3, "batches_committed": 12}}
+    late = threading.Timer(1.0, lambda: sender.send_checkpoint([1], 3, state, PATIENCE))
+    late.start()
+    got = receiver.recv_checkpoint(0, sender.metadata(), 3, PATIENCE)
+    late.join()
+    assert torch.equal(got["user"]["w"], state["user"]["w"]) and got["torchft"] == state["torchft"]
+    for step in (4, 5):
+        sender.send_checkpoint([1], step, state, PATIENCE)
+    assert [one.step for one in relight.open(sender.metadata()).checkpoints()] == [4, 5]
+
+
+def test_waiting_has_an_end(tmp_path) -> None:
+    """A group that never sends is not waited for any longer than was said."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="step 7"):
+        Transport(str(tmp_path)).recv_checkpoint(2, str(tmp_path / "nobody"), 7, timedelta(seconds=1))
+    assert time.monotonic() - began < 5
+
+
+def test_damage_is_not_received(tmp_path) -> None:
+    """A byte that changed on the way is an error, not a weight."""
+    sender = Transport(str(tmp_path))
+    sender.send_checkpoint([1], 1, {"w": torch.zeros(100_000)}, PATIENCE)
+    pack = next(tmp_path.rglob("pack-*.safetensors"))
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    with pytest.raises(CorruptCheckpoint):
+        Transport(str(tmp_path)).recv_checkpoint(0, sender.metadata(), 1, PATIENCE)
+
+
+def test_a_killed_group_comes_back_with_the_others_state(tmp_path) -> None:
+    """Two groups with a lighthouse, the second killed with SIGKILL at step 10: both end with the weights of the run that nobody killed."""
+    straight = run(["examples/torchft_groups.py", str(tmp_path / "a")], env={"OMP_NUM_THREADS": "1"})
+    killed = run(["examples/torchft_groups.py", str(tmp_path / "b"), "10"], env={"OMP_NUM_THREADS": "1"})
+    assert "group 1 is killed, and comes back" in killed.text
+    ends = [re.findall(r"group \d ends with (\S+)", one.text) for one in (straight, killed)]
+    assert len(ends[0]) == len(ends[1]) == 2 and len({*ends[0], *ends[1]}) == 1, ends

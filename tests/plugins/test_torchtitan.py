@@ -1,0 +1,31 @@
+"""torchtitan's manager by Relight: killed and gone on, and the settings that it cannot follow."""
+
+from __future__ import annotations
+
+import pytest
+from killing import killed_and_resumed
+
+import relight
+from relight.errors import ConfigError
+
+pytest.importorskip("torchtitan", reason="torchtitan is not installed: make plugins")
+
+
+def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+    """Killed twice, in the first and the second epoch: the straight run's losses and rates; so many are kept as were asked for."""
+    killed_and_resumed(["examples/torchtitan_manager.py"], [8, 25], tmp_path)
+    run = relight.open(tmp_path / "killed" / "run" / "checkpoint" / "run")
+    assert [one.step for one in run.checkpoints()] == [39, 40]
+
+
+def test_settings_of_another_format_are_refused() -> None:
+    """What only torchtitan's own format can do is said at once, not left out."""
+    from relight.interop.torchtitan import CheckpointManager
+
+    with pytest.raises(ConfigError, match="last_save_in_hf"):
+        CheckpointManager.Config(enable=True, last_save_in_hf=True).build(
+            dataloader=None, model_parts=[], optimizers=[], lr_schedulers=None, states={}, sd_adapter=None
+        )
+    assert CheckpointManager.Config(enable=False).build(
+        dataloader=None, model_parts=[], optimizers=[], lr_schedulers=None, states={}, sd_adapter=None
+    ).load() is False  # fmt: skip
