@@ -7,10 +7,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.ready
 BENCH := build/bench
 BENCH_STAMP := $(BENCH)/.ready
+EXPORTS := build/exports
+EXPORTS_STAMP := $(EXPORTS)/.ready
+FOREIGN := build/foreign
+FOREIGN_STAMP := $(FOREIGN)/.ready
+PLUGINS := build/plugins
+PLUGINS_STAMP := $(PLUGINS)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench powercuts blocks nfs gpu wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -109,6 +115,21 @@ $(BENCH_STAMP): requirements/torch.txt requirements/test.txt requirements/bench.
 	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# The frameworks whose checkpoints come in, in an environment of their own: they write the goldens of tests/foreign anew.
+$(FOREIGN_STAMP): requirements/torch.txt requirements/test.txt requirements/foreign.in pyproject.toml
+	@echo "setting up $(FOREIGN) with other frameworks (once)"
+	@$(PYTHON) -m venv --clear $(FOREIGN)
+	@$(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
+	@$(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
+	@DS_BUILD_OPS=0 $(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --requirement requirements/foreign.in
+	@$(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+foreign: $(FOREIGN_STAMP) ## checkpoints of other frameworks: written anew by them, brought in, a thousand wounds each
+	rm -rf $(FOREIGN)/golden
+	$(FOREIGN)/bin/python tests/foreign/make/everything.py $(FOREIGN)/golden
+	RELIGHT_TEST_FOREIGN=$(FOREIGN)/golden RELIGHT_TEST_FUZZ=1000 $(FOREIGN)/bin/python -m pytest --timeout 3000 tests/foreign
+
 ceph: $(STAMP) ## the object store's tests on Ceph's gateway, a server used in earnest (Debian: radosgw ceph-mon ceph-osd ceph-common; root)
 	RELIGHT_TEST_S3=rados $(BIN)/python -m pytest tests/store/test_objects_conformance.py tests/store/test_objects.py \
 		tests/store/test_objects_training.py tests/store/test_object_faults.py
@@ -135,6 +156,36 @@ faults: $(STAMP) ## every request of a run's life in an object store x everythin
 
 bench: $(BENCH_STAMP) ## against every rival that installs, in rounds: SIZE=S, M, L or spread
 	$(BENCH)/bin/python -m benchmarks.run --size $(SIZE)
+
+# As with the rivals: an environment of its own.
+$(EXPORTS_STAMP): requirements/torch.txt requirements/test.txt requirements/exports.in pyproject.toml
+	@echo "setting up $(EXPORTS) with transformers (once)"
+	@$(PYTHON) -m venv --clear $(EXPORTS)
+	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
+	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
+	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements/exports.in
+	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+exports: $(EXPORTS_STAMP) ## models of transformers, exported and loaded by from_pretrained: the same logits, to the bit
+	HF_HUB_OFFLINE=1 $(EXPORTS)/bin/python tests/export/logits.py
+
+migrations: $(EXPORTS_STAMP) ## old checkpoints, migrated by processes and by Ray, each killed 20 times: all arrive, once
+	$(EXPORTS)/bin/python tests/migrate/kills.py
+	$(EXPORTS)/bin/python tests/migrate/kills.py --engine ray --count 120 --begin 8 --work 0.3
+
+# So do the frameworks that Relight has plug-ins for. DeepSpeed comes as source: its build wants torch, which is there, and none of its operators.
+$(PLUGINS_STAMP): requirements/torch.txt requirements/test.txt requirements/plugins.in pyproject.toml
+	@echo "setting up $(PLUGINS) with the frameworks (once)"
+	@$(PYTHON) -m venv --clear $(PLUGINS)
+	@$(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
+	@$(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
+	@DS_BUILD_OPS=0 $(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --requirement requirements/plugins.in
+	@$(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+plugins: $(PLUGINS_STAMP) ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
+	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
 
 gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown
 	$(BIN)/python -m pytest -m gpu

@@ -20,6 +20,7 @@ from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, reca
 from relight.store import open_bytes
 from relight.testing.mortal import Killed, Mortal
 from relight.transfer import execute_copy, plan_copy
+from relight.transfer.pushing import execute_push, plan_push
 from relight.versions.branching import branch, branches_of, drop
 
 Weights = list[float]
@@ -217,6 +218,10 @@ def test_copies_of_a_branch_stand_by_themselves(base: Path, tmp_path: Path) -> N
     target = open_bytes(tmp_path / "far")
     execute_copy(plan_copy(other, other.history().live, target, "other"))
     assert [home for _, home in steps_of(Run(target, "other"))] == ["", ""] and sound(Run(target, "other"))
+    assert not plan_copy(other, other.history().live, target, "other").checkpoints
+    run.tag("good", run.history().live[2].id)
+    pushed = execute_push(plan_push(run, target, "base"))
+    assert [name for name, _ in pushed.tagged] == ["good"] and not branches_of(Run(target, "base"))
 
 
 def test_a_checkpoint_that_needs_others_is_branched_off_with_them(tmp_path: Path) -> None:

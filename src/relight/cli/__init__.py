@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, NoReturn
 
 import click
@@ -34,6 +35,11 @@ COMMANDS = {
     "promote": "candidate, staging, production: with who and why",
     "hold": "keep a checkpoint whatever the rules say",
     "cp": "copy checkpoints to another store or run",
+    "push": "bring another store all that a run has and it lacks",
+    "pull": "bring a run all that another store has and it lacks",
+    "export": "write a checkpoint's model as other tools read it",
+    "import": "bring in a checkpoint of another framework",
+    "migrate": "bring a whole directory of other frameworks' checkpoints in",
     "repack": "have checkpoints that need others' bytes stand by themselves",
     "drain": "copy to a run's further tiers what they lack",
     "scrub": "read everything again, and mend what is damaged from another tier",
@@ -63,7 +69,7 @@ class Commands(click.Group):
         """The command's own file."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"relight.cli.{cmd_name}").command
+        command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

@@ -170,11 +170,12 @@ def _go_through(
             by_rows = in_pieces(left, mine) or in_pieces(right, theirs)
             yield from slabs_of(shape, sizes[mine], mine, by_rows=by_rows, at_most=slab_bytes)
 
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         working: Future[None] | None = None
         for batch in batches(slabs(), sizes, slab_bytes):
-            mine = read_slabs(a, left, batch)
+            ahead = pool.submit(read_slabs, a, left, batch)
             theirs = read_slabs(b, right, [one._replace(tensor=changes[one.tensor][1]) for one in batch])
+            mine = ahead.result()
             if working is not None:
                 working.result()
             working = pool.submit(_count, [(changes[one.tensor][0], x, y) for one, x, y in zip(batch, mine, theirs, strict=True)])

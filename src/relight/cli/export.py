@@ -1,0 +1,195 @@
+"""``relight export``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from relight.catalog.locate import locate_destination
+from relight.cli.common import OpenedRun, json_option, open_run_at
+from relight.cli.output import emit_json, escape, plural, progress, size, warn
+from relight.errors import ConfigError
+from relight.export import ExportPlan, ExportReport, Mixture, Options, ema_weights, execute_export, mixture, plan_export, save_average
+from relight.export.average import check_alike
+from relight.export.chosen import choose
+from relight.export.convert import SHORT, dtype_meant
+from relight.export.plan import FORMATS, facts, format_of, left_out
+from relight.policy.units import bytes_of
+
+SHOWN = 8
+"""So many of what is left out are listed for people."""
+
+
+@click.command("export")
+@click.argument("source", metavar="SOURCE[@WHICH]")
+@click.argument("target", required=False)
+@click.option("--to", type=click.Choice(FORMATS), help="The format; told by TARGET's ending, else safetensors.")
+@click.option("--shard", metavar="SIZE", help="Several files of at most SIZE, and their index: 5GB.")
+@click.option("--component", metavar="NAME", help="Which component; by default the model.")
+@click.option("--all", "everything", is_flag=True, help="All components.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Just what matches, again and again: 'layers.0.*'.")
+@click.option("--rename", multiple=True, metavar="FROM=TO", help="Another beginning of names; re:PATTERN=TO a regular expression.")
+@click.option("--dtype", metavar="|".join(SHORT), help="Floats are written so, rounded to the nearest.")
+@click.option("--tied", type=click.Choice(["first", "each"]), default="first", show_default=True, help="Names of tied weights.")
+@click.option("--average", metavar="SPEC", help="Of several: last:5, or WHICH[=WEIGHT],RUN@WHICH[=WEIGHT] ….")
+@click.option("--ema", type=float, metavar="DECAY", help="Weigh each DECAY times as much as the one behind it.")
+@click.option("--into", metavar="RUN", help="Save the average as a checkpoint of RUN, instead of exporting it.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+@json_option
+def command(
+    source: str, target: str | None, to: str | None, shard: str | None, component: str | None, everything: bool, only: tuple[str, ...],
+    rename: tuple[str, ...], dtype: str | None, tied: str, average: str | None, ema: float | None, into: str | None, overwrite: bool,
+    dry_run: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write a checkpoint's model to TARGET as other tools read it: a file (model.safetensors), or a directory for from_pretrained.
+
+    The newest checkpoint, or SOURCE@WHICH. Every byte is verified on the way; memory stays small. TARGET is there when all of
+    it is durable, never half.
+
+    \b
+    Examples:
+      relight export runs/demo@best model.safetensors
+      relight export runs/demo out/ --shard 5GB --dtype bf16
+      relight export runs/demo swa.safetensors --average last:5
+    """
+    found = open_run_at(source)
+    if (target is None) == (into is None) or (into is not None and average is None):
+        raise ConfigError("an export goes to TARGET, an average there or --into a run", hint="one of the two")
+    options = Options(
+        to=to or format_of(target or ""),
+        shard_bytes=None if shard is None else bytes_of(shard, "--shard"),
+        component=component,
+        only=only,
+        everything=everything,
+        rename=rename,
+        dtype=None if dtype is None else dtype_meant(dtype),
+        tied=tied,
+        overwrite=overwrite,
+    )
+    what = found.run.open(found.choose(None)) if average is None else averaged(found, average, ema)
+    if target is None:
+        assert into is not None and isinstance(what, Mixture)
+        _into(what, into, options, dry_run, as_json)
+        return
+    plan = plan_export(what, target, options)
+    if dry_run:
+        _say_plan(plan, as_json)
+        return
+    with progress("exporting", plan.bytes) as meter:
+        report = execute_export(plan, meter)
+    if as_json:
+        emit_json(
+            {**facts(plan), "dry_run": False, "overflowed": report.overflowed, "from_last": report.from_last, "seconds": report.seconds}
+        )
+    else:
+        _say_report(plan, report)
+
+
+def averaged(found: OpenedRun, spec: str, ema: float | None) -> Mixture:
+    """What ``--average`` and ``--ema`` mean: checkpoints of this run, oldest first, or of others, in the order in which they are named."""
+    if spec.startswith("last:"):
+        number = spec.removeprefix("last:")
+        if not number.isdigit() or int(number) < 2:
+            raise ConfigError(f"{spec!r}: how many?", hint="last:5")
+        live = [one for one in found.history.live if one.id not in found.history.set_aside]
+        if len(live) < int(number):
+            raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="say fewer")
+        opened, weights = [found.run.open(one) for one in live[-int(number) :]], [1.0] * int(number)
+    else:
+        opened, weights = [], []
+        for one in spec.split(","):
+            name, equals, weight = one.partition("=")
+            place = open_run_at(name) if "@" in name else found
+            opened.append(place.run.open(place.choose(None if "@" in name else name)))
+            try:
+                weights.append(float(weight) if equals else 1.0)
+            except ValueError:
+                raise ConfigError(f"{one!r}: a weight is a number", hint="--average 1000=0.3,2000=0.7") from None
+    if ema is not None:
+        if len(set(weights)) > 1:
+            raise ConfigError("weights, or --ema: not both")
+        weights = ema_weights(len(opened), ema)
+    return mixture(opened, weights)
+
+
+def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: bool) -> None:
+    place = locate_destination(into, "average")
+    assert place.run is not None
+    if options.only or options.rename or options.dtype or options.to != "safetensors":
+        raise ConfigError("an average that is saved is as the checkpoints are", hint="leave --only, --rename, --dtype and --to away")
+    root = mixed.last.opened.root
+    chosen = choose(mixed.last.whole.tree, mixed.last.whole.tensors, root.components, options)
+    check_alike(mixed, chosen.entries)
+    facts = {"to": f"{place.store.url.rstrip('/')}/{place.run}", "component": chosen.component, "average": mixed.told(), "dry_run": dry_run}
+    if not as_json:
+        _say_weights(mixed)
+    if dry_run:
+        if as_json:
+            emit_json({**facts, "id": None})
+        return
+    total = sum(mixed.last.whole.tensors[number].length for number in {one.tensor for one in chosen.entries})
+    with progress("averaging", total * len(mixed.parts)) as meter:
+        new = save_average(mixed, chosen.component, chosen.entries, place.store, place.run, meter)
+    if as_json:
+        emit_json({**facts, "id": new, "from_last": sorted(mixed.from_last)})
+        return
+    _say_from_last(sorted(mixed.from_last))
+    click.echo(f"saved as {new} of {escape(into)}, step {root.step}")
+
+
+def _say_weights(mixed: Mixture) -> None:
+    for one in mixed.parts:
+        click.echo(f"{one.opened.root.id}  step {one.opened.root.step:<9}  weight {one.weight:.6g}")
+
+
+def _say_from_last(names: list[str]) -> None:
+    for name in names[:SHOWN]:
+        warn(f"{escape(name)} is no float, and not the same in all: it is the last one's")
+    if len(names) > SHOWN:
+        warn(f"{len(names) - SHOWN} more are the last one's")
+
+
+def _say_plan(plan: ExportPlan, as_json: bool) -> None:
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "bytes": one.length} for one in plan.entries
+        ]
+        emit_json({**facts(plan), "dry_run": True, "entries": rows})
+        return
+    if plan.mixed is not None:
+        _say_weights(plan.mixed)
+    for file in plan.files:
+        click.echo(f"{escape(file.name)}  {size(file.size)}")
+    _say_rest(plan)
+    click.echo(f"{_what(plan)} would be written to {escape(plan.path)}")
+
+
+def _say_report(plan: ExportPlan, report: ExportReport) -> None:
+    if plan.mixed is not None:
+        _say_weights(plan.mixed)
+    _say_rest(plan)
+    _say_from_last(report.from_last)
+    for name, count in report.overflowed.items():
+        warn(f"{plural(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large for {plan.options.dtype}: infinite now")
+    files = "" if len(report.files) == 1 else f", in {len(report.files)} files"
+    click.echo(f"{_what(plan)}, written to {escape(plan.path)}{files}")
+
+
+def _what(plan: ExportPlan) -> str:
+    root = plan.opened.root
+    of = f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
+    return f"{plural(len(plan.entries), 'tensor')} of {of}, {size(plan.bytes_written)}"
+
+
+def _say_rest(plan: ExportPlan) -> None:
+    """Tied names, and what stays behind."""
+    tied = [f"{one.name} is {one.alias}" for one in plan.entries if one.alias is not None]
+    if tied:
+        click.echo(f"tied: {escape(', '.join(tied[:SHOWN]))}{' …' if len(tied) > SHOWN else ''}")
+    behind = left_out(plan)
+    for what, why in behind[:SHOWN]:
+        click.echo(f"left out: {escape(what)}: {escape(why)}")
+    if len(behind) > SHOWN:
+        click.echo(f"left out: {len(behind) - SHOWN} more; --dry-run --json lists them")

@@ -1,0 +1,149 @@
+"""``relight migrate``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from relight.catalog.locate import locate
+from relight.cli.common import json_option
+from relight.cli.output import emit_json, escape, paint, plural, progress, size, table
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.names import STORE_FILE
+from relight.store import open_bytes
+from relight.store.urls import absolute
+
+SHOWN = 20
+
+
+@click.command("migrate")
+@click.argument("old")
+@click.argument("new")
+@click.option("--run", metavar="NAME", help="The run for checkpoints that lie in OLD itself; else called as OLD is.")
+@click.option("--check", default="10%", show_default=True, metavar="PART", help="How much is read again and compared: 10%, full, none.")
+@click.option("--compress", is_flag=True, help="Store it coded, without loss.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who works.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="How many at once; by default one a core.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be brought, or taken back.")
+@click.option("--roll-back", "back", is_flag=True, help="Take back what was brought from OLD, and nothing else.")
+@json_option
+def command(
+    old: str, new: str, run: str | None, check: str, compress: bool, engine: str, jobs: int | None, dry_run: bool, back: bool, as_json: bool
+) -> int:
+    """Bring all checkpoints below OLD, of whatever framework, into the store NEW: a run for each folder that has some.
+
+    They are converted by several processes, and committed in the order of their steps. Said again after an interruption, it goes
+    on where it was, and nothing comes twice. Exit code 1 if something could not be brought, or is not right.
+
+    \b
+    Examples:
+      relight migrate /old/checkpoints runs --dry-run
+      relight migrate /old/checkpoints s3://bucket/runs --check full
+      relight migrate /old/checkpoints runs --roll-back
+    """
+    from relight.migrate import execute_migration, plan_migration
+
+    url = _store(new)
+    if back:
+        return _back(old, url, dry_run, as_json)
+    plan = plan_migration(old, url, run=run, check=_part(check), compress=compress)
+    if dry_run:
+        _say_plan(plan, as_json)
+        return 1 if plan.unreadable else 0
+    with progress("migrating", plan.bytes) as meter:
+        report = execute_migration(plan, engine=engine, jobs=jobs, progress=meter)
+    if as_json:
+        emit_json(_facts(report, url))
+        return 0 if report.ok else 1
+    for source, _, what, hint in report.failed[:SHOWN]:
+        click.echo(f"{paint('FAILED', 'red')}  {escape(source)}: {escape(what)}" + (f" → {escape(hint)}" if hint else ""))
+    _say_unreadable(report.unreadable)
+    for source, checkpoint_id, what in report.wrong[:SHOWN]:
+        click.echo(f"{paint('WRONG', 'red')}  {checkpoint_id} of {escape(source)}: {escape(what)}")
+    runs = len({one["run"] for one in report.brought})
+    there = f"; {report.there} were there already" if report.there else ""
+    brought = f"{plural(len(report.brought), 'checkpoint')}, {size(report.bytes)}, brought to {plural(runs, 'run')}"
+    click.echo(f"{brought} in {report.seconds:.1f} s{there}")
+    same = "all the same" if not report.wrong else f"{len(report.wrong)} not the same"
+    click.echo(f"{report.checked} compared with what they were made of: {same}")
+    return 0 if report.ok else 1
+
+
+def _facts(report: Any, url: str) -> dict[str, Any]:
+    brought = [{key: one[key] for key in ("source", "run", "step", "id", "bytes")} for one in report.brought]
+    failed = [dict(zip(("source", "error", "what", "hint"), one, strict=True)) for one in report.failed]
+    wrong = [dict(zip(("source", "id", "what"), one, strict=True)) for one in report.wrong]
+    return {
+        "ok": report.ok, "to": url, "brought": brought, "there": report.there, "failed": failed, "unreadable": _pairs(report.unreadable),
+        "checked": report.checked, "wrong": wrong, "bytes": report.bytes, "seconds": report.seconds,
+    }  # fmt: skip
+
+
+def _store(new: str) -> str:
+    """The store that NEW names, there or not."""
+    url = absolute(new)
+    try:
+        place = locate(new)
+    except CheckpointNotFound:
+        if any(entry.name != STORE_FILE for entry in open_bytes(url).list("")):
+            raise ConfigError("this is there, and is no store", where=new, hint="name a new directory: a store is made of it") from None
+        return url
+    if place.run is not None:
+        raise ConfigError("this is a run: a migration makes its own", where=new, hint="name the store")
+    return url
+
+
+def _part(check: str) -> float:
+    words = {"full": 1.0, "none": 0.0}
+    try:
+        found = words[check] if check in words else float(check.removesuffix("%")) / 100
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise ConfigError(f"--check {check!r} is no part", hint="10%, full or none")
+    return found
+
+
+def _say_plan(plan: Any, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"source": one.name, "run": one.run, "step": one.step, "format": one.format, "bytes": one.bytes, "tensors": one.tensors}
+            for one in plan.todo
+        ]
+        emit_json({"dry_run": True, "to": plan.url, "bring": rows, "there": len(plan.there), "unreadable": _pairs(plan.unreadable)})
+        return
+    if plan.todo:
+        rows_ = [(one.run, one.step, size(one.bytes), one.format, one.name) for one in plan.todo]
+        table(("run", "step", "size", "format", "from"), rows_, right=("step", "size"), wrap=("from",))
+    _say_unreadable(plan.unreadable)
+    there = f"; {len(plan.there)} are there already" if plan.there else ""
+    click.echo(f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{there}")
+
+
+def _say_unreadable(found: list[tuple[str, str]]) -> None:
+    for source, why in found[:SHOWN]:
+        click.echo(f"{paint('UNREADABLE', 'red')}  {escape(source)}: {escape(why)}")
+    if len(found) > SHOWN:
+        click.echo(f"… and {len(found) - SHOWN} more: --json lists them")
+
+
+def _pairs(found: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"source": source, "why": why} for source, why in found]
+
+
+def _back(old: str, url: str, dry_run: bool, as_json: bool) -> int:
+    from relight.migrate import roll_back
+
+    report = roll_back(old, url, dry_run=dry_run)
+    count = sum(map(len, report.gone.values()))
+    if as_json:
+        kept = [{"id": one, "why": why} for one, why in report.kept]
+        emit_json({"dry_run": dry_run, "to": url, "gone": report.gone, "kept": kept, "left": report.left})
+    else:
+        for one, why in report.kept:
+            click.echo(f"{one} stays: {escape(why)}")
+        shown = escape(url.removeprefix(f"{os.getcwd()}/"))
+        click.echo(f"{plural(count, 'checkpoint')} {'would be ' if dry_run else ''}taken back out of {shown}")
+    return 1 if report.kept else 0

@@ -1,0 +1,94 @@
+"""``relight push``, and what ``relight pull`` has in common with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from relight.catalog.locate import locate_destination
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, paint, plural, progress, size, warn
+from relight.errors import ConfigError
+from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_push
+
+
+@click.command("push")
+@click.argument("run")
+@click.argument("remote")
+@click.option("--force", is_flag=True, help="Move tags that are on other checkpoints there.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
+@json_option
+def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) -> int:
+    """Bring REMOTE, a store or a run in one, all that RUN has and it lacks: checkpoints, and the tags on them.
+
+    Every byte is verified on the way. Said again after an interruption, it goes on where it was. What is further on at the other
+    end is not put back. Exit code 1 if something was damaged, or a tag stays where it is.
+
+    \b
+    Examples:
+      relight push runs/demo s3://bucket/runs/
+      relight push runs/demo /backup/demo --dry-run
+    """
+    return exchange(run, remote, "pushed", force, dry_run, as_json)
+
+
+def exchange(source: str, destination: str, done: str, force: bool, dry_run: bool, as_json: bool) -> int:
+    """Plan, say or do it; the exit code. ``done`` is the word for what was done."""
+    found = open_run_at(source)
+    if found.which is not None:
+        raise ConfigError("a run is pushed or pulled as a whole", where=source, hint="relight cp copies single checkpoints")
+    place = locate_destination(destination, found.run.name)
+    assert place.run is not None
+    plan = plan_push(found.run, place.store, place.run, force=force)
+    to = f"{place.store.url.rstrip('/')}/{place.run}"
+    if dry_run:
+        if as_json:
+            rows = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.copy.checkpoints]
+            emit_json(
+                {"dry_run": True, "to": to, "copy": rows, "there": len(plan.copy.there), "tags": [one._asdict() for one in plan.tags]}
+            )
+        else:
+            for one in plan.copy.checkpoints:
+                click.echo(f"{one.id}  step {one.step:<9}  {size(one.body.alone_bytes):>9}")
+            tags = f", {plural(len(plan.tags) - len(plan.refused), 'tag')}" if plan.tags else ""
+            click.echo(
+                f"{plural(len(plan.copy.checkpoints), 'checkpoint')}, {size(plan.copy.bytes)}{tags}, would be {done} to {escape(to)}"
+            )
+        return 0
+    with progress(f"{done[:4]}ing", plan.copy.bytes) as meter:
+        report = execute_push(plan, progress=meter)
+    if as_json:
+        emit_json({"to": to, **_facts(report)})
+    else:
+        _say(plan, report, done, to)
+    return 1 if report.copy.damaged or report.refused else 0
+
+
+def _facts(report: PushReport) -> dict[str, Any]:
+    damaged = [{"id": old, "kind": error.kind, "where": error.where, "detail": error.what} for old, error in report.copy.damaged]
+    return {
+        "copied": [{"id": old, "id_there": new} for old, new in report.copy.copied],
+        "there": len(report.copy.there),
+        "damaged": damaged,
+        "tags": [{"name": name, "id_there": held} for name, held in report.tagged],
+        "refused": [one._asdict() for one in report.refused],
+    }
+
+
+def _say(plan: PushPlan, report: PushReport, done: str, to: str) -> None:
+    for old, new in report.copy.copied:
+        if old != new:
+            click.echo(f"{old} is {new} there: its own id was taken")
+    for old, error in report.copy.damaged:
+        click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
+    for one in report.refused:
+        warn(f"tag {escape(one.name)} is on {one.there} there, and stays: --force moves it")
+    if not report.copy.copied and not report.tagged and not report.copy.damaged:
+        click.echo("everything is there already")
+        return
+    copied = {old for old, _ in report.copy.copied}
+    count = sum(one.body.alone_bytes for one in plan.copy.checkpoints if one.id in copied)
+    tags = f", {plural(len(report.tagged), 'tag')}" if report.tagged else ""
+    there = f"; {len(report.copy.there)} were there already" if report.copy.there else ""
+    click.echo(f"{done} {plural(len(report.copy.copied), 'checkpoint')}, {size(count)}{tags}, to {escape(to)}{there}")

@@ -1,0 +1,12 @@
+"""Out of a store, in others' formats: a checkpoint's tensors as files that other tools read.
+
+Always holds: every byte was verified before it is written on; memory is bounded, whatever a checkpoint's size; a target has its name when
+all of it is durable, and nothing half written has it. May import: ``catalog``, ``commit`` and everything below them; numpy, never torch.
+"""
+
+from relight.export.average import Mixture, ema_weights, mixture, save_average
+from relight.export.chosen import Options
+from relight.export.execute import ExportReport, execute_export
+from relight.export.plan import ExportPlan, plan_export
+
+__all__ = ["ExportPlan", "ExportReport", "Mixture", "Options", "ema_weights", "execute_export", "mixture", "plan_export", "save_average"]

@@ -1,0 +1,109 @@
+"""A zip file as ``torch.save`` makes it, laid out before its tensors are read: entries that are stored as they are. Pure.
+
+Each storage begins at a multiple of 64, so that it can be mapped; its CRC32 is put into the two headers when it is known.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ALIGN = 64
+_LOCAL, _CENTRAL = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
+_END, _END64, _LOCATOR = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
+_FULL = 0xFFFFFFFF
+_DATE = 0x21
+"""The first of January 1980."""
+
+
+class Record(NamedTuple):
+    """An entry: its bytes, or how many there will be."""
+
+    name: str
+    data: bytes | int
+
+
+class Room(NamedTuple):
+    """Where bytes that are not known yet go, and where their CRC32 does."""
+
+    offset: int
+    sums: tuple[int, int]
+
+
+class Archive(NamedTuple):
+    """Offsets count from the archive's first byte; ``rooms`` are those of entries without bytes, in order."""
+
+    size: int
+    fixed: tuple[tuple[int, bytes], ...]
+    rooms: tuple[Room, ...]
+
+
+def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> Archive:
+    """What ``torch.load`` takes: ``value`` is a pickle, ``storages`` are the lengths of those that it knows as ``0``, ``1`` …"""
+    records = [Record("data.pkl", value), Record(".format_version", b"1"), Record(".storage_alignment", str(ALIGN).encode())]
+    records += [Record("byteorder", b"little"), *(Record(f"data/{key}", length) for key, length in enumerate(storages))]
+    records += [Record("version", b"3\n")]
+    return archive([Record(f"{name}/{one.name}", one.data) for one in records])
+
+
+def archive(records: Sequence[Record]) -> Archive:
+    """Lay the entries out, one after the other, and what a zip file has behind them."""
+    fixed: list[tuple[int, bytes]] = []
+    rooms: list[list[int]] = []
+    central: list[tuple[bytes, int | None]] = []
+    at = 0
+    for record in records:
+        length = record.data if isinstance(record.data, int) else len(record.data)
+        value = 0 if isinstance(record.data, int) else zlib.crc32(record.data)
+        head = _local(record.name.encode(), length, value, at)
+        fixed.append((at, head))
+        begin = at + len(head)
+        number = None
+        if isinstance(record.data, int):
+            number = len(rooms)
+            rooms.append([begin, at + 14])
+        else:
+            fixed.append((begin, record.data))
+        central.append((_directory_entry(record.name.encode(), length, value, at), number))
+        at = begin + length
+    start = at
+    for entry, number in central:
+        fixed.append((at, entry))
+        if number is not None:
+            rooms[number].append(at + 16)
+        at += len(entry)
+    end = _end(len(records), start, at - start)
+    fixed.append((at, end))
+    return Archive(at + len(end), tuple(fixed), tuple(Room(begin, (one, other)) for begin, one, other in rooms))
+
+
+def _local(name: bytes, length: int, value: int, at: int) -> bytes:
+    """A local header, as long as it must be for what follows to be aligned."""
+    large = length >= _FULL
+    extra = struct.pack("<2H2Q", 1, 16, length, length) if large else b""
+    begin = at + _LOCAL.size + len(name) + len(extra) + 4
+    padding = -begin % ALIGN
+    extra += b"FB" + struct.pack("<H", padding) + b"Z" * padding
+    size = _FULL if large else length
+    return _LOCAL.pack(b"PK\3\4", 45 if large else 20, 0, 0, 0, _DATE, value, size, size, len(name), len(extra)) + name + extra
+
+
+def _directory_entry(name: bytes, length: int, value: int, at: int) -> bytes:
+    large, far = length >= _FULL, at >= _FULL
+    wide = [*((length, length) if large else ()), *((at,) if far else ())]
+    extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    size, version = _FULL if large else length, 45 if wide else 20
+    head = _CENTRAL.pack(
+        b"PK\1\2", version, version, 0, 0, 0, _DATE, value, size, size, len(name), len(extra), 0, 0, 0, 0, _FULL if far else at
+    )
+    return head + name + extra
+
+
+def _end(count: int, start: int, length: int) -> bytes:
+    end = _END.pack(b"PK\5\6", 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), min(length, _FULL), min(start, _FULL), 0)
+    if count < 0xFFFF and start < _FULL and length < _FULL:
+        return end
+    wide = _END64.pack(b"PK\6\6", _END64.size - 12, 45, 45, 0, 0, count, count, length, start)
+    return wide + _LOCATOR.pack(b"PK\6\7", 0, start + length, 1) + end

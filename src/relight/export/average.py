@@ -1,0 +1,179 @@
+"""Averages of several checkpoints: slab by slab, in double precision, rounded once.
+
+A float is the weighted sum of what the checkpoints have; whatever else (whole numbers, booleans, 8-bit floats) must be the same in all of
+them, or is taken from the last, which is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from relight.catalog.opened import Opened
+from relight.catalog.whole import Whole, moved, whole_of
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
+from relight.export.chosen import Entry
+from relight.export.convert import FLOATS, narrowed, widened
+from relight.export.slabs import Slab, read_slabs
+from relight.format import DTYPES, encode_tree
+from relight.format.records import FenceBody
+from relight.format.strict import shown
+from relight.layout import Item
+from relight.log import Log, fold
+from relight.store import ByteStore
+
+AVERAGED = "relight.averaged"
+"""In a root's ``user``: of which checkpoints it is the average, with what weight each."""
+REASON = "average"
+Progress = Callable[[int], None]
+
+
+class Part(NamedTuple):
+    """One of several: the checkpoint, its tensors, and its weight; ``number_of`` says which of its tensors has which name."""
+
+    opened: Opened
+    whole: Whole
+    weight: float
+    number_of: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Several checkpoints, oldest first; weights add up to 1. ``from_last`` fills while it is read: tensors that cannot be averaged, and
+    are not the same in all."""
+
+    parts: tuple[Part, ...]
+    from_last: set[str] = field(default_factory=set)
+
+    @property
+    def last(self) -> Part:
+        """Whose names, tree and shapes count."""
+        return self.parts[-1]
+
+    def told(self) -> list[dict[str, Any]]:
+        """Of which checkpoints, for a root and for programs."""
+        return [
+            {"id": one.opened.root.id, "run": one.opened.root.run, "step": one.opened.root.step, "weight": one.weight} for one in self.parts
+        ]
+
+
+def ema_weights(count: int, decay: float) -> list[float]:
+    """Of an exponential moving average over ``count`` checkpoints, oldest first.
+
+    >>> ema_weights(3, 0.5)
+    [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
+    """
+    if not 0 < decay < 1:
+        raise ConfigError(f"a decay of {decay:g}", hint="between 0 and 1: 0.999")
+    return _shares([decay ** (count - 1 - index) for index in range(count)])
+
+
+def mixture(checkpoints: Sequence[Opened], weights: Sequence[float]) -> Mixture:
+    """Several checkpoints as one. ``ConfigError`` for weights that are none."""
+    if len(checkpoints) < 2:
+        raise ConfigError(f"an average of {len(checkpoints)}", hint="--average last:5, or several by id, step or tag, with commas")
+    parts = []
+    for opened, weight in zip(checkpoints, _shares(weights), strict=True):
+        whole = whole_of(opened)
+        parts.append(Part(opened, whole, weight, {one.name: index for index, one in enumerate(whole.tensors)}))
+    return Mixture(tuple(parts))
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    total = math.fsum(weights)
+    if not all(map(math.isfinite, weights)) or not math.isfinite(total) or total <= 0:
+        raise ConfigError("weights that add up to nothing, or are no numbers", hint="--average 1000=0.3,2000=0.7")
+    return [one / total for one in weights]
+
+
+def check_alike(mixed: Mixture, entries: Sequence[Entry]) -> None:
+    """``IncompatibleState`` if one of them lacks a tensor, or has it in another shape or dtype."""
+    problems = []
+    for number in {one.tensor for one in entries}:
+        wanted = mixed.last.whole.tensors[number]
+        for part in mixed.parts[:-1]:
+            index = part.number_of.get(wanted.name)
+            held = None if index is None else part.whole.tensors[index]
+            if held is None or (held.shape, held.dtype) != (wanted.shape, wanted.dtype):
+                what = "lacks it" if held is None else f"has {held.dtype} of {list(held.shape)}, not {wanted.dtype} of {list(wanted.shape)}"
+                problems.append(f"{shown(wanted.name)}: step {part.opened.root.step} {what}")
+    if problems:
+        raise IncompatibleState("these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common")
+
+
+def read_average(mixed: Mixture, slabs: Sequence[Slab], progress: Progress | None = None) -> list[np.ndarray[Any, Any] | memoryview]:
+    """Of each slab of the last one's tensors: the average in double precision, or, of what is no float, its bytes."""
+    found: list[Any] = [None] * len(slabs)
+    before: list[memoryview | None] = [None] * len(slabs)
+    for part in mixed.parts:
+        tensors = mixed.last.whole.tensors
+        mine = [one._replace(tensor=part.number_of[tensors[one.tensor].name]) for one in slabs]
+        for index, data in enumerate(read_slabs(part.opened, part.whole, mine, progress)):
+            tensor = tensors[slabs[index].tensor]
+            if tensor.dtype in FLOATS:
+                with np.errstate(all="ignore"):
+                    term = widened(data, tensor.dtype).astype("<f8") * part.weight
+                    found[index] = term if found[index] is None else np.add(found[index], term, out=found[index])
+            else:
+                held = before[index]
+                if held is not None and held != data:
+                    mixed.from_last.add(tensor.name)
+                before[index] = found[index] = data
+    return found
+
+
+class _Averaged:
+    """A source whose bytes are worked out when they are asked for."""
+
+    def __init__(self, mixed: Mixture, number: int, progress: Progress | None) -> None:
+        tensor = mixed.last.whole.tensors[number]
+        self._mixed, self._number, self._dtype, self._progress = mixed, number, tensor.dtype, progress
+        self.length = tensor.length
+
+    def view(self) -> memoryview | None:
+        """They lie nowhere."""
+        return None
+
+    def fill(self, start: int, into: memoryview) -> None:
+        """Read that run of all of them."""
+        size = DTYPES[self._dtype].itemsize
+        (value,) = read_average(self._mixed, [Slab(self._number, start // size, len(into) // size)], self._progress)
+        into[:] = value if isinstance(value, memoryview) else narrowed(value, self._dtype)[0]
+
+
+def save_average(
+    mixed: Mixture, component: str | None, entries: Sequence[Entry], store: ByteStore, run: str, progress: Progress | None
+) -> str:
+    """The average as a checkpoint of ``run``, which is made, or has averages alone: it must not be one that training saves to. Its id."""
+    _check_run(store, run)
+    whole = mixed.last.whole
+    tree = dict(whole.tree) if component is None else {component: whole.tree[component]}
+    kept = sorted({one.tensor for one in entries})
+    mapping = [kept.index(number) if number in set(kept) else -1 for number in range(len(whole.tensors))]
+    items = [
+        Item(one.name, one.dtype, one.shape, one.role, _Averaged(mixed, number, progress))
+        for number in kept
+        for one in [whole.tensors[number]]
+    ]
+    root = mixed.last.opened.root
+    report = Attempt.begin(store, run, reason=REASON).save(SaveRequest(
+        step=root.step, tree=encode_tree(moved(tree, mapping)), items=items, reason=REASON, user={AVERAGED: mixed.told()},
+        environment=root.environment, components={name: kind for name, kind in root.components.items() if name in tree},
+        exact=["an average of several checkpoints: no step of training"],
+    ))  # fmt: skip
+    return report.id
+
+
+def _check_run(store: ByteStore, run: str) -> None:
+    try:
+        history = fold(Log(store, run).read())
+    except CheckpointNotFound:
+        return
+    last = history.fences[-1].body if history.fences else None
+    if isinstance(last, FenceBody) and last.reason != REASON:
+        raise ConfigError("training saves to this run", where=run, hint="an average goes to a run of its own: --into runs/averages")

@@ -1,0 +1,171 @@
+"""Which tensors of a checkpoint go out, under which names, and what stays behind: pure choices over its tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.export.convert import target_of
+from relight.export.naming import check_rules, is_meant, renamed
+from relight.format import DTYPES, Leaf, Tensor
+from relight.format.strict import shown
+from relight.format.tree import join_path
+
+APART = frozenset({"rng", "dcp"})
+"""Components that are never what is meant unless they are asked for."""
+ONE = ("tensor", "expanded", "numpy")
+"""Kinds of leaves that are one tensor where they go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is wanted. ``to`` is ``safetensors``, ``pt`` or ``dcp``; ``only`` are patterns, ``rename`` rules, ``dtype`` one of ``FLOATS``;
+    ``tied`` says whether a tensor that has several names is written under its ``first``, or under ``each`` of them."""
+
+    to: str = "safetensors"
+    shard_bytes: int | None = None
+    component: str | None = None
+    only: tuple[str, ...] = ()
+    everything: bool = False
+    rename: tuple[str, ...] = ()
+    dtype: str | None = None
+    tied: str = "first"
+    overwrite: bool = False
+
+
+class At(int):
+    """A key that is a place in a list."""
+
+
+class Entry(NamedTuple):
+    """A name, and what is written under it: tensor number ``tensor``, in ``shape``, as ``dtype``. ``alias`` is the entry that has the very
+    same values, if there is an earlier one."""
+
+    name: str
+    tensor: int
+    dtype: str
+    shape: tuple[int, ...]
+    alias: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Found(NamedTuple):
+    """A leaf or a value in the tree: the keys that lead there, its path as tensors are named, and the value."""
+
+    keys: tuple[Any, ...]
+    path: str
+    value: Any
+
+
+class Chosen(NamedTuple):
+    """``entries`` in the order of the tree; ``values`` what is no tensor; ``left_out`` what can be neither, with why; ``apart`` the
+    component that the names are within, None for all of them."""
+
+    entries: list[Entry]
+    keys: list[tuple[Any, ...]]
+    values: list[tuple[tuple[Any, ...], Any]]
+    left_out: list[tuple[str, str]]
+    component: str | None
+
+
+def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[str, str], options: Options) -> Chosen:
+    """What of ``tree`` is exported. ``kinds``: what each component is, as a root says. ``ConfigError`` if names clash, or a component is
+    not there; ``CheckpointNotFound`` if nothing is left."""
+    check_rules(options.rename)
+    component = _component(tree, kinds, options)
+    found = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
+    chosen = Chosen([], [], [], [], component)
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    taken: dict[str, str] = {}
+    for one in found:
+        plain = ".".join(str(key) for key in one.keys)
+        if not is_meant((plain, one.path), options.only):
+            continue
+        shape = shape_of(one.value, tensors)
+        if isinstance(shape, str):
+            chosen.left_out.append((one.path, shape))
+        elif shape is None:
+            chosen.values.append((one.keys, one.value))
+        else:
+            name = renamed(plain, options.rename)
+            if not name or name in taken:
+                raise ConfigError(
+                    f"two tensors would be called {shown(name)!r}" if name else f"{shown(one.path)} would have no name",
+                    where=f"{taken.get(name, '')} {one.path}".strip(),
+                    hint="change --rename, or leave one out: --only",
+                )
+            taken[name] = one.path
+            tensor = one.value.tensors[0]
+            alias = first.setdefault((tensor, shape), name)
+            dtype = target_of(tensors[tensor].dtype, options.dtype)
+            chosen.entries.append(Entry(name, tensor, dtype, shape, alias if alias != name else None))
+            chosen.keys.append(one.keys)
+    if not chosen.entries:
+        what = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
+        raise CheckpointNotFound(what, where=component or "", hint="relight show lists what there is")
+    return chosen
+
+
+def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Options) -> str | None:
+    """The component that is meant; None for all of them."""
+    if options.everything:
+        if options.component is not None:
+            raise ConfigError("of --component and --all just one can be meant")
+        return None
+    names = [key for key in tree if isinstance(key, str)]
+    if options.component is not None:
+        if options.component not in names:
+            raise ConfigError(f"no component {options.component[:80]!r}", hint=f"there are {', '.join(map(shown, names[:12]))}")
+        return options.component
+    if "model" in names:
+        return "model"
+    if tree and all(isinstance(value, Leaf) for key, value in tree.items() if key not in APART):
+        return None  # a state dict, saved as it is
+    modules = [key for key in names if kinds.get(key) == "module"]
+    rest = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
+    if len(rest) == 1:
+        return rest[0]
+    raise ConfigError("which component is to be exported?", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
+
+
+def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[Found]:
+    """All that is not a dict, list or tuple with something in it."""
+    if type(node) is dict and node:
+        for key, value in node.items():
+            yield from _walk((*keys, key), join_path(path, key), value)
+    elif type(node) in (list, tuple) and any(map(holds, node)):
+        for index, value in enumerate(node):
+            yield from _walk((*keys, At(index)), join_path(path, index, sequence=True), value)
+    else:
+        yield Found(keys, path, node)
+
+
+def holds(node: Any) -> bool:
+    """Whether there is a tensor in it."""
+    if type(node) is dict:
+        return any(map(holds, node.values()))
+    return any(map(holds, node)) if type(node) in (list, tuple) else isinstance(node, Leaf)
+
+
+def shape_of(value: Any, tensors: Sequence[Tensor]) -> tuple[int, ...] | str | None:
+    """The shape of a leaf that is one tensor; why it is none; or None for a plain value."""
+    if not isinstance(value, Leaf) or not value.tensors:
+        return None
+    stored = tensors[value.tensors[0]]
+    if value.kind == "expanded":
+        try:
+            shape = tuple(int(extent) for extent in value.meta)
+        except (TypeError, ValueError):
+            return "an expanded tensor of no shape"
+        fits = len(shape) == len(stored.shape) and all(a in (1, b) and b >= 0 for a, b in zip(stored.shape, shape, strict=True))
+        return shape if fits else "an expanded tensor of another shape"
+    if value.kind == "numpy":
+        return stored.shape if tuple(value.meta[1]) == stored.shape else f"an array of {shown(str(value.meta[0]))}"
+    return stored.shape if value.kind == "tensor" else f"a {value.kind.replace('_', ' ')}"

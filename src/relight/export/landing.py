@@ -1,0 +1,109 @@
+"""Where files are written before they are what was asked for: beside it, under another name; put in its place when all of them are durable.
+
+A crash leaves a directory ``.NAME.exporting-…`` that nobody holds a lock on: the next export to the same place takes it away. Nothing
+that is half written ever has the name that was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Sequence
+
+from relight.errors import ConfigError
+from relight.store.disk import Disk
+from relight.store.durable import make_dirs, sync_dir, translate
+
+_WEIGHTS = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z|model\.safetensors\.index\.json\Z")
+"""What a directory of weights consists of, as transformers looks for it."""
+_BESIDE = ".exporting-"
+
+
+class Landing:
+    """``path`` is what is asked for: a file, or, with ``folder``, a directory. Use as a context: what is not ``put`` is gone behind it."""
+
+    def __init__(self, path: str, *, folder: bool, overwrite: bool) -> None:
+        self.path, self._folder, self._overwrite = os.path.abspath(path), folder, overwrite
+        self._parent, self._name = os.path.split(self.path)
+        self._disk = Disk()
+        self.beside, self._lock = "", -1
+
+    def __enter__(self) -> Landing:
+        check_free(self.path, folder=self._folder, overwrite=self._overwrite)
+        try:
+            make_dirs(self._disk, "/", os.path.realpath(self._parent))
+            self._sweep()
+            self.beside = os.path.join(self._parent, f".{self._name}{_BESIDE}{secrets.token_hex(8)}")
+            os.mkdir(self.beside)
+            self._lock = os.open(self.beside, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise translate(error, "making room for an export", self.path) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.beside, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    def put(self, names: Sequence[str]) -> None:
+        """Have what was written take its place; of several files the last is the one by which a reader knows the others."""
+        sync_dir(self._disk, self.beside)
+        try:
+            if not self._folder:
+                os.replace(os.path.join(self.beside, names[0]), self.path)
+            elif os.path.isdir(self.path):
+                self._into(names)
+            else:
+                os.rename(self.beside, self.path)
+        except OSError as error:
+            raise translate(error, "putting an export in its place", self.path) from error
+        sync_dir(self._disk, self._parent)
+
+    def _into(self, names: Sequence[str]) -> None:
+        """Among other files, in a directory that is there: what told of older weights goes first, what tells of the new ones comes last."""
+        old = sorted((one for one in os.listdir(self.path) if _is_ours(one)), key=lambda one: not one.endswith(".json"))
+        for name in old:
+            os.unlink(os.path.join(self.path, name))
+        sync_dir(self._disk, self.path)
+        for name in names:
+            os.replace(os.path.join(self.beside, name), os.path.join(self.path, name))
+        sync_dir(self._disk, self.path)
+
+    def _sweep(self) -> None:
+        """Take away what exports to the same place left that were killed."""
+        for name in os.listdir(self._parent):
+            if name.startswith(f".{self._name}{_BESIDE}"):
+                left = os.path.join(self._parent, name)
+                with contextlib.suppress(OSError):
+                    held = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+                    try:
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(left, ignore_errors=True)
+                    finally:
+                        os.close(held)
+
+
+def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
+    """``ConfigError`` if something is there that an export would replace, and that is not what is wanted; or that it never replaces."""
+    path = os.path.abspath(path)
+    if not os.path.lexists(path):
+        return
+    if os.path.isdir(path) != folder:
+        what = "this is a file, or a link to nothing" if folder else "this is a directory"
+        raise ConfigError(what, where=path, hint="name another target")
+    if folder:
+        taken = sorted(one for one in os.listdir(path) if _is_ours(one))
+        if not taken or overwrite:
+            return
+        raise ConfigError(f"{taken[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")
+    if not overwrite:
+        raise ConfigError("this is there already", where=path, hint="--overwrite replaces it")
+
+
+def _is_ours(name: str) -> bool:
+    return _WEIGHTS.match(name) is not None or name == ".metadata" or re.match(r"__[0-9]+_[0-9]+\.distcp\Z", name) is not None

@@ -1,0 +1,59 @@
+"""What tensors are called where they go: rules of renaming, and which are meant. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from relight.errors import ConfigError
+
+PATTERN = "re:"
+"""A rule that begins so has a regular expression on its left; any other a beginning of names."""
+
+
+def renamed(name: str, rules: Sequence[str]) -> str:
+    """``name`` after all rules, one after the other, each applied to what the one before gave.
+
+    >>> renamed("model.layers.0.weight", ["model.=", "re:layers\\\\.([0-9]+)=h.\\\\1"])
+    'h.0.weight'
+    >>> renamed("layers.0.weight", ["=model."])
+    'model.layers.0.weight'
+    """
+    for rule in rules:
+        old, _, new = rule.rpartition("=")
+        if old.startswith(PATTERN):
+            name = _compiled(rule).sub(new, name)
+        elif name.startswith(old):
+            name = new + name[len(old) :]
+    return name
+
+
+def check_rules(rules: Sequence[str]) -> None:
+    """``ConfigError`` for a rule that is none."""
+    for rule in rules:
+        if "=" not in rule:
+            raise ConfigError(f"{rule[:80]!r} renames nothing", hint="FROM=TO: beginnings of names; re:PATTERN=TO: a regular expression")
+        if rule.startswith(PATTERN):
+            old, new = _compiled(rule), rule.rpartition("=")[2]
+            try:
+                re.sub(f"(?:{old.pattern})?", new, "", count=1)  # a template's mistakes show only when it is used
+            except (re.error, IndexError) as error:
+                raise ConfigError(f"{rule[:80]!r}: {error}", hint="groups are written \\1, \\2") from None
+
+
+def _compiled(rule: str) -> re.Pattern[str]:
+    pattern = rule.rpartition("=")[0].removeprefix(PATTERN)
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{pattern[:80]!r} is no regular expression: {error}") from None
+
+
+def is_meant(names: Sequence[str], only: Sequence[str]) -> bool:
+    """Whether a pattern takes one of a tensor's ``names``: itself, or as something below it."""
+    return not only or any(
+        fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*") or fnmatchcase(name, f"{pattern}.*")
+        for pattern in only
+        for name in names
+    )

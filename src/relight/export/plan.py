@@ -1,0 +1,128 @@
+"""An export, decided: which tensors of which checkpoint go where, in which files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from relight.catalog.opened import Opened
+from relight.catalog.whole import Whole, whole_of
+from relight.errors import ConfigError
+from relight.export.average import Mixture, check_alike
+from relight.export.chosen import Chosen, Entry, Options, choose
+from relight.export.files import MODEL, File, safetensors_files
+from relight.export.landing import check_free
+from relight.export.torch_files import dcp_files, pt_files, split_values
+from relight.format.collector import collector_paused
+
+FORMATS = ("safetensors", "pt", "dcp")
+ENDINGS = {"safetensors": (".safetensors",), "pt": (".pt", ".pth", ".bin", ".ckpt"), "dcp": ()}
+"""What a target's name says of its format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What is to be written where. ``folder``: ``path`` is a directory that holds ``files``."""
+
+    opened: Opened
+    whole: Whole
+    path: str
+    folder: bool
+    options: Options
+    chosen: Chosen
+    files: list[File]
+    mixed: Mixture | None = None
+    """What it is an average of: ``opened`` is the last of them."""
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Names, and what is written under them."""
+        return self.chosen.entries
+
+    @property
+    def bytes(self) -> int:
+        """What is read, about."""
+        once = sum(self.whole.tensors[number].length for number in {one.tensor for one in self.entries})
+        return once * (len(self.mixed.parts) if self.mixed is not None else 1)
+
+    @property
+    def bytes_written(self) -> int:
+        """How large the files will be, together."""
+        return sum(one.size for one in self.files)
+
+
+def plan_export(opened: Opened | Mixture, path: str | os.PathLike[str], options: Options | None = None) -> ExportPlan:
+    """Decide, for a checkpoint or an average of several, without reading a tensor or writing anything.
+
+    ``ConfigError`` if the target is there already, names clash, or a format cannot have what is wanted; ``IncompatibleState`` if there is
+    no average of them.
+    """
+    options = options or Options()
+    target = os.fspath(path)
+    if options.to not in FORMATS:
+        raise ConfigError(f"no format {options.to[:40]!r}", hint=f"one of {', '.join(FORMATS)}")
+    folder = _is_folder(target, options)
+    check_free(target, folder=folder, overwrite=options.overwrite)
+    mixed = opened if isinstance(opened, Mixture) else None
+    with collector_paused():
+        newest = opened.last.opened if isinstance(opened, Mixture) else opened
+        whole = mixed.last.whole if mixed is not None else whole_of(newest)
+        chosen = choose(whole.tree, whole.tensors, newest.root.components, options)
+    if mixed is not None:
+        check_alike(mixed, chosen.entries)
+    name = MODEL if folder else os.path.basename(os.path.abspath(target))
+    if options.to != "safetensors":
+        chosen = split_values(chosen)
+    return ExportPlan(newest, whole, target, folder, options, chosen, _files(whole, chosen, options, name), mixed)
+
+
+def format_of(target: str) -> str:
+    """The format that a target's name tells."""
+    return next((name for name, endings in ENDINGS.items() if target.endswith(endings)), "safetensors")
+
+
+def _files(whole: Whole, chosen: Chosen, options: Options, name: str) -> list[File]:
+    if options.to == "pt":
+        tree = whole.tree if options.everything and not options.rename else None
+        return pt_files(chosen, options.tied, tree, options.rename, name)
+    if options.to == "dcp":
+        return dcp_files(chosen, options.tied, options.rename)
+    return safetensors_files(chosen.entries, options.tied, options.shard_bytes, name)
+
+
+def _is_folder(target: str, options: Options) -> bool:
+    """A name that ends as a file's is one; anything else is a directory."""
+    if not target.rstrip("/"):
+        raise ConfigError("where to?", hint="name a file or a directory")
+    if options.shard_bytes is not None and options.to != "safetensors":
+        raise ConfigError(f"--shard is for safetensors, not for {options.to}")
+    is_file = options.to == "pt" or target.endswith(ENDINGS[options.to])
+    if is_file and options.shard_bytes is not None:
+        raise ConfigError("several files need a directory", where=target, hint="name one, or leave --shard away")
+    return not is_file
+
+
+def facts(plan: ExportPlan) -> dict[str, Any]:
+    """The plan for programs."""
+    root = plan.opened.root
+    return {
+        "id": root.id,
+        "step": root.step,
+        "to": plan.options.to,
+        "path": plan.path,
+        "component": plan.chosen.component,
+        "files": [{"name": one.name, "bytes": one.size} for one in plan.files],
+        "tensors": len(plan.entries),
+        "bytes": plan.bytes_written,
+        "tied": {one.name: one.alias for one in plan.entries if one.alias is not None},
+        "average": plan.mixed.told() if plan.mixed is not None else [],
+        "left_out": [{"what": what, "why": why} for what, why in left_out(plan)],
+    }
+
+
+def left_out(plan: ExportPlan) -> list[tuple[str, str]]:
+    """What of the component does not go out, and why."""
+    behind = plan.chosen.values if plan.options.to == "safetensors" else []
+    values = [(".".join(map(str, keys)), "a value, no tensor") for keys, _ in behind]
+    return [*plan.chosen.left_out, *values]

@@ -1,0 +1,139 @@
+"""One task, in whatever process: bring a checkpoint, or read one again and compare it with what it was made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from relight.catalog import Opened, Run, verify_checkpoint
+from relight.catalog.whole import whole_of
+from relight.commit.earlier import Smaller
+from relight.errors import LeaseHeld, RelightError
+from relight.export.slabs import batches, read_slabs
+from relight.foreign import bring_in, look
+from relight.foreign.found import plant
+from relight.migrate.journal import Journal
+from relight.policy.compact import Compact
+from relight.store import open_bytes
+
+MIGRATED = "relight.migrated"
+"""Where a root's user metadata says by which migration it came, and what was its source's name."""
+TURN_S_MAX = 24 * 3600.0
+"""So long one waits for those of its run that come before it."""
+_POLL_S = (0.01, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``kind`` is ``bring`` or ``check``. ``after`` is the number of the task whose commit comes before this one's, None for none."""
+
+    kind: str
+    url: str
+    old: str
+    session: int
+    number: int
+    source: str
+    path: str
+    run: str
+    step: int
+    bytes: int
+    after: int | None = None
+    id: str = ""
+    compress: bool = False
+
+
+def work(task: Task) -> dict[str, Any]:
+    """Do it, and put what came of it into the journal. Errors of ours are an answer."""
+    store = open_bytes(task.url)
+    journal = Journal(store, task.old)
+    started = time.monotonic()
+    said: dict[str, Any] = {"kind": task.kind, "source": task.source, "run": task.run, "step": task.step, "bytes": task.bytes}
+    try:
+        said |= {"ok": True, **(_bring(task, journal) if task.kind == "bring" else _check(task))}
+    except (RelightError, OSError, MemoryError) as error:
+        said |= {"ok": False, **told(error)}
+        if isinstance(error, LeaseHeld):
+            return said  # another session's to say
+    said["seconds"] = round(time.monotonic() - started, 3)
+    journal.write(task.session, task.number, said)
+    return said
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    """An error for the journal."""
+    if isinstance(error, RelightError):
+        return {"error": error.kind, "what": error.what[:2000], "where": error.where[:2000], "hint": error.hint[:2000]}
+    return {"error": type(error).__name__, "what": str(error)[:2000], "where": "", "hint": ""}
+
+
+def _bring(task: Task, journal: Journal) -> dict[str, Any]:
+    found = look(task.path)
+    mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
+    smaller = Smaller(Compact(reuse=False, codecs="always")) if task.compress else None
+    turn = partial(_turn, task, journal)
+    report = bring_in(found, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
+    return {"id": report.id, "tensors": report.tensors, "format": found.format, "left_out": [list(one) for one in report.left_out[:100]]}
+
+
+def _turn(task: Task, journal: Journal) -> None:
+    """Wait until those before it are committed, or have failed. ``LeaseHeld`` if another session has begun: it is in charge of the run
+    then, and what this one still would commit, its log refuses."""
+    end, pause = time.monotonic() + TURN_S_MAX, _POLL_S[0]
+    while task.after is not None and journal.read(task.session, task.after) is None:
+        if time.monotonic() > end:
+            raise LeaseHeld(f"waited {TURN_S_MAX:.0f} s for task {task.after}", where=task.run)
+        journal.check_newest(task.session)
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S[1])
+    journal.check_newest(task.session)
+
+
+def _check(task: Task) -> dict[str, Any]:
+    """All bytes are what was committed, and what was committed is what the source has now."""
+    store = open_bytes(task.url)
+    run = Run(store, task.run)
+    one = run.history().find(task.id)
+    if one is None:
+        return {"ok": False, "id": task.id, "error": "not_found", "what": "it was retired since", "where": task.run, "hint": ""}
+    findings = verify_checkpoint(store, run.view(), one)
+    problems = [f"{found.file}: {found.detail}" for found in findings] or list(_differences(task, run.open(one)))
+    if problems:
+        return {"ok": False, "id": task.id, "error": "corrupt", "what": "; ".join(problems[:3])[:2000], "where": task.run, "hint": ""}
+    return {"id": task.id}
+
+
+def _differences(task: Task, opened: Opened) -> Iterator[str]:
+    planted = plant(look(task.path).content, look(task.path).files)
+    whole = whole_of(opened)
+    number_of = {tensor.name: index for index, tensor in enumerate(whole.tensors)}
+    if number_of.keys() != {item.name for item in planted.items}:
+        yield "it has other tensors than the source"
+        return
+    for item in planted.items:
+        number = number_of[item.name]
+        tensor = whole.tensors[number]
+        if (tensor.dtype, tensor.shape) != (item.dtype, item.shape):
+            yield f"{item.name}: another shape or dtype"
+            continue
+        size = tensor.length // max(1, _elements(tensor.shape))
+        for batch in batches(whole, [number]):
+            (data,) = read_slabs(opened, whole, batch)
+            held = memoryview(bytearray(len(data)))
+            begin, view = batch[0].first * size, item.source.view()
+            if view is not None:
+                held = view[begin : begin + len(data)]
+            else:
+                item.source.fill(begin, held)
+            if held != data:
+                yield f"{item.name}: other bytes than the source"
+                break
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total

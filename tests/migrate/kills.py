@@ -1,0 +1,84 @@
+"""``make migrations``: a migration that is killed with SIGKILL again and again, at moments that a seed says, arrives complete, and once."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from old_ones import check_arrived, make
+
+from relight.migrate import plan_migration
+
+
+def command(old: Path, new: Path, engine: str, *more: str) -> list[str]:
+    """The command line, in a process of its own."""
+    return [sys.executable, "-m", "relight", "migrate", str(old), str(new), "--jobs", "2", "--engine", engine, *more]
+
+
+def packs(folder: Path) -> set[Path]:
+    """The files of bytes, of what is committed and of what is not."""
+    return set(folder.rglob("pack-*"))
+
+
+def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float) -> list[int]:
+    """Make ``count`` old checkpoints, begin to migrate them ``kills`` times, and a last time to the end. How many were left before each.
+
+    By turns a kill comes up to ``begin_s`` behind the start, and up to ``work_s`` behind the first pack that this start writes.
+    """
+    draw = random.Random(seed)
+    old, new = folder / "old", folder / "new"
+    made = make(old, count)
+    left = [count]
+    for number in range(kills):
+        before = packs(new)
+        with open(folder / "said", "wb") as said:
+            started = subprocess.Popen(command(old, new, engine), stdout=said, stderr=said, start_new_session=True)
+        if number % 2:
+            while packs(new) <= before and started.poll() is None:
+                time.sleep(0.01)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.wait(draw.uniform(0, work_s if number % 2 else begin_s))
+        assert started.poll() != 0, f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
+        assert started.poll() is None, (started.returncode, (folder / "said").read_text())
+        os.kill(started.pid, signal.SIGKILL)  # this process alone: what it has started must go by itself
+        started.wait()
+        left.append(len(plan_migration(str(old), str(new), check=0).todo))
+    answer = subprocess.run(command(old, new, engine, "--check", "full"), capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert " compared with what they were made of: all the same" in answer.stdout, answer.stdout
+    check_arrived(new, made)
+    again = subprocess.run(command(old, new, engine), capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and f"{count} were there already" in again.stdout, again.stdout + again.stderr
+    check_arrived(new, made)
+    return left
+
+
+def main() -> None:
+    """Kill, check, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="local")
+    parser.add_argument("--begin", type=float, default=4.0, help="every other kill comes so many seconds behind the start, at most")
+    parser.add_argument("--work", type=float, default=0.5, help="every other one so many behind the first pack that is written")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        left = kill_often(Path(folder), given.count, given.kills, given.seed, given.engine, given.begin, given.work)
+    print(f"{given.engine}: {given.count} checkpoints, {given.kills} kills (seed {given.seed}), left before each: {left}")
+    print(f"complete, each once, verified, compared with what they were made of; {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Directories of old checkpoints, and whether all of one arrived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import relight
+from relight.catalog import Run, list_runs, verify_checkpoint
+from relight.format.names import parse_dir
+from relight.migrate.work import MIGRATED
+from relight.store import open_bytes
+
+
+def state(seed: int) -> dict[str, Any]:
+    """What a script of long ago saved."""
+    torch.manual_seed(seed)
+    model = {"w": torch.randn(60, 500), "b": torch.randn(9).bfloat16(), "n": torch.tensor(seed)}
+    return {"model": model, "step": seed}
+
+
+def make(old: Path, count: int) -> dict[str, tuple[str, int]]:
+    """``count`` checkpoints in three folders, one of them nested: by their names, the run each belongs to and its step."""
+    folders = {"first": "first", "second": "second", "deep/third": "deep-third"}
+    made = {}
+    for number in range(count):
+        folder = list(folders)[number % 3]
+        step = 10 * number
+        name = f"{folder}/ckpt_{step}.pt"
+        (old / folder).mkdir(parents=True, exist_ok=True)
+        torch.save(state(step), old / name)
+        made[name] = (folders[folder], step)
+    return made
+
+
+def check_arrived(new: Path, made: dict[str, tuple[str, int]]) -> None:
+    """Each once, in the order of steps, verified, with the bytes it had; and nothing besides."""
+    store = open_bytes(new)
+    assert set(list_runs(store)) == {run for run, _ in made.values()}
+    arrived = []
+    for name in list_runs(store):
+        run = Run(store, name)
+        view, history = run.view(), run.history()
+        assert history.retired == {}, "something came twice, or was taken back"
+        assert [one.step for one in history.live] == sorted(step for where, step in made.values() if where == name)
+        for one in history.live:
+            assert verify_checkpoint(store, view, one) == []
+            opened = run.open(one)
+            arrived.append(opened.root.user[MIGRATED]["source"])
+            found = relight.load(new / name, one.id)
+            wanted = state(one.step)
+            assert all(torch.equal(found["model"][key], value) for key, value in wanted["model"].items())
+        left = {entry.name for entry in store.list(name) if entry.is_dir and parse_dir(entry.name)} - {one.body.dir for one in history.live}
+        assert left == set(), "what was interrupted was not swept"
+    assert sorted(arrived) == sorted(made), "not each once"

@@ -1,0 +1,228 @@
+"""``relight.migrate``: all of it arrives, once, in order; what cannot is said; what was brought can be taken back."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kills import kill_often
+from old_ones import check_arrived, make, state
+
+import relight
+from relight.catalog import Run
+from relight.errors import CheckpointNotFound, ConfigError, LeaseHeld
+from relight.keys import write_key_file
+from relight.migrate import MigrateReport, execute_migration, plan_migration, roll_back
+from relight.migrate.execute import _run
+from relight.migrate.journal import Done, Journal
+from relight.migrate.plan import place_of
+from relight.migrate.work import Task, work
+from relight.store import open_bytes
+
+
+def migrate(tmp_path: Path, *, check: float = 0.1, **more: Any) -> MigrateReport:
+    """From ``old`` to ``new``."""
+    return execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=check, **more), jobs=2)
+
+
+def live(tmp_path: Path, run: str) -> list[int]:
+    """Steps of a run at the destination."""
+    return [one.step for one in Run(open_bytes(tmp_path / "new"), run).history().live]
+
+
+def test_all_arrive_once_in_order_and_a_second_time_nothing_is_done(tmp_path: Path) -> None:
+    """From folders, nested ones too; all of it compared with what it was made of; saying it again, also with more, brings what is new."""
+    made = make(tmp_path / "old", 7)
+    (tmp_path / "old" / "notes.txt").write_text("no checkpoint")
+    plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
+    assert [(one.run, one.step) for one in plan.todo] == sorted((run, step) for run, step in made.values())
+    assert not (tmp_path / "new").exists()
+    report = migrate(tmp_path, check=1.0)
+    assert (report.ok, len(report.brought), report.checked, report.wrong) == (True, 7, 7, [])
+    check_arrived(tmp_path / "new", made)
+    before = sorted(tmp_path.joinpath("new").rglob("*"))
+    again = migrate(tmp_path, check=1.0)
+    assert (again.ok, again.brought, again.there, again.checked) == (True, [], 7, 0)
+    assert sorted(tmp_path.joinpath("new").rglob("*")) == before
+    made = make(tmp_path / "old", 9)
+    assert len(migrate(tmp_path).brought) == 2
+    check_arrived(tmp_path / "new", made)
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_arrives(tmp_path: Path) -> None:
+    """Cut files, pickles that would run something: named; one that fails only while it is converted does not hold up those behind it."""
+    made = make(tmp_path / "old", 6)
+    cut = tmp_path / "old" / "first" / "ckpt_5.pt"
+    torch.save(state(5), cut)
+    cut.write_bytes(cut.read_bytes()[:-2000])
+    (tmp_path / "old" / "second" / "evil_7.pt").write_bytes(b"\x80\x02cos\nsystem\nX\x04\0\0\0trueq\0\x85R.")
+    plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0)
+    assert {"first/ckpt_5.pt"} <= {name for name, _ in plan.unreadable}
+    name, (run, _) = next(iter(made.items()))
+    shutil.move(tmp_path / "old" / name, tmp_path / "away.pt")
+    report = execute_migration(plan, jobs=2)
+    assert not report.ok and [one[0] for one in report.failed] == [name] and len(report.brought) == 5
+    assert live(tmp_path, run) == sorted(step for where, step in made.values() if where == run)[1:]
+
+
+def test_what_was_brought_is_taken_back_and_nothing_else(tmp_path: Path) -> None:
+    """What somebody else saved to the same run stays, and what a tag keeps; said again it is brought again."""
+    made = make(tmp_path / "old", 6)
+    with pytest.raises(CheckpointNotFound):
+        roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
+    migrate(tmp_path)
+    relight.save(tmp_path / "new" / "first", {"model": {"w": torch.ones(3)}}, step=1000)
+    relight.save(tmp_path / "new" / "mine", {"model": {"w": torch.ones(3)}}, step=1)
+    tagged = Run(open_bytes(tmp_path / "new"), "second")
+    tagged.tag("good", tagged.history().live[0].id)
+    plan = roll_back(str(tmp_path / "old"), str(tmp_path / "new"), dry_run=True)
+    assert sum(map(len, plan.gone.values())) == 5 and live(tmp_path, "first") == [0, 30, 1000]
+    report = roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
+    assert report.gone == plan.gone and [why for _, why in report.kept] == ["tagged good"] and report.left == []
+    assert [live(tmp_path, run) for run in ("first", "second", "deep-third", "mine")] == [[1000], [10], [], [1]]
+    tagged.tag("good", None)
+    roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
+    assert live(tmp_path, "second") == []
+    assert sorted(path.name for path in (tmp_path / "new" / "second").iterdir()) == ["log"]
+    (tmp_path / "new" / "first").rename(tmp_path / "first")
+    assert {one.name for one in plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).todo} == set(made)
+
+
+def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Path) -> None:
+    """Whoever was killed between the two left a checkpoint that says itself whose it is."""
+    make(tmp_path / "old", 3)
+    migrate(tmp_path, check=0.0)
+    journal = Journal(open_bytes(tmp_path / "new"), place_of(str(tmp_path / "old")))
+    for record in (tmp_path / "new" / journal.prefix).rglob("[0-9].json"):
+        record.unlink()
+    assert Done(journal).brought == {}
+    assert sum(map(len, roll_back(str(tmp_path / "old"), str(tmp_path / "new")).gone.values())) == 3
+
+
+def test_a_run_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
+    """Before anything is done; another name helps."""
+    make(tmp_path / "old", 1)
+    relight.save(tmp_path / "new" / "first", {"model": {"w": torch.ones(3)}}, step=1)
+    with pytest.raises(ConfigError, match="not made by this migration"):
+        migrate(tmp_path)
+    for path in (tmp_path / "old" / "first").iterdir():
+        path.rename(tmp_path / "old" / path.name)
+    migrate(tmp_path, run="other")
+    assert live(tmp_path, "other") == [0]
+
+
+def test_who_was_superseded_commits_nothing_more(tmp_path: Path) -> None:
+    """A session that another has followed stops, wherever it is; the other brings all of it, once."""
+    made = make(tmp_path / "old", 3)
+    plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
+    store = open_bytes(tmp_path / "new")
+    journal = Journal(store, plan.old)
+    first = journal.begin({"runs": plan.runs})
+    assert journal.begin({"runs": plan.runs}) == first + 1
+    one = plan.todo[0]
+    late = Task("bring", plan.url, plan.old, first, 0, one.name, one.path, one.run, one.step, one.bytes)
+    assert work(late)["error"] == "lease"
+    with pytest.raises(LeaseHeld):
+        list(_run("local", 1, [late]))
+    assert journal.read(first, 0) is None
+    migrate(tmp_path)
+    assert work(late)["ok"]  # it finds that it is there
+    check_arrived(tmp_path / "new", made)
+
+
+def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> None:
+    """Bytes that are sound, and are not those of the source any more, are wrong; the source that is gone too."""
+    made = make(tmp_path / "old", 3)
+    plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=0.0)
+    execute_migration(plan, jobs=1)
+    first, second, third = made
+    changed = state(made[first][1])
+    changed["model"]["w"][3, 3] += 1
+    torch.save(changed, tmp_path / "old" / first)
+    (tmp_path / "old" / second).write_bytes(b"x")
+    report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0), jobs=2)
+    assert [one[0] for one in report.wrong] == [first] and "model/w" in report.wrong[0][2]
+    assert report.unreadable == [] and report.checked == 2  # what is no checkpoint any more is not looked for
+    assert third not in {one[0] for one in report.wrong}
+
+
+def test_an_encrypted_destination_gets_it_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that convert have the key from the settings; nothing of a source's bytes is to be seen."""
+    made = make(tmp_path / "old", 3)
+    write_key_file(str(tmp_path / "key"))
+    monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'key'}")
+    assert migrate(tmp_path, check=1.0).ok
+    check_arrived(tmp_path / "new", made)
+    needle = state(0)["model"]["w"].numpy().tobytes()[:64]
+    assert not any(needle in path.read_bytes() for path in (tmp_path / "new").rglob("*") if path.is_file())
+
+
+def test_it_is_stored_coded_if_that_is_wanted(tmp_path: Path) -> None:
+    """Smaller, and the same to the bit; each checkpoint stands by itself."""
+    (tmp_path / "old").mkdir()
+    torch.save({"model": {"w": torch.arange(300_000).float()}}, tmp_path / "old" / "a_1.pt")
+    assert migrate(tmp_path, check=1.0, compress=True).ok
+    (one,) = Run(open_bytes(tmp_path / "new"), "old").history().live
+    assert one.body.stored_bytes < one.body.logical_bytes / 2 and one.requires == []
+    assert torch.equal(relight.load(tmp_path / "new" / "old")["model"]["w"], torch.arange(300_000).float())
+
+
+def test_where_from_and_where_to(tmp_path: Path) -> None:
+    """Nothing there, a bucket, a part that is none; a store that lies below is not taken for old checkpoints."""
+    for old in (str(tmp_path / "nothing"), "s3://bucket/old"):
+        with pytest.raises(CheckpointNotFound):
+            plan_migration(old, str(tmp_path / "new"))
+    made = make(tmp_path / "old", 2)
+    inside = tmp_path / "old" / "new"
+    execute_migration(plan_migration(str(tmp_path / "old"), str(inside)), jobs=1)
+    assert {one.name for one in plan_migration(str(tmp_path / "old"), str(inside)).there} == set(made)
+    assert len(plan_migration(str(tmp_path / "old"), str(tmp_path / "other")).todo) == 2
+    with pytest.raises(ConfigError):
+        plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here: make migrations uses it")
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
+    """Before anything is brought."""
+    make(tmp_path / "old", 1)
+    with pytest.raises(ConfigError, match="needs Ray"):
+        execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")), engine="ray")
+
+
+def test_the_command_says_what_it_does(tmp_path: Path) -> None:
+    """A plan, then the doing, then that all is there; JSON; 1 if something could not be read."""
+    make(tmp_path / "old", 4)
+
+    def call(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "relight", "migrate", "old", "new", *more]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ))
+
+    assert "4 checkpoints, " in call("--dry-run").stdout and not (tmp_path / "new").exists()
+    done = json.loads(call("--json", "--check", "full").stdout)
+    assert done["ok"] and len(done["brought"]) == 4 and done["checked"] == 4
+    (tmp_path / "old" / "cut.pt").write_bytes((tmp_path / "old" / "first" / "ckpt_0.pt").read_bytes()[:5000])
+    again = call()
+    assert again.returncode == 1 and "UNREADABLE  cut.pt" in again.stdout and "4 were there already" in again.stdout
+    assert call("--check", "many").returncode == 2
+    assert "4 checkpoints taken back" in call("--roll-back").stdout
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "thing").write_text("x")
+    refused = subprocess.run(
+        [sys.executable, "-m", "relight", "migrate", "old", "some"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2 and "no store" in refused.stderr
+
+
+@pytest.mark.crash
+def test_killed_again_and_again_all_arrive_once(tmp_path: Path) -> None:
+    """SIGKILL at moments that a seed says; ``make migrations`` does more of it."""
+    left = kill_often(tmp_path, count=24, kills=4, seed=3, engine="local", begin_s=2.0, work_s=0.3)
+    assert len(left) == 5
