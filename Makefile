@@ -6,13 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := $(VENV)/.ready
 BENCH := build/bench
-BENCH_STAMP := $(BENCH)/.ready
 EXPORTS := build/exports
-EXPORTS_STAMP := $(EXPORTS)/.ready
 FOREIGN := build/foreign
-FOREIGN_STAMP := $(FOREIGN)/.ready
 PLUGINS := build/plugins
-PLUGINS_STAMP := $(PLUGINS)/.ready
 SIZE ?= M
 WORKERS ?= 2
 
@@ -31,6 +27,18 @@ $(STAMP): requirements/torch.txt requirements/test.txt pyproject.toml
 	@$(PIP) install --constraint requirements/torch.txt torch==2.13.0
 	@$(PIP) install --no-deps --require-hashes --requirement requirements/test.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Rivals and other frameworks, each group in an environment of its own: build/NAME has what requirements/NAME.in asks for. What comes as source is
+# built with the torch that is there, DeepSpeed without its operators.
+.PRECIOUS: build/%/.ready
+build/%/.ready: requirements/torch.txt requirements/test.txt requirements/%.in pyproject.toml
+	@echo "setting up $(@D) (once; some minutes)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
+	@DS_BUILD_OPS=0 $(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(if $(filter bench,$*),,--no-build-isolation) --requirement requirements/$*.in
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: $(STAMP) ## train, kill, resume, compare: two minutes
@@ -105,27 +113,7 @@ grid: $(STAMP) ## exact resume over the whole grid
 damage: $(STAMP) ## every bit of every record
 	$(BIN)/python -m pytest -m slow tests/damage tests/hostile
 
-# Rivals live in an environment of their own: none of them may pull another torch, or anything into Relight's.
-$(BENCH_STAMP): requirements/torch.txt requirements/test.txt requirements/bench.in pyproject.toml
-	@echo "setting up $(BENCH) with the rivals (once)"
-	@$(PYTHON) -m venv --clear $(BENCH)
-	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
-	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
-	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements/bench.in
-	@$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
-	@touch $@
-
-# The frameworks whose checkpoints come in, in an environment of their own: they write the goldens of tests/foreign anew.
-$(FOREIGN_STAMP): requirements/torch.txt requirements/test.txt requirements/foreign.in pyproject.toml
-	@echo "setting up $(FOREIGN) with other frameworks (once)"
-	@$(PYTHON) -m venv --clear $(FOREIGN)
-	@$(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
-	@$(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
-	@DS_BUILD_OPS=0 $(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --requirement requirements/foreign.in
-	@$(FOREIGN)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
-	@touch $@
-
-foreign: $(FOREIGN_STAMP) ## checkpoints of other frameworks: written anew by them, brought in, a thousand wounds each
+foreign: $(FOREIGN)/.ready ## checkpoints of other frameworks: written anew by them, brought in, a thousand wounds each
 	rm -rf $(FOREIGN)/golden
 	$(FOREIGN)/bin/python tests/foreign/make/everything.py $(FOREIGN)/golden
 	RELIGHT_TEST_FOREIGN=$(FOREIGN)/golden RELIGHT_TEST_FUZZ=1000 $(FOREIGN)/bin/python -m pytest --timeout 3000 tests/foreign
@@ -154,37 +142,17 @@ azure: $(STAMP) ## the shipped store suite on Azure's emulator, which npm instal
 faults: $(STAMP) ## every request of a run's life in an object store x everything that can go wrong with it, and 300 lives in which much does
 	$(BIN)/python tests/store/faults.py --seed 7
 
-bench: $(BENCH_STAMP) ## against every rival that installs, in rounds: SIZE=S, M, L or spread
+bench: $(BENCH)/.ready ## against every rival that installs, in rounds: SIZE=S, M, L or spread
 	$(BENCH)/bin/python -m benchmarks.run --size $(SIZE)
 
-# As with the rivals: an environment of its own.
-$(EXPORTS_STAMP): requirements/torch.txt requirements/test.txt requirements/exports.in pyproject.toml
-	@echo "setting up $(EXPORTS) with transformers (once)"
-	@$(PYTHON) -m venv --clear $(EXPORTS)
-	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
-	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
-	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --requirement requirements/exports.in
-	@$(EXPORTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
-	@touch $@
-
-exports: $(EXPORTS_STAMP) ## models of transformers, exported and loaded by from_pretrained: the same logits, to the bit
+exports: $(EXPORTS)/.ready ## models of transformers, exported and loaded by from_pretrained: the same logits, to the bit
 	HF_HUB_OFFLINE=1 $(EXPORTS)/bin/python tests/export/logits.py
 
-migrations: $(EXPORTS_STAMP) ## old checkpoints, migrated by processes and by Ray, each killed 20 times: all arrive, once
+migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by Ray, each killed 20 times: all arrive, once
 	$(EXPORTS)/bin/python tests/migrate/kills.py
 	$(EXPORTS)/bin/python tests/migrate/kills.py --engine ray --count 120 --begin 8 --work 0.3
 
-# So do the frameworks that Relight has plug-ins for. DeepSpeed comes as source: its build wants torch, which is there, and none of its operators.
-$(PLUGINS_STAMP): requirements/torch.txt requirements/test.txt requirements/plugins.in pyproject.toml
-	@echo "setting up $(PLUGINS) with the frameworks (once)"
-	@$(PYTHON) -m venv --clear $(PLUGINS)
-	@$(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
-	@$(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
-	@DS_BUILD_OPS=0 $(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --requirement requirements/plugins.in
-	@$(PLUGINS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
-	@touch $@
-
-plugins: $(PLUGINS_STAMP) ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
+plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
 	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
 
 gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown

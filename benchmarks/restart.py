@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ def lines(folder: Path) -> list[tuple[int, int, float]]:
     return [(int(row[0]), int(row[1]), float(row[2])) for row in rows if len(row) == 3]
 
 
-def once(way: str, folder: Path, parameters: int) -> dict[str, Any]:
-    """Kill rank 1 some steps behind the third save; seconds until a step has ended, and what was lost."""
-    told = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
+    """Kill rank 1 when there were some saves; seconds until a step has ended, and what was lost."""
+    told = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERY": str(every)}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=told, stdout=subprocess.DEVNULL, stderr=log)
     try:
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=125_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=10, help="steps from one save to the next")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path)
@@ -110,13 +112,25 @@ def main() -> None:
         for way in rng.sample(ways, len(ways)):
             folder = Path(tempfile.mkdtemp(prefix="restart-", dir=options.dir))
             try:
-                one = once(way, folder, options.parameters)
+                one = once(way, folder, options.parameters, options.every)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             found[way].append(one)
             again = f"{one['steps_lost']} steps again  {one.get('parts', '')}"
             took = f"{one['seconds']:7.2f} s, {one['new_s']:7.2f} s to a new one"
             print(f"round {number + 1}/{options.rounds}  {way:16} {took}, {again}", flush=True)
+        if options.out and number + 1 < options.rounds:
+            write(options, summary_of(found), found)  # whoever has to stop it has what there is
+    summary = summary_of(found)
+    for way, one in summary.items():
+        took = f"{one['median_s']:.2f} s ({one['least_s']:.2f}–{one['most_s']:.2f}), {one['new_s']:.2f} s to a new one"
+        print(f"{way:16} {took} {one['parts'] or ''}")
+    if options.out:
+        write(options, summary, found)
+
+
+def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Medians, by way."""
     summary = {}
     for way, rows in found.items():
         seconds = [row["seconds"] for row in rows]
@@ -126,11 +140,14 @@ def main() -> None:
             "new_s": statistics.median(row["new_s"] for row in rows),
             "steps_lost": statistics.median(row["steps_lost"] for row in rows), "parts": parts,
         }  # fmt: skip
-        took = f"{summary[way]['median_s']:.2f} s ({min(seconds):.2f}–{max(seconds):.2f}), {summary[way]['new_s']:.2f} s to a new one"
-        print(f"{way:16} {took} {parts or ''}")
-    if options.out:
-        asked = {"parameters": options.parameters, "rounds": options.rounds, "seed": options.seed}
-        options.out.write_text(json.dumps({"machine": describe(options.dir), **asked, "ways": summary, "rows": found}, indent=1) + "\n")
+    return summary
+
+
+def write(options: argparse.Namespace, summary: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]]) -> None:
+    """What was found, and how."""
+    rounds = min(map(len, found.values()))
+    asked = {"parameters": options.parameters, "rounds": rounds, "seed": options.seed, "every": options.every}
+    options.out.write_text(json.dumps({"machine": describe(options.dir), **asked, "ways": summary, "rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

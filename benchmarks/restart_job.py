@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-EVERY = 10
+EVERY = int(os.environ.get("EVERY", "10"))
 
 
 def main() -> None:

@@ -99,16 +99,18 @@ def read_tensors(
     readers: int | None = None,
     hashers: int = HASHERS,
     progress: Progress | None = None,
+    rooms: list[memoryview] | None = None,
 ) -> int:
     """Fill ``sinks``, keyed by index into ``part.tensors``, and give the number of bytes read.
 
     Each chunk is read once and checked before anything is made of it, and once more if it is not what was committed;
     ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may then hold bytes that are wrong or missing: they are to be filled again or
     thrown away. ``readers``: as many as the store has use for. Memory: ``readers + hashers + 1`` buffers of ``READ_BYTES``, or of the
-    longest chunk. ``progress`` is called in other threads, with the bytes of each chunk that was found right.
+    longest chunk; ``rooms`` keeps them, for whoever reads again. ``progress`` is called in other threads, with the bytes of each chunk that
+    was found right.
     """
     runs = {index: runs_of(wants) for index, wants in plan_wants(part, sinks).items()}
-    return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress)
+    return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress, rooms=rooms)
 
 
 def read_runs(
@@ -120,6 +122,7 @@ def read_runs(
     hashers: int = HASHERS,
     progress: Progress | None = None,
     lend: Lend | None = None,
+    rooms: list[memoryview] | None = None,
 ) -> int:
     """As ``read_tensors``, of what is planned for each pack. ``lend`` is called in other threads, with each run that was found right, and
     its bytes, valid until it returns."""
@@ -129,7 +132,7 @@ def read_runs(
     longest = max((run.length for _, found in plan for run in found), default=0)
     if total <= INLINE_BYTES:
         readers = hashers = 0
-    work = _Work(readers, hashers, longest, progress, lend)
+    work = _Work(readers, hashers, longest, progress, lend, [] if rooms is None else rooms)
     try:
         lanes = lanes_of(opened.store)
         for start in range(0, len(plan), lanes):
@@ -154,15 +157,18 @@ def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[Run]]],
 class _Work:
     """The threads, and the buffers between them."""
 
-    def __init__(self, readers: int, hashers: int, longest: int, progress: Progress | None, lend: Lend | None) -> None:
-        self._progress, self._lend = progress, lend
+    def __init__(
+        self, readers: int, hashers: int, longest: int, progress: Progress | None, lend: Lend | None, kept: list[memoryview]
+    ) -> None:
+        self._progress, self._lend, self._kept = progress, lend, kept
         self._threads = readers
         self._hashing: list[Future[None]] = []
         self._failed = False
         self._room_bytes = longest + 2 * PAGE
         self._rooms: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         for _ in range(readers + hashers + 1):
-            self._rooms.put(None)  # made when it is needed
+            there = kept and len(kept[-1]) >= self._room_bytes
+            self._rooms.put(kept.pop() if there else None)  # made when it is needed
         if readers:
             self._readers = ThreadPoolExecutor(readers, thread_name_prefix="relight-read")
             self._hashers = ThreadPoolExecutor(hashers, thread_name_prefix="relight-hash")
@@ -191,6 +197,10 @@ class _Work:
         if self._threads:
             self._readers.shutdown(wait=True)
             self._hashers.shutdown(wait=True)
+        while not self._rooms.empty():
+            room = self._rooms.get()
+            if room is not None:
+                self._kept.append(room)
 
     def _drain(self, queued: Iterator[_Job]) -> None:
         while not self._failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from relight.catalog.opened import Opened
@@ -13,6 +14,7 @@ from relight.catalog.whole import Stored, Whole
 from relight.format import DTYPES
 from relight.layout import Sink, whole
 from relight.layout.chunks import CHUNK_BYTES
+from relight.store import page_buffer
 
 SLAB_BYTES = 4 * CHUNK_BYTES
 
@@ -70,35 +72,53 @@ def batches(slabs: Iterator[Slab], itemsize_of: Sequence[int], at_most: int = SL
         yield batch
 
 
-def read_slabs(opened: Opened, joined: Whole, batch: Sequence[Slab], *, readers: int | None = None) -> list[memoryview]:
-    """The bytes of each, verified. ``CorruptCheckpoint`` as ``read_tensors``. Memory: the slabs, twice those of tensors that lie in
-    pieces, and what reading takes."""
+class SlabReader:
+    """Slabs of one checkpoint, batch after batch. What it has read is valid until the batch after the next one is read."""
+
+    def __init__(self, opened: Opened, joined: Whole, *, batch_bytes: int = SLAB_BYTES, readers: int | None = None) -> None:
+        self._opened, self._joined, self._bytes, self._readers = opened, joined, batch_bytes, readers
+        self._rooms: list[memoryview] = []
+        self._held: list[memoryview] = []
+
+    def read(self, batch: Sequence[Slab]) -> list[memoryview]:
+        """The bytes of each, verified. ``CorruptCheckpoint`` as ``read_tensors``. Memory: two batches, twice those of tensors that lie in
+        pieces, and what reading takes."""
+        sizes = [one.length * DTYPES[self._joined.tensors[one.tensor].dtype].itemsize for one in batch]
+        room = self._held.pop(0) if len(self._held) > 1 else page_buffer(self._bytes)
+        self._held.append(room)
+        if sum(sizes) > len(room):
+            room = page_buffer(sum(sizes))
+        ends = list(accumulate(sizes))
+        into = [room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        _read(self._opened, self._joined, batch, into, self._readers, self._rooms)
+        return into
+
+
+def _read(
+    opened: Opened, joined: Whole, batch: Sequence[Slab], into: Sequence[memoryview], readers: int | None, rooms: list[memoryview]
+) -> None:
     import numpy as np
 
-    results: list[memoryview] = []
     sinks: list[dict[int, Sink]] = [{} for _ in opened.parts]
     scattered: list[tuple[Any, Any, Any]] = []
-    for one in batch:
+    for one, held in zip(batch, into, strict=True):
         tensor = joined.tensors[one.tensor]
         size = DTYPES[tensor.dtype].itemsize
-        data = np.empty(one.length * size, np.uint8)
-        results.append(data.data)
         if not one.length:
             continue
         if not in_pieces(joined, one.tensor):
             (piece,) = joined.pieces[one.tensor]
-            sinks[piece.part][piece.tensor] = _Run(data.data, one.first * size)
+            sinks[piece.part][piece.tensor] = _Run(held, one.first * size)
             continue
         row = math.prod(tensor.shape[1:])
-        rows = data.reshape(one.length // row, *tensor.shape[1:], size)
+        rows = np.frombuffer(held, np.uint8).reshape(one.length // row, *tensor.shape[1:], size)
         for piece in joined.pieces[one.tensor]:
             _piece(piece, one.first // row, rows, size, sinks, scattered)
     for part, wanted in zip(opened.parts, sinks, strict=True):
         if wanted:
-            read_tensors(opened, part, wanted, readers=readers)
-    for rows, where, held in scattered:
-        rows[where] = held
-    return results
+            read_tensors(opened, part, wanted, readers=readers, rooms=rooms)
+    for rows, where, piece_held in scattered:
+        rows[where] = piece_held
 
 
 def _piece(piece: Stored, top: int, rows: Any, size: int, sinks: list[dict[int, Sink]], scattered: list[tuple[Any, Any, Any]]) -> None:

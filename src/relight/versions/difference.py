@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from relight.catalog.opened import Opened
-from relight.catalog.slabs import SLAB_BYTES, Slab, batches, in_pieces, read_slabs, slabs_of
+from relight.catalog.slabs import SLAB_BYTES, Slab, SlabReader, batches, in_pieces, slabs_of
 from relight.catalog.whole import Whole, whole_of
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
@@ -170,11 +170,12 @@ def _go_through(
             by_rows = in_pieces(left, mine) or in_pieces(right, theirs)
             yield from slabs_of(shape, sizes[mine], mine, by_rows=by_rows, at_most=slab_bytes)
 
+    reads_a, reads_b = SlabReader(a, left, batch_bytes=slab_bytes), SlabReader(b, right, batch_bytes=slab_bytes)
     with ThreadPoolExecutor(2) as pool:
         working: Future[None] | None = None
         for batch in batches(slabs(), sizes, slab_bytes):
-            ahead = pool.submit(read_slabs, a, left, batch)
-            theirs = read_slabs(b, right, [one._replace(tensor=changes[one.tensor][1]) for one in batch])
+            ahead = pool.submit(reads_a.read, batch)
+            theirs = reads_b.read([one._replace(tensor=changes[one.tensor][1]) for one in batch])
             mine = ahead.result()
             if working is not None:
                 working.result()
