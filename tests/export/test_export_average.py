@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import relight
 from relight.errors import ConfigError, IncompatibleState
 from relight.export import Options, ema_weights, execute_export, mixture, plan_export, save_average
-from relight.export import slabs as slabs_room
+from relight.export import execute as at_work
 from relight.store import open_bytes
 
 
@@ -47,11 +47,11 @@ def near(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.allclose(one.double(), other.double(), rtol=2 * torch.finfo(one.dtype).eps, atol=0)
 
 
-@pytest.mark.parametrize("elements", [64, slabs_room.ELEMENTS])
+@pytest.mark.parametrize("elements", [64, at_work.SLAB_ELEMENTS])
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], ema_weights(3, 0.5)], ids=["mean", "ema"])
 def test_the_average_is_the_weighted_mean(tmp_path: Path, weights: list[float], elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of floats of every width, whatever the size of a slab; whole numbers that differ are the last one's, and named."""
-    monkeypatch.setattr(slabs_room, "ELEMENTS", elements)
+    monkeypatch.setattr(at_work, "SLAB_ELEMENTS", elements)
     states = models(3)
     mixed = mixture(checkpoints(tmp_path / "runs", states), weights)
     report = execute_export(plan_export(mixed, tmp_path / "a.safetensors"))
@@ -72,10 +72,10 @@ def test_what_is_averaged_with_itself_is_itself(tmp_path: Path) -> None:
     assert all(same(found[name], state[name]) for name in ("w", "h", "b"))
 
 
-@pytest.mark.parametrize("elements", [100, slabs_room.ELEMENTS])
+@pytest.mark.parametrize("elements", [100, at_work.SLAB_ELEMENTS])
 def test_layouts_may_differ(tmp_path: Path, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One was saved by two ranks, one by three, cut across; one by none."""
-    monkeypatch.setattr(slabs_room, "ELEMENTS", elements)
+    monkeypatch.setattr(at_work, "SLAB_ELEMENTS", elements)
     states = [{name: one for name, one in state.items() if name in ("w", "h", "b")} for state in models(3)]
     found = [saved_by_ranks(tmp_path / "two", states[0], 2), saved_by_ranks(tmp_path / "three", states[1], 3)]
     relight.save(tmp_path / "one" / "run", {"model": states[2]}, step=9)

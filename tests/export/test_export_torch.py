@@ -173,7 +173,7 @@ def test_sums_of_runs_are_the_sum_of_the_whole() -> None:
         assert joined_crc(runs) == zlib.crc32(data)
 
 
-@pytest.mark.parametrize("value", [object(), frozenset(), 2**3000, {"a": [bytearray()]}], ids=str)
+@pytest.mark.parametrize("value", [object(), frozenset(), 2**3000, {"a": [bytearray()]}], ids=lambda value: type(value).__name__)
 def test_what_cannot_be_read_without_running_it_is_not_written(value: object) -> None:
     """``IncompatibleState``, wherever it lies."""
     with pytest.raises(IncompatibleState):

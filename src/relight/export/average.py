@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relight.catalog.opened import Opened
+from relight.catalog.slabs import SLAB_BYTES, Slab, SlabReader
 from relight.catalog.whole import Whole, moved, whole_of
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
 from relight.export.chosen import Entry
 from relight.export.convert import FLOATS, narrowed, widened
-from relight.export.slabs import Slab, read_slabs
 from relight.format import DTYPES, encode_tree
 from relight.format.records import FenceBody
 from relight.format.strict import shown
@@ -106,14 +106,21 @@ def check_alike(mixed: Mixture, entries: Sequence[Entry]) -> None:
         raise IncompatibleState("these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common")
 
 
-def read_average(mixed: Mixture, slabs: Sequence[Slab], progress: Progress | None = None) -> list[np.ndarray[Any, Any] | memoryview]:
+def readers_of(mixed: Mixture, batch_bytes: int = SLAB_BYTES) -> list[SlabReader]:
+    """One for each of them, for one thread."""
+    return [SlabReader(part.opened, part.whole, batch_bytes=batch_bytes) for part in mixed.parts]
+
+
+def read_average(
+    mixed: Mixture, readers: Sequence[SlabReader], slabs: Sequence[Slab], progress: Progress | None = None
+) -> list[np.ndarray[Any, Any] | memoryview]:
     """Of each slab of the last one's tensors: the average in double precision, or, of what is no float, its bytes."""
     found: list[Any] = [None] * len(slabs)
     before: list[memoryview | None] = [None] * len(slabs)
-    for part in mixed.parts:
+    for part, reader in zip(mixed.parts, readers, strict=True):
         tensors = mixed.last.whole.tensors
         mine = [one._replace(tensor=part.number_of[tensors[one.tensor].name]) for one in slabs]
-        for index, data in enumerate(read_slabs(part.opened, part.whole, mine, progress)):
+        for index, data in enumerate(reader.read(mine, progress)):
             tensor = tensors[slabs[index].tensor]
             if tensor.dtype in FLOATS:
                 with np.errstate(all="ignore"):
@@ -142,7 +149,8 @@ class _Averaged:
     def fill(self, start: int, into: memoryview) -> None:
         """Read that run of all of them."""
         size = DTYPES[self._dtype].itemsize
-        (value,) = read_average(self._mixed, [Slab(self._number, start // size, len(into) // size)], self._progress)
+        slab = Slab(self._number, start // size, len(into) // size)
+        (value,) = read_average(self._mixed, readers_of(self._mixed, len(into)), [slab], self._progress)
         into[:] = value if isinstance(value, memoryview) else narrowed(value, self._dtype)[0]
 
 

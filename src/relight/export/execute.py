@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +14,18 @@ from typing import Any
 import numpy as np
 
 from relight.catalog.read import read_tensors
-from relight.export.average import read_average
+from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
+from relight.catalog.whole import Whole
+from relight.export.average import read_average, readers_of
 from relight.export.landing import Landing
 from relight.export.outfile import Blocks, OutFile
 from relight.export.plan import ExportPlan
-from relight.export.slabs import batches, is_straight, read_slabs
-from relight.export.writing import Outgoing, Straight, Target, straight_run
+from relight.export.writing import Outgoing, Straight, Target
 from relight.layout import Sink
 
 Progress = Callable[[int], None]
+SLAB_ELEMENTS = 4 << 20
+"""In a slab, or in several of small tensors that are read together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,20 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
         if held:
             read_tensors(plan.opened, part, held, progress=progress)
     undivided = {one.tensor for one in plan.entries if one.shape != whole.tensors[one.tensor].shape}
-    for batch in batches(whole, others, undivided):
-        values = read_slabs(plan.opened, whole, batch, progress) if plan.mixed is None else read_average(plan.mixed, batch, progress)
+    reader = SlabReader(plan.opened, whole)
+    several = readers_of(plan.mixed) if plan.mixed is not None else []
+    for batch in batches(_slabs(whole, others, undivided), [1] * len(whole.tensors), SLAB_ELEMENTS):
+        values = reader.read(batch, progress) if plan.mixed is None else read_average(plan.mixed, several, batch, progress)
         for slab, data in zip(batch, values, strict=True):
             for index in by_tensor[slab.tensor]:
                 _put(tensors[index], slab.first, data, whole.tensors[slab.tensor].shape, plan.entries[index].shape)
+
+
+def _slabs(whole: Whole, numbers: Sequence[int], undivided: Collection[int]) -> Iterator[Slab]:
+    for number in numbers:
+        shape = whole.tensors[number].shape
+        at_most = max(1, math.prod(shape)) if number in undivided else SLAB_ELEMENTS
+        yield from slabs_of(shape, number, by_rows=not is_straight(whole, number), at_most=at_most)
 
 
 def _put(tensor: Outgoing, first: int, data: memoryview | np.ndarray[Any, Any], held: tuple[int, ...], shape: tuple[int, ...]) -> None:

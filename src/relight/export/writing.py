@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,8 +13,6 @@ from relight.export.convert import converted, narrowed
 from relight.export.crc import joined_crc
 from relight.export.outfile import OutFile
 from relight.format import DTYPES
-from relight.layout import Box
-from relight.layout.shards import boxes_of_run, placed, run_of
 
 
 class Target(NamedTuple):
@@ -87,34 +84,3 @@ class Straight:
     def absorb(self, start: int, data: memoryview) -> None:
         """Write them."""
         self._tensor.put(self._first + start // self._tensor.itemsize, data)
-
-
-class Across:
-    """A sink for a piece, or a run of it from ``skip`` on: ``box`` of an array of elements, which are bytes in its last dimension."""
-
-    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]], box: Box, itemsize: int, skip: int) -> None:
-        self._array, self._box, self._itemsize = array, box, itemsize
-        self.skip = skip
-        self.length = box.elements * itemsize
-
-    def view(self) -> memoryview | None:
-        """There is no one memory."""
-        return None
-
-    def absorb(self, start: int, data: memoryview) -> None:
-        """To where they belong."""
-        size, at = self._itemsize, 0
-        for run in boxes_of_run(self._box.size, start // size, (start + len(data)) // size):
-            box = placed(run, self._box)
-            length = box.elements * size
-            where = tuple(slice(begin, begin + extent) for begin, extent in zip(box.start, box.size, strict=True))
-            self._array[where] = np.frombuffer(data[at : at + length], np.uint8).reshape(*box.size, size)
-            at += length
-
-
-def straight_run(box: Box, shape: Sequence[int]) -> int | None:
-    """The first element of ``box`` in a tensor of ``shape``, if all of its elements lie together there; else None."""
-    if not shape:
-        return 0
-    first, last = run_of(box, shape)
-    return first if last - first == math.prod(box.size) else None

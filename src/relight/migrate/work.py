@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Opened, Run, verify_checkpoint
+from relight.catalog.slabs import SLAB_BYTES, SlabReader, is_straight, slabs_of
 from relight.catalog.whole import whole_of
 from relight.commit.earlier import Smaller
 from relight.errors import LeaseHeld, RelightError
-from relight.export.slabs import batches, read_slabs
 from relight.foreign import bring_in, look
 from relight.foreign.found import plant
 from relight.migrate.journal import Journal
@@ -112,17 +113,18 @@ def _differences(task: Task, opened: Opened) -> Iterator[str]:
     if number_of.keys() != {item.name for item in planted.items}:
         yield "it has other tensors than the source"
         return
+    reader = SlabReader(opened, whole)
     for item in planted.items:
         number = number_of[item.name]
         tensor = whole.tensors[number]
         if (tensor.dtype, tensor.shape) != (item.dtype, item.shape):
             yield f"{item.name}: another shape or dtype"
             continue
-        size = tensor.length // max(1, _elements(tensor.shape))
-        for batch in batches(whole, [number]):
-            (data,) = read_slabs(opened, whole, batch)
+        size = tensor.length // max(1, math.prod(tensor.shape))
+        for slab in slabs_of(tensor.shape, number, by_rows=not is_straight(whole, number), at_most=max(1, SLAB_BYTES // max(1, size))):
+            (data,) = reader.read([slab])
             held = memoryview(bytearray(len(data)))
-            begin, view = batch[0].first * size, item.source.view()
+            begin, view = slab.first * size, item.source.view()
             if view is not None:
                 held = view[begin : begin + len(data)]
             else:
@@ -130,10 +132,3 @@ def _differences(task: Task, opened: Opened) -> Iterator[str]:
             if held != data:
                 yield f"{item.name}: other bytes than the source"
                 break
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from relight.catalog.opened import Opened
-from relight.catalog.slabs import SLAB_BYTES, Slab, SlabReader, batches, in_pieces, slabs_of
+from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of
 from relight.catalog.whole import Whole, whole_of
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
@@ -23,6 +23,7 @@ from relight.versions.numbers import Apart, compare
 
 Progress = Callable[[int], None]
 ONLY_A, ONLY_B, SHAPE, SAME, CHANGED = "only in a", "only in b", "other shape", "same", "changed"
+SLAB_BYTES = 32 << 20
 _WEIGHTS = ("param", "buffer")
 _NUMBERED = re.compile(r"(.*?[./]\d+)(?=[./]|$)")
 
@@ -167,8 +168,8 @@ def _go_through(
             sizes[mine] = max(size, DTYPES[right.tensors[theirs].dtype].itemsize)
             changes[mine] = change, theirs
             change.apart = Apart()
-            by_rows = in_pieces(left, mine) or in_pieces(right, theirs)
-            yield from slabs_of(shape, sizes[mine], mine, by_rows=by_rows, at_most=slab_bytes)
+            by_rows = not (is_straight(left, mine) and is_straight(right, theirs))
+            yield from slabs_of(shape, mine, by_rows=by_rows, at_most=max(1, slab_bytes // sizes[mine]))
 
     reads_a, reads_b = SlabReader(a, left, batch_bytes=slab_bytes), SlabReader(b, right, batch_bytes=slab_bytes)
     with ThreadPoolExecutor(2) as pool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from relight.catalog.stats import values_of
 
-_BLOCK = 32 << 10
-"""Elements at a time: four blocks of doubles stay in a core's own cache."""
+_BLOCK = 8 << 10
+"""Elements at a time: blocks of doubles that stay in a core's own cache, and too short for the linear algebra's own threads, which take
+more than they give."""
 
 
 @dataclass(slots=True)
