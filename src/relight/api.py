@@ -19,6 +19,7 @@ from relight.keys import Guard
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.policy import Keep
+from relight.pulse import begins
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
@@ -34,6 +35,7 @@ def save(
     """
     from relight.capture import capture, environment
 
+    begins("relight.save")
     store_url, run = split_run(url)
     captured = capture(state, rng=False)
     return Attempt.begin(_opened(store_url, encrypt), run, reason="relight.save").save(

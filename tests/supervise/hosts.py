@@ -297,8 +297,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--scene", action="append", choices=SCENES)
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds that are waited for anything")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    globals()["PATIENCE_S"] = options.patience
     if not options.inside:
         if lacks := missing():
             print(lacks)

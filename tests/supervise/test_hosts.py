@@ -35,8 +35,16 @@ def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
 
 @pytest.mark.distributed
 def test_a_machine_that_is_cut_off_comes_back() -> None:
-    """Two of three go on without it; healed, they are three again; one group at a time has made progress that was committed."""
-    said = play("hosts.py", "--scene", "partition", "--seeds", "1")
+    """Two of three go on without it; healed, they are three again; one group at a time has made progress that was committed.
+
+    Once in a while torch's rendezvous leaves the one that comes back waiting, on a busy machine: it is played once more then, but for
+    what must never be.
+    """
+    try:
+        said = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
+    except AssertionError as first:
+        assert "do not train together" in str(first) and "was accepted behind" not in str(first) and "at one time" not in str(first)
+        said = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
     assert "two go on" in said and "three again" in said
 
 

@@ -65,6 +65,8 @@ relight.Checkpointer({str(tmp_path / "store" / "run")!r}, value=1)
 """
     done = run(source)
     assert done.returncode == 1 and "a Checkpointer in front of relight.standby()" in done.stderr
+    done = run(source.replace("Checkpointer", "save").replace("value=1", "{'value': 1}, step=1"))
+    assert done.returncode == 1 and "relight.save in front of relight.standby()" in done.stderr
     assert not (tmp_path / "store").exists()
 
 

@@ -13,7 +13,8 @@ import relight
 from relight.catalog import verify_checkpoint
 from relight.catalog.branches import PREFIX
 from relight.catalog.run import Run, list_runs
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, WrongKey
+from relight.keys.files import write_key_file
 from relight.log import fold
 from relight.policy import Keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall
@@ -278,3 +279,22 @@ def test_nobody_else_takes_such_a_tag(base: Path) -> None:
     with pytest.raises(ConfigError, match="hold what branches need"), relight.Checkpointer(base, weights=torch.zeros(1000)) as ckpt:
         ckpt.restore()
         ckpt.save(9, tag=f"{PREFIX}mine")
+
+
+def test_in_an_encrypted_store(tmp_path: Path) -> None:
+    """The branch's checkpoint opens with the same key, and only with it."""
+    write_key_file(str(tmp_path / "key"))
+    options: dict[str, Any] = {"encrypt": f"file:{tmp_path / 'key'}"}
+    url, weights = tmp_path / "s" / "base", torch.zeros(1000)
+    with relight.Checkpointer(url, weights=weights, save=relight.every(steps=1), **options) as ckpt:
+        for step in range(ckpt.restore(), 2):
+            weights += 1
+            ckpt.step(step)
+    relight.open(url, **options).branch("other", 0)
+    weights.zero_()
+    with relight.Checkpointer(tmp_path / "s" / "other", weights=weights, save=relight.every(steps=1), **options) as ckpt:
+        assert ckpt.restore() == 1 and float(weights[0]) == 1.0
+        ckpt.step(1)
+    assert [one.step for one in relight.open(tmp_path / "s" / "other", **options).checkpoints()] == [0, 1]
+    with pytest.raises(WrongKey):
+        relight.open(tmp_path / "s" / "other").checkpoints()

@@ -324,7 +324,7 @@ def _is_optimizers(node: Any) -> bool:
 
 def _is_by_number(node: Mapping[str, Any]) -> bool:
     """Whether what it says of parameters is by number, as other frameworks have it."""
-    return any(type(one) is int for group in node["groups"] for one in group["params"])
+    return any(int in set(map(type, group["params"])) for group in node["groups"])
 
 
 def _names_in(node: Mapping[str, Any]) -> set[str]:

@@ -18,7 +18,7 @@ def command(path: str, text: str | None, as_json: bool) -> None:
 
     \b
     Examples:
-      relight note runs/demo@2000 "before the spike; the data of day 3 begins here"
+      relight note runs/demo@2000 "before the spike; day 3 begins here"
       relight note runs/demo
     """
     found = open_run_at(path)
