@@ -163,7 +163,9 @@ def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: Server) -> No
     server._sessions.add(session)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its end yet
     assert server._has_unheard()
-    session.open = False
+    session.polite = True  # it waits here for a part that may never come
+    assert not server._has_unheard()
+    session.polite = session.open = False
     assert not server._has_unheard()
     session.open, session.pid = True, os.getpid()
     assert not server._has_unheard()

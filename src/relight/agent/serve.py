@@ -247,9 +247,10 @@ class Server:
             return self._pending > sum(self._is_stuck(job, now) for job in self._active)
 
     def _has_unheard(self) -> bool:
-        """Whether a trainer has ended of which not all was heard yet: it may have sealed a save that nobody here knows of."""
+        """Whether a trainer has ended of which not all was heard yet: it may have sealed a save that nobody here knows of. Who has said
+        goodbye has said all."""
         with self._lock:
-            there = [session.pid for session in self._sessions if session.open]
+            there = [session.pid for session in self._sessions if session.open and not session.polite]
         return any(map(_has_ended, there))
 
     def _is_stuck(self, job: Job, now: float) -> bool:
