@@ -158,7 +158,6 @@ class _Planner(Planning):
                 there = {id(one) for other, one in live.items() if other in stored} if there is None else there
                 if id(tensor) in there:
                     continue  # tied to one that is stored: others keep a shared tensor under one of its names
-            if key not in stored:
                 self.wrong.append(f"{at}: missing in the checkpoint{_live(tensor)}")
                 continue
             if not flattened and without_wrapper(tensor):

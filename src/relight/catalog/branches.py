@@ -65,8 +65,7 @@ def lent_by(history: History) -> list[Lent]:
 
 def held_in(history: History, home: str) -> list[Checkpoint]:
     """What a branch has, or may recall, that lies in run ``home``."""
-    there = [*history.live, *(history.retired[one] for one in history.recallable)]
-    return [one for one in there if one.body.home == home]
+    return [one for one in history.there if one.body.home == home]
 
 
 def let_go(store: ByteStore, home: str, branch: str) -> bool:

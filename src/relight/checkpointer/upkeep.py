@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from relight.catalog.branches import set_tag
 from relight.commit import Place
 from relight.errors import Fenced, RelightError
-from relight.format.records import TagBody
-from relight.log import Log, fold
+from relight.log import Log
 from relight.observe import emit
 from relight.policy import Keep
 from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
@@ -36,17 +36,10 @@ def sweep(store: ByteStore, run: str) -> None:
         emit("prune.failed", f"leftovers could not be removed this time: {error}", kind=error.kind)
 
 
-def put_tag(store: ByteStore, run: str, name: str, checkpoint_id: str) -> None:
-    """Tag a checkpoint."""
-    log = Log(store, run)
-    log.read()
-    log.append(lambda view: (TagBody(name=name, id=checkpoint_id), fold(view).epoch))
-
-
 def tag_if_possible(store: ByteStore, run: str, name: str, checkpoint_id: str) -> None:
-    """``put_tag``; what is committed is no less so if its tag cannot be written: that is told. ``Fenced`` is the caller's."""
+    """Tag a checkpoint; what is committed is no less so if its tag cannot be written: that is told. ``Fenced`` is the caller's."""
     try:
-        put_tag(store, run, name, checkpoint_id)
+        set_tag(Log(store, run), name, checkpoint_id)
     except Fenced:
         raise
     except RelightError as error:

@@ -85,6 +85,11 @@ class History:
         return list(self.by_id.values())
 
     @property
+    def there(self) -> list[Checkpoint]:
+        """Whose bytes are there, or have to be: what is live, and what may be recalled."""
+        return [*self.live, *(self.retired[one] for one in self.recallable)]
+
+    @property
     def committed_ids(self) -> set[str]:
         """Every id a valid COMMIT ever named, retired ones too."""
         return self.by_id.keys() | self.retired.keys()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from relight.log import Checkpoint, History, View
+from relight.log import History, View
 
 
 def users_of(history: History, checkpoint_id: str) -> list[str]:
     """The ids of checkpoints that need its bytes."""
-    return [one.id for one in _there(history) if checkpoint_id in one.requires]
+    return [one.id for one in history.there if checkpoint_id in one.requires]
 
 
 def not_needed(history: History, ids: Collection[str]) -> set[str]:
     """Those of ``ids`` that may go together: the most of them of which nobody needs one but such as go, too."""
     going = set(ids)
-    needs = {one.id: set(one.requires) for one in _there(history) if one.requires}
+    needs = {one.id: set(one.requires) for one in history.there if one.requires}
     while True:
         stays = {donor for user, donors in needs.items() if user not in going for donor in donors} & going
         if not stays:
@@ -61,7 +61,3 @@ def with_donors(history: History, ids: Iterable[str]) -> list[str]:
                 found[donor] = None
         found[one] = None
     return list(found)
-
-
-def _there(history: History) -> list[Checkpoint]:
-    return [*history.live, *(history.retired[one] for one in history.recallable)]

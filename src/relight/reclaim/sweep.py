@@ -69,7 +69,7 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
             going.append((name, f"left by attempt {parsed.epoch}, which attempt {history.epoch} has superseded"))
         else:
             held.append((name, "its attempt may still be writing it"))
-    there = {one.body.home for one in [*history.live, *(history.retired[one] for one in history.recallable)]}
+    there = {one.body.home for one in history.there}
     homes = {one.body.home for one in history.retired.values()} - there - {""}
     return SweepPlan(run, going, held, temporaries, sorted(homes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import msgspec
@@ -37,11 +38,9 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
     if len(PREFIX) + len(name) > 128:
         raise ConfigError(f"{name[:140]!r} is too long for a branch", hint=f"at most {128 - len(PREFIX)} characters")
     target = Log(run.store, name)
-    try:
+    with contextlib.suppress(CheckpointNotFound):  # as usual: there is no such run yet
         if _is_there(target.read(), checkpoint, home):
             return Branch(name, home, checkpoint, made=False)
-    except CheckpointNotFound:
-        pass  # the usual case: no such run yet
     set_tag(Log(run.store, home), f"{PREFIX}{name}", checkpoint.id, by, why)
     target.start()
 
