@@ -21,9 +21,10 @@ from relight.commit.save import Seat
 from relight.commit.together import save_together
 from relight.format import encode_tree
 from relight.layout import Bytes
-from relight.pulse import Teller, make_will, will_of
+from relight.pulse import Teller, lost_of, make_will, will_of
 from relight.pulse.page import make_page
 from relight.store import open_bytes
+from relight.world import LateRanks
 
 STEP = 5
 
@@ -55,6 +56,11 @@ class Rank:
         self._here()
         self.boundary.remember(step)
 
+    def updates(self) -> None:
+        """It comes to its update."""
+        self._here()
+        self.heirs._update_begins()
+
     def hand_over(self, attempt: Attempt) -> bool:
         """What the others held as well."""
         self._here()
@@ -72,7 +78,8 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
         for number in range(world):
             make_page(tmp_path / f"pulse-{number}")
-            make_will(will_of(tmp_path / "pulse-0", number))
+            for ahead in (False, True):
+                make_will(will_of(tmp_path / "pulse-0", number, ahead))
         return [Rank(number, world, tmp_path, monkeypatch, run, **more) for number in range(world)]
 
     return made
@@ -141,3 +148,48 @@ def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Call
         one.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not living.hand_over(attempt) and not attempt.history().live
+
+
+@pytest.mark.parametrize(("alike", "drawn", "taken"), [(3, "", True), (2, "", False), (9, "by it", False), (9, "by both", False)])
+def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_it_was_at_the_end(
+    ranks: Callable[..., list[Rank]], tmp_path: Path, alike: int, drawn: str, taken: bool
+) -> None:
+    """A rank dies in its update, and the other ends the step. Draws between the two are for nobody to see: once there was one, or one of
+    the survivor's, it is not believed any more."""
+    living, dead = ranks(2, mine=torch.Generator())
+    dead.components["mine"] = torch.Generator()
+    for step in range(alike + 1):
+        for one in (living, dead):
+            generator = one.components["mine"]
+            assert isinstance(generator, torch.Generator)
+            if step:
+                torch.rand(2, generator=generator)
+                one.updates()
+            if step == 5 and drawn == "by it" and one is dead:
+                torch.rand(2, generator=generator)
+            one.ends(step)
+    for one in (living, dead):
+        generator = one.components["mine"]
+        assert isinstance(generator, torch.Generator)
+        torch.rand(3, generator=generator)
+        one.updates()
+    if drawn == "by both":
+        torch.rand(2, generator=living.components["mine"])  # type: ignore[call-overload]
+    living.ends(alike + 1)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert living.hand_over(attempt) is taken
+    assert [one.step for one in attempt.history().live] == [alike + 1] * taken
+
+
+def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+    """Its next exchange may be far: it is told at the step's end."""
+    living, dead = ranks(2)
+    for one in (living, dead):
+        one.ends(STEP - 1)
+    dead.ends(STEP)
+    lost_of(tmp_path / "pulse-0").touch()
+    with pytest.raises(LateRanks, match="another rank has failed"):
+        living.ends(STEP)
+    attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
+    assert living.hand_over(attempt)
+    assert [one.step for one in attempt.history().live] == [STEP]

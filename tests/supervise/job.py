@@ -1,6 +1,6 @@
 """A small training on two or more ranks that fails as a plan says, each failure once: ``job.py STORE STEPS PLAN OUT``.
 
-The plan is a JSON list of ``{"rank", "step", "what"}``. OUT gets a line a step from rank 0, and ``OUT.end`` a hash of the weights at the end.
+The plan is a JSON list of ``{"rank", "step", "what"}``: at the step's begin, or ``behind`` its update. OUT gets a line a step from rank 0, and ``OUT.end`` a hash of the weights at the end.
 """
 
 from __future__ import annotations
@@ -90,15 +90,18 @@ def main() -> None:
         store / "run", model=model, optimizer=optimizer, ballast=torch.ones(int(os.environ.get("JOB_BALLAST", "1"))),
         limits=relight.Limits(bytes_per_second=float(speed) if speed else None), save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1",
     )  # fmt: skip
+    def fail_as_planned(step: int, behind: bool) -> None:
+        for number, one in enumerate(plan):
+            here = (one["step"], one["rank"], one.get("behind", False)) == (step, rank, behind)
+            mark = plan_file.with_name(f"{plan_file.name}.{number}")
+            if here and one["what"] != "poison" and not mark.exists():
+                mark.touch()
+                fail(one["what"], model)
+
     with contextlib.nullcontext() if os.environ.get("JOB_PLAIN") else ckpt:
         start = ckpt.restore()
         for step in range(start, steps):
-            for number, one in enumerate(plan):
-                here = one["step"] == step and one["rank"] == rank
-                mark = plan_file.with_name(f"{plan_file.name}.{number}")
-                if here and one["what"] != "poison" and not mark.exists():
-                    mark.touch()
-                    fail(one["what"], model)
+            fail_as_planned(step, False)
             generator = torch.Generator().manual_seed(1000 * step + rank)
             x = torch.randn(8, 16, generator=generator)
             if any(one["what"] == "poison" and one["step"] == step and one["rank"] == rank for one in plan):
@@ -119,6 +122,7 @@ def main() -> None:
             if not os.environ.get("JOB_OWN_LOSS"):
                 dist.all_reduce(loss.detach())
             optimizer.step()
+            fail_as_planned(step, True)
             if rank == 0:
                 with out.open("a") as file:
                     file.write(f"{step} {loss.item():.9g} {os.environ['TORCHELASTIC_RESTART_COUNT']}\n")

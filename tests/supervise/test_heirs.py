@@ -49,6 +49,22 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path) -> None:
     assert said.count("is saved for all 2 ranks") >= len(plan) - 1
 
 
+def test_a_rank_that_dies_behind_its_update_costs_nothing_either(tmp_path: Path) -> None:
+    """The other has all it needs to end that step: both go on behind it, the dead one with the generators that it had in front of its update."""
+    straight, _, _ = run(tmp_path / "straight", [])
+    plan = [{"rank": n % 2, "step": 9 * n + 8, "what": what, "behind": True} for n, what in enumerate(["kill", "stop", "segv"])]
+    end, found, said = run(tmp_path / "failing", plan)
+    assert [(one.after.restored, one.after.steps_lost) for one in found if one.after] == [(8, 0), (17, 0), (26, 0)], said
+    assert said.count("in front of its update") == len(plan), said
+    assert end == straight, said
+
+
+def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
+    """Ranks know what they hold in common by its end: a failure in the second has something to go on from."""
+    _, found, said = run(tmp_path / "again", [{"rank": n % 2, "step": 7 + n, "what": "kill"} for n in range(3)])
+    assert [(one.after.restored, one.after.steps_lost) for one in found if one.after] == [(6, 0), (7, 0), (8, 0)], said
+
+
 def test_a_script_need_not_say_with(tmp_path: Path) -> None:
     """What ends it is heard of all the same."""
     _, found, said = run(tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1")

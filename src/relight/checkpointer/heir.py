@@ -3,6 +3,10 @@
 Where all ranks of a job are on one node and hold the same model, any of them has all of the state but what is each rank's own: generators,
 where its loader is. That little every rank leaves at the end of each step in a file of memory (``relight.pulse.will``), which outlives it.
 The first survivor whose state is still that of the step's end saves the checkpoint, everybody's parts of it.
+
+A rank may die in the midst of its update, or behind it, when the others have all they need to end the step. So each leaves in front of its
+update, too, what is its own by then. That counts as what it had at the step's end if it has been the same at each step so far, and if it
+was the same at this one for the survivor.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from relight.capture import Captured, Frozen, capture_generators, is_large
+from relight.capture import Captured, Frozen, capture, capture_generators, frozen_generators, is_large
+from relight.checkpointer.ahead import ALIKE, Ahead
 from relight.checkpointer.boundary import Boundary, Leave, selected, shifted
 from relight.checkpointer.part_items import owned
 from relight.checkpointer.ranks import Ranks
@@ -31,7 +36,9 @@ from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import Log
 from relight.observe import emit
-from relight.pulse import HANDING_OVER, Will, read_beat, read_will, teller, will_of
+from relight.pulse import HANDING_OVER, Will, lost_of, read_beat, read_will, teller, will_of
+from relight.snapshot.hooks import StepHook
+from relight.world import LateRanks
 
 WAIT_S = 0.3
 """How long a survivor waits for what other ranks leave at the end of the same step."""
@@ -53,6 +60,12 @@ class Heirs:
         self._will: Will | None = None
         self._seldom: tuple[Frozen, list[Any]] | None = None
         """Generators as they were, and packed."""
+        self._components = components
+        self._left: int | None = None
+        """The step at whose end this rank left its will; None: it did not."""
+        self._before: int | None = None
+        """The step of the will before that."""
+        self._ahead = Ahead()
         if not self._page or type(ranks) is not Ranks or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size):
             return
         own = ranks.split(components)[1]
@@ -61,6 +74,8 @@ class Heirs:
         self._own = frozenset(own)
         with contextlib.suppress(OSError):
             self._will = Will(will_of(self._page, ranks.world.rank))
+            self._ahead.will = Will(will_of(self._page, ranks.world.rank, ahead=True))
+            StepHook(self._update_begins)
 
     @property
     def told(self) -> Leave | None:
@@ -68,14 +83,37 @@ class Heirs:
         return None if self._will is None else self.leave
 
     def leave(self, step: int, small: Captured, generators: Frozen) -> None:
-        """At the end of ``step``: what is this rank's own. 100 µs."""
+        """At the end of ``step``: what is this rank's own. 100 µs. ``LateRanks`` if another rank has failed."""
+        self._before, self._left = self._left, None
         if self._will is None or self._ranks is None or not self._ranks.whole or not self._own <= small.tree.keys():
+            self._ahead.parts = None
             return  # the last: one of them was set to what is large since
+        parts = self._parts(selected(small, self._own), generators)
+        self._ahead.ends(parts)
+        if self._will.write(step, msgspec.msgpack.encode(parts)):
+            self._left = step
+            teller().is_heir()
+        if lost_of(self._page).exists():
+            raise LateRanks("another rank has failed", hint="the first rank that failed says why")
+
+    def _update_begins(self) -> None:
+        """In front of an optimizer's step, for the first time since a step's end: what is this rank's own by now."""
+        if self._left is None or self._ahead.parts is not None or self._ahead.will is None:
+            return
+        began = time.thread_time()
+        try:
+            small = capture({name: value for name, value in self._components.items() if name in self._own}, rng=False)
+            self._ahead.begins(self._left, self._parts(selected(small, self._own), frozen_generators()))
+        except Exception:  # training does not fail for that
+            self._ahead.will = None
+            return
+        teller().updates()
+        self._ahead.took(time.thread_time() - began)
+
+    def _parts(self, own: Captured, generators: Frozen) -> list[Any]:
         if self._seldom is None or not generators.seldom_as(self._seldom[0]):
             self._seldom = generators, _packed(capture_generators(generators.seldom()))
-        parts = [self._key(), _packed(selected(small, self._own)), self._seldom[1], _packed(capture_generators(generators.often()))]
-        if self._will.write(step, msgspec.msgpack.encode(parts)):
-            teller().is_heir()
+        return [self._key(), _packed(own), self._seldom[1], _packed(capture_generators(generators.often()))]
 
     def hand_over(self, error: Exception, boundary: Boundary, place: Place, request: Ask, begun: Iterable[Save]) -> bool:
         """Save the end of the last step as all ranks of the job held it. False if it is not to be had, needed, or worth it.
@@ -119,17 +157,46 @@ class Heirs:
         beats = [read_beat(Path(self._page).with_name(f"pulse-{rank}")) for rank in range(self._size)]
         return min((max(beat.sealed, beat.restored) if beat is not None else -1 for beat in beats), default=-1)
 
-    def _wills(self, step: int) -> list[list[Any]] | None:
+    def _wills(self, step: int) -> tuple[list[list[Any]], list[int]] | None:
+        """What each rank had as its own, and of which ranks that is as it was in front of their updates. None: not of all."""
         ends = time.monotonic() + WAIT_S
         while True:
-            found = [read_will(will_of(self._page, rank)) for rank in range(self._size)]
-            left = [msgspec.msgpack.decode(one.data) for one in found if one is not None and one.step == step]
-            whole = [parts for key, *parts in left if key == self._key()]
-            if len(whole) == len(found):
-                return whole
-            if time.monotonic() > ends:
-                return None
+            found = [self._will_of(rank, step) for rank in range(self._size)]
+            missing = [rank for rank, one in enumerate(found) if one is None]
+            if not missing:
+                break
+            if all(self._is_gone(rank) for rank in missing) or time.monotonic() > ends:
+                for rank in missing:
+                    found[rank] = self._ahead_of(rank)
+                break
             time.sleep(0.005)
+        whole = [one for one in found if one is not None]
+        return (whole, missing) if len(whole) == len(found) else None
+
+    def _will_of(self, rank: int, step: int) -> list[Any] | None:
+        left = read_will(will_of(self._page, rank))
+        return self._mine(msgspec.msgpack.decode(left.data)) if left is not None and left.step == step else None
+
+    def _ahead_of(self, rank: int) -> list[Any] | None:
+        """What it left in front of the update of the step that this rank has ended, if that is to be believed."""
+        left = read_will(will_of(self._page, rank, ahead=True))
+        if left is None or left.step != self._before or not self._ahead.was_alike:
+            return None
+        alike, *parts = msgspec.msgpack.decode(left.data)
+        return self._mine(parts) if alike >= ALIKE else None
+
+    def _mine(self, parts: list[Any]) -> list[Any] | None:
+        return parts[1:] if parts[0] == self._key() else None
+
+    def _is_gone(self, rank: int) -> bool:
+        beat = read_beat(Path(self._page).with_name(f"pulse-{rank}"))
+        if beat is None:
+            return False
+        try:
+            os.kill(beat.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def _is_first(self, step: int) -> bool:
         """Of the survivors. The others leave it to this one."""
@@ -147,10 +214,11 @@ class Heirs:
         return [self._run, sorted(self._own)]
 
     def _save(
-        self, whole: SaveRequest, common: Captured, wills: Sequence[list[Any]], place: Place, under_way: Sequence[tuple[int, str]]
-    ) -> None:
+        self, whole: SaveRequest, common: Captured, found: tuple[Sequence[list[Any]], Sequence[int]], place: Place,
+        under_way: Sequence[tuple[int, str]],
+    ) -> None:  # fmt: skip
         assert self._ranks is not None and self._ranks.seat is not None
-        seat = self._ranks.seat
+        seat, (wills, early) = self._ranks.seat, found
         id_ = self._ranks.id_of(place, f"/heir-{seat.rank}")  # if it comes to nothing, the next one's is another
 
         def of_rank(rank: int) -> None:
@@ -169,7 +237,10 @@ class Heirs:
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:
             list(pool.map(of_rank, range(self._size)))
-        emit("rank.inherited", f"step {whole.step} is saved for all {self._size} ranks, as one has failed", step=whole.step, id=id_)
+        say = f"step {whole.step} is saved for all {self._size} ranks, as one has failed"
+        if early:
+            say += f"; of rank {', '.join(map(str, early))} with the generators and loaders it had in front of its update"
+        emit("rank.inherited", say, step=whole.step, id=id_)
 
     @property
     def _size(self) -> int:

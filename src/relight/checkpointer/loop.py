@@ -207,9 +207,9 @@ class Checkpointer(Holds):
                     self._drain()
                 self._finish()
                 self._signals.end()
-        self._boundary.remember(step, over=micro_step is None)
         if save is None and not self._warmed:
             self._warm_up()
+        self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
         self._returned_s = perf_counter()
         return save
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 PAGE_BYTES = 4096
 LATE_AFTER = 3.0
 """A phase is late once it has taken so many times as long as it should, and some seconds."""
+UPDATING = 2
+"""Of ``Beat.heir``: it is in the midst of its update."""
 NOT_YET = -2
 """In place of a step: nothing was restored yet."""
 _MAGIC = b"rlpulse1"
@@ -54,7 +56,7 @@ class Beat(NamedTuple):
     agent: int = 0
     """The process that writes saves."""
     heir: int = 0
-    """1: should another rank of this node die, this one can save all that it held."""
+    """1: should another rank of this node die, this one can save all that it held. 2: so it can, and is past this step's exchanges."""
     ahead: int = 0
     """How many bytes it held where its script may be left waiting; 0: nowhere, or it is not there yet."""
     url: str = ""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from relight.pulse.page import Beat, Page
+from relight.pulse.page import UPDATING, Beat, Page
 
 SETTING = "RELIGHT_PULSE"
 """The file of this process's page: set by ``relight run``."""
@@ -86,6 +86,10 @@ class Teller:
         """Whether it can save what other ranks of this node held, should they die; or, as one has, not."""
         if self._beat.heir != can:
             self._tell(heir=int(can))
+
+    def updates(self) -> None:
+        """That it is an heir, and past its exchanges of this step: it will come to the step's end whoever dies."""
+        self._tell(heir=UPDATING)
 
     def stands_by(self, held_bytes: int) -> None:
         """That the script has a place at which a spare can wait, and how much memory it needs until then."""

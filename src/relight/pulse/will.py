@@ -1,6 +1,7 @@
 """What a rank leaves for the case that it dies: the little that is its own, at the end of each step, in a file of memory.
 
-Its replicas hold the rest. The file outlives the process; a rank that died while it wrote leaves nothing.
+Its replicas hold the rest. The file outlives the process; a rank that died while it wrote leaves nothing. A second file, written in front
+of a step's update, has what will be its own at that step's end if nothing draws from it until then: a rank may die during the update, too.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ def read_will(path: str | os.PathLike[str]) -> Left | None:
     return Left(step, data[_HEAD.size : _HEAD.size + length])
 
 
-def will_of(page: str | os.PathLike[str], rank: int) -> Path:
-    """Where ``rank`` leaves its own, given any rank's page: beside it."""
-    return Path(page).with_name(f"will-{rank}")
+def will_of(page: str | os.PathLike[str], rank: int, ahead: bool = False) -> Path:
+    """Where ``rank`` leaves its own, given any rank's page: beside it. ``ahead``: what it leaves in front of an update."""
+    return Path(page).with_name(f"{'ahead' if ahead else 'will'}-{rank}")
+
+
+def lost_of(page: str | os.PathLike[str]) -> Path:
+    """Is there once a rank of this life has failed, given any rank's page."""
+    return Path(page).with_name("lost")

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class StepHook:
-    """Calls ``before`` (held weakly, a bound method) at the start of any optimizer's step. ``close`` takes it away."""
+    """Calls ``before`` (held weakly, a bound method) at the start of any optimizer's step, until ``close`` or its object's end."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         method = weakref.WeakMethod(before)  # type: ignore[arg-type]
@@ -22,6 +22,7 @@ class StepHook:
                 call()
 
         self._handle = register_optimizer_step_pre_hook(hook)  # type: ignore[arg-type]
+        weakref.finalize(before.__self__, self._handle.remove)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Twice is fine."""

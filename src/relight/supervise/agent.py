@@ -33,8 +33,6 @@ from relight.supervise.supervisor import Supervisor
 SETTLE_S = 1.0
 """Ranks that lose another have so long to notice and end by themselves; then they are ended. Nothing of theirs is lost by that: what is
 sealed is another process's to finish."""
-HEIR_S = 1.5
-"""One that can save what all ranks held has so long to begin with it, or to say that it will not, once another's failure is known."""
 SHUTDOWN_S = 30
 """torchrun's own: how long ranks that are well have to end, when others come or go."""
 _TAIL_BYTES = 16 << 10
@@ -120,6 +118,7 @@ class Agent(LocalElasticAgent):
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
         """Let who lost another end by itself, take stock, end the rest, decide."""
         noticed = time.monotonic()
+        self._supervisor.is_lost()
         by_local = {worker.local_rank: worker for worker in worker_group.workers}
         died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
         states: dict[int, str] = {}
@@ -127,10 +126,9 @@ class Agent(LocalElasticAgent):
         _end(context, causes, states)  # they alone: the others lose them, as if they had died
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
-            saves = self._supervisor.handing_over({by_local[rank].global_rank for rank in alive})
+            heirs_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
             known = hung or _is_told(context)
-            patience_s = SETTLE_S if not known else HEIR_S if saves is None else 0.0
-            if not saves and time.monotonic() > since + patience_s:
+            if time.monotonic() > since + max(heirs_s, 0.0 if known else SETTLE_S):
                 break
             time.sleep(0.01)
             for rank, code in _exits(context).items():

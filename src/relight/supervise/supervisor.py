@@ -22,9 +22,9 @@ from relight.log import Log, fold
 from relight.log.identity import now_text
 from relight.observe import emit
 from relight.policy.going_back import SPIKES
-from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, make_will, read_beat, will_of
+from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, lost_of, make_will, read_beat, will_of
 from relight.pulse import SETTING as PULSE
-from relight.pulse.page import NOT_YET, make_page
+from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
 from relight.supervise import stacks
 from relight.supervise.agents import AgentWatch
@@ -46,6 +46,10 @@ _AGENT = "relight.agent.serve"
 STRAGGLERS_EVERY_S = 1.0
 ACCOUNT_S = 60.0
 """So often it is written down where the time went."""
+HEIR_S = 1.5
+"""A rank that can save what all held has so long to begin with it, or to say that it will not, once another's failure is known."""
+MIDST_S = 20.0
+"""At most so much longer, if it is in the midst of its update: usually, twice a step."""
 REMEMBERED_S = 86400.0
 """Incidents of a run that are older than that say nothing about this job."""
 
@@ -110,9 +114,11 @@ class Supervisor:
         told: dict[int, dict[str, str]] = {}
         for claim in self._directory.glob("heir-*"):
             claim.unlink(missing_ok=True)
+        lost_of(self._page(0)).unlink(missing_ok=True)
         for rank in ranks:
             make_page(self._page(rank))
-            make_will(will_of(self._page(rank), rank))
+            for ahead in (False, True):
+                make_will(will_of(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
             pages = {PULSE: str(self._page(rank)), stacks.SETTING: str(self._stack_file(rank))}
             told[rank] = {**pages, SPIKES: f"{self._rules.spikes:g}", **settings}
@@ -245,13 +251,20 @@ class Supervisor:
         held = [sight.beat.ahead if sight.beat is not None else 0 for sight in self._sights.values()]
         return max(held) if held and all(held) else 0
 
-    def handing_over(self, alive: Collection[int]) -> bool | None:
-        """Whether one of these ranks saves what all held; None: it may be about to."""
+    def is_lost(self) -> None:
+        """A rank has failed: the others hear of it at the end of their step, if no exchange tells them before."""
+        with contextlib.suppress(OSError):
+            lost_of(self._page(0)).touch()
+
+    def handing_over_s(self, alive: Collection[int]) -> float:
+        """How long one of these ranks has to begin to save what all held: for ever if one does, not at all if none can."""
         beats = self.beats()
         known = [beats[rank] for rank in alive if rank in beats]
         if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in known):
-            return True
-        return None if any(beat.heir for beat in known) else False
+            return math.inf
+        updating = [beat for beat in known if beat.heir == UPDATING]
+        steps_s = [(beat.step_at - beat.first_at) / (beat.steps - 1) for beat in updating if beat.steps > 1]
+        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in known) else 0.0
 
     def saved(self) -> bool:
         """Whether what the ranks did last is stored. One that was ended while it waited for that may not have heard of it."""

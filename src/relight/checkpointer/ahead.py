@@ -1,0 +1,51 @@
+"""What a rank leaves in front of its update, and whether that is what it has at the step's end: only then may another rank believe it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from relight.pulse import Will
+
+ALIKE = 3
+"""It counts if it has been the same at the end of so many steps, and never another."""
+AHEAD_S = 1e-3
+"""Leaving it may take so long; if it takes longer it is given up."""
+
+
+class Ahead:
+    """What this rank left in front of its update, held against what it had at the step's end."""
+
+    def __init__(self) -> None:
+        self.will: Will | None = None
+        """None: it cannot be left, is not worth it, or was another once."""
+        self.parts: list[Any] | None = None
+        """Of the step that is under way; None: its update has not begun."""
+        self.was_alike = False
+        """Whether, at the end of the last step, it was still so."""
+        self._alike = 0
+        self._took: list[float] = []
+
+    def begins(self, step: int, parts: list[Any]) -> None:
+        """The update behind the end of ``step``."""
+        self.parts = parts
+        if self.will is not None:
+            self.will.write(step, msgspec.msgpack.encode([self._alike, *parts]))
+
+    def ends(self, parts: list[Any]) -> None:
+        """The step, with what is this rank's own then."""
+        if self.parts is not None:
+            self.was_alike = self.parts == parts
+            self._alike += 1
+            if not self.was_alike:  # and nobody can tell when it is so again
+                self.will = None
+        else:
+            self.was_alike = False
+        self.parts = None
+
+    def took(self, seconds: float) -> None:
+        """To leave it."""
+        self._took = [*self._took[-2:], seconds]
+        if len(self._took) == 3 and min(self._took) > AHEAD_S:
+            self.will = None
