@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
+.PHONY: help demo test check docs unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -73,6 +73,9 @@ blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 500 on XFS,
 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000
+
+matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; a quarter of an hour
+	$(BIN)/python tests/matrix/matrix.py
 
 layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every other
 	RELIGHT_TEST_EVERY_LAYOUT=1 $(BIN)/python -m pytest tests/ranks/test_layouts.py

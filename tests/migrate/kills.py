@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import math
 import os
 import random
 import signal
@@ -33,7 +33,7 @@ def packs(folder: Path) -> set[Path]:
 def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float) -> list[int]:
     """Make ``count`` old checkpoints, begin to migrate them ``kills`` times, and a last time to the end. How many were left before each.
 
-    By turns a kill comes up to ``begin_s`` behind the start, and up to ``work_s`` behind the first pack that this start writes.
+    A kill comes up to ``work_s`` after this start has written some packs, by turns up to ``begin_s`` behind the start, if that is sooner.
     """
     draw = random.Random(seed)
     old, new = folder / "old", folder / "new"
@@ -43,11 +43,12 @@ def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, beg
         before = packs(new)
         with open(folder / "said", "wb") as said:
             started = subprocess.Popen(command(old, new, engine), stdout=said, stderr=said, start_new_session=True)
-        if number % 2:
-            while packs(new) <= before and started.poll() is None:
-                time.sleep(0.01)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            started.wait(draw.uniform(0, work_s if number % 2 else begin_s))
+        ends = time.monotonic() + draw.uniform(0, begin_s) if number % 2 == 0 else math.inf
+        share = draw.randint(1, max(1, left[-1] // (kills - number)))  # however fast the machine is, there is something left for the last
+        while started.poll() is None and time.monotonic() < ends:
+            if len(packs(new) - before) >= share:
+                ends = min(ends, time.monotonic() + draw.uniform(0, work_s))
+            time.sleep(0.005)
         assert started.poll() != 0, f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
         assert started.poll() is None, (started.returncode, (folder / "said").read_text())
         os.kill(started.pid, signal.SIGKILL)  # this process alone: what it has started must go by itself
@@ -70,8 +71,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", default="local")
-    parser.add_argument("--begin", type=float, default=4.0, help="every other kill comes so many seconds behind the start, at most")
-    parser.add_argument("--work", type=float, default=0.5, help="every other one so many behind the first pack that is written")
+    parser.add_argument("--begin", type=float, default=4.0, help="every other kill comes so many seconds behind the start, at the latest")
+    parser.add_argument("--work", type=float, default=0.05, help="and so many behind some packs that are written, at most")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()

@@ -1,0 +1,222 @@
+"""``make matrix``: features against each other. Each cell saves in one way, is killed in the midst of it, and is restored in another, to the bit.
+
+Every pair of values of different factors comes in some cell. ``python tests/matrix/matrix.py --seed N``; ``--only NUMBER`` for one cell again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "ranks"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from job import Job, run
+from pairs import Row, rows_of
+from protected_ranks import agents
+from tests.store.servers import Server, moto
+
+import relight
+from relight.agent import reach
+from relight.errors import RelightError
+from relight.store.urls import split_run
+
+FACTORS = {
+    "layout": ["plain-1", "ddp-2", "fsdp-2", "tensor-2", "rank 0 writes-2", "nodes-2"],
+    "then": ["plain-1", "ddp-2", "fsdp-3"],
+    "codec": ["never", "auto", "always", "differences"],
+    "reuse": ["no", "yes"],
+    "cipher": ["none", "key", "key and signature"],
+    "stores": ["disk", "disk, disk", "disk, objects", "objects"],
+    "by": ["agent", "trainer"],
+    "source": ["memory", "near", "far", "peers"],
+}
+HERE = Path(__file__).parent
+
+
+def possible(row: Row) -> bool:
+    """Whether the cell can be: what it is to be restored from has to be there."""
+    return (
+        (row["source"] != "memory" or (row["by"] == "agent" and row["layout"] != "nodes-2"))
+        and (row["source"] != "far" or "," in row["stores"])
+        and (row["source"] == "peers") == (row["layout"] == "nodes-2")
+        and (row["layout"] != "nodes-2" or row["by"] == "agent")
+    )
+
+
+def try_cell(row: Row, seed: int, folder: Path, server: Server) -> str:
+    """What is wrong with it; empty if nothing is."""
+    rng = random.Random(seed)
+    urls = [f"s3://{server.new_bucket()}/store/run" if place == "objects" else str(folder / f"store-{n}" / "run")
+            for n, place in enumerate(row["stores"].split(", "))]  # fmt: skip
+    environment = {**server.environment, "RELIGHT_BACKGROUND": str(int(row["by"] == "agent"))} | _keys(row, folder)
+    layout, _, world = row["layout"].rpartition("-")
+    order = {"verb": "save", "urls": urls, "options": _options(row), "pause_s": rng.choice([0.0, 0.01, 0.05]), "nodes": layout == "nodes"}
+    order["layout"] = {"rank 0 writes": "fsdp", "nodes": "ddp"}.get(layout, layout)
+    with _environment(environment):
+        safe, far = _save_until_killed(order, int(world), rng, row["source"] == "far")
+        lost = _lose(row, urls, int(world))
+        try:
+            return lost or _restore(row, order, environment, safe if row["source"] != "far" else far)
+        finally:
+            _end_agents(urls, 3)
+
+
+def _keys(row: Row, folder: Path) -> dict[str, str]:
+    if row["cipher"] == "none":
+        return {}
+    key = folder / "key"
+    key.write_text(os.urandom(32).hex())
+    key.chmod(0o600)
+    told = {"RELIGHT_KEY": f"file:{key}"}
+    return told if row["cipher"] == "key" else told | {"RELIGHT_SIGN": f"hash:file:{key}", "RELIGHT_TRUST": f"hash:file:{key}"}
+
+
+def _options(row: Row) -> dict[str, Any]:
+    codec = row["codec"]
+    options: dict[str, Any] = {"compact": {"reuse": row["reuse"] == "yes", "codecs": "always" if codec == "differences" else codec}}
+    if codec == "differences":
+        options["compact"]["full_every"] = 4
+    if row["layout"].startswith("rank 0 writes"):
+        options["writer"] = "rank 0"
+    if row["layout"].startswith("nodes"):
+        options["peers"] = {"copies": 1}
+    return options
+
+
+def _save_until_killed(order: dict[str, Any], world: int, rng: random.Random, drained: bool) -> tuple[int, int]:
+    """The last steps that were told to be durable, and on the further store as well. All ranks are killed at once, at any moment."""
+    job = Job(str(HERE / "matrix_cell.py"), world, [json.dumps(order)])
+    try:
+        ends = time.monotonic() + 120
+        while not any(("drained" if drained else "done") in one for one in job.told(0)):
+            if time.monotonic() > ends or any(rank.poll() is not None for rank in job.ranks):
+                raise AssertionError("\n".join(f"rank {rank}: {_words(job.said(rank))}" for rank in range(world)))
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.6))
+        for rank in job.ranks:
+            rank.send_signal(signal.SIGKILL)
+        for rank in job.ranks:
+            rank.wait(20)
+        told = [one for rank in range(world) for one in job.told(rank)]
+        return max(one["done"] for one in told if "done" in one), max((one["drained"] for one in told if "drained" in one), default=-1)
+    finally:
+        job.close()
+
+
+def _lose(row: Row, urls: list[str], world: int) -> str:
+    """Whatever the restore is to do without."""
+    if row["source"] == "memory":
+        return ""
+    if row["source"] == "peers":  # a node with its memory, its agent, its packs on the disk
+        there = agents(urls[0], world)
+        if 1 not in there:
+            return "node 1 has no agent"
+        os.kill(there[1], signal.SIGKILL)
+        return ""
+    _end_agents(urls, world)
+    if row["source"] == "far":
+        shutil.rmtree(Path(urls[0]).parent)
+    return ""
+
+
+def _restore(row: Row, order: dict[str, Any], environment: dict[str, str], least: int) -> str:
+    layout, _, world = row["then"].rpartition("-")
+    again = {**order, "verb": "restore", "layout": layout, "nodes": False}
+    again["options"] = {key: value for key, value in order["options"].items() if key not in ("peers", "writer")}
+    told = run(str(HERE / "matrix_cell.py"), int(world), [json.dumps(again)], 120)
+    first = told[0][0]
+    for rank, (one,) in enumerate(told):
+        if one["wrong"]:
+            return f"rank {rank} restored step {one['start'] - 1} from {one.get('source')}, and wrong is {', '.join(one['wrong'][:5])}"
+        if one["start"] != first["start"]:
+            return f"rank {rank} begins with step {one['start']}, rank 0 with {first['start']}"
+    if first["start"] - 1 < least:
+        return f"step {first['start'] - 1} was restored, but step {least} had been told to be safe"
+    if row["source"] == "memory" and row["stores"] != "objects" and first["source"] not in ("memory", "store"):
+        return f"it was restored from {first['source']}"
+    store = relight.open(order["urls"][0])
+    bad = [f"{one.id}: {findings}" for one, findings in store.verify() if findings]
+    if bad:
+        return "; ".join(bad)
+    newest = store.latest()
+    if newest is None or newest.step != first["start"]:
+        return f"the newest is {newest and newest.step} after step {first['start']} was saved"
+    _end_agents(order["urls"], 3)
+    plain = {**again, "layout": "plain"}
+    ((alone,),) = run(str(HERE / "matrix_cell.py"), 1, [json.dumps(plain)], 120)
+    if alone["wrong"] or alone["start"] != first["start"] + 1:
+        return f"what was saved then is restored as step {alone['start'] - 1}, with {alone['wrong'][:5] or 'nothing'} wrong"
+    return ""
+
+
+def _end_agents(urls: list[str], nodes: int) -> None:
+    for url in urls:
+        store, name = split_run(url)
+        with contextlib.suppress(RelightError, OSError):
+            agent = reach(store, name)
+            if agent is not None:
+                agent.close()
+        for pid in agents(url, nodes).values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _words(said: str) -> str:
+    """What a rank said besides what it told, and the last of that."""
+    lines = said.splitlines()
+    told = [line for line in lines if line.startswith("{")]
+    return "\n".join([*[line for line in lines if not line.startswith("{")][-30:], *told[-1:]])
+
+
+@contextlib.contextmanager
+def _environment(told: dict[str, str]) -> Any:
+    before = dict(os.environ)
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def main() -> int:
+    """The count in the last line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=0, help="so many of the cells; 0: all")
+    parser.add_argument("--only", type=int, help="one cell")
+    options = parser.parse_args()
+    rows = rows_of(FACTORS, possible, options.seed)
+    wanted = [options.only] if options.only is not None else range(len(rows))[: options.count or None]
+    bad = 0
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="matrix-") as top, moto(Path(top)) as server:
+        for count, number in enumerate(wanted, 1):
+            folder = Path(top) / str(number)
+            folder.mkdir()
+            try:
+                wrong = try_cell(rows[number], 1000 * options.seed + number, folder, server)
+            except AssertionError as error:
+                wrong = str(error)[-3000:]
+            bad += bool(wrong)
+            shown = ", ".join(f"{name} {value}" for name, value in rows[number].items())
+            print(f"{count}/{len(wanted)} cell {number}: {shown}; {'WRONG: ' + wrong if wrong else 'right'}; {time.monotonic() - started:.0f} s", flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    print(f"{len(wanted)} cells of {len(rows)}, {bad} wrong")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""A few cells of the matrix of ``make matrix``, and that it has every pair."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pairs import rows_of
+from tests.store.conftest import s3_server
+from tests.store.servers import Server
+
+from matrix import FACTORS, possible, try_cell
+
+__all__ = ["s3_server"]
+pytestmark = [pytest.mark.distributed, pytest.mark.crash]
+
+
+def test_every_pair_that_can_be_is_in_some_cell() -> None:
+    """Counted against all rows there could be."""
+    wanted = set()
+    names = sorted(FACTORS)
+    for values in itertools.product(*(FACTORS[name] for name in names)):
+        row = dict(zip(names, values, strict=True))
+        if possible(row):
+            wanted |= set(itertools.combinations(row.items(), 2))
+    rows = rows_of(FACTORS, possible, 0)
+    assert {pair for row in rows for pair in itertools.combinations(sorted(row.items()), 2)} == wanted
+    assert all(possible(row) for row in rows)
+    assert len(rows) < 40
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_a_cell_is_killed_and_restored_to_the_bit(number: int, tmp_path: Path, s3_server: Server) -> None:
+    """Features that meet each other: saved in one way, killed in the midst of it, restored in another."""
+    row = rows_of(FACTORS, possible, 7)[number]
+    assert try_cell(row, number, tmp_path, s3_server) == "", row
