@@ -110,6 +110,8 @@ def main() -> int:
                 bad += len(wrong)
                 print("\n".join(f"  {one}" for one in wrong))
                 print("\n".join(f"    {line}" for line in said.splitlines() if "relight:" in line), flush=True)
+                if code:
+                    print("\n".join(f"    | {line}" for line in said.splitlines()[-60:]), flush=True)
     print(f"{count} failures, {bad} wrong")
     return 1 if bad else 0
 

@@ -9,6 +9,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 
 from relight.supervise import launch
+from relight.supervise.agent import failure_of
 from relight.supervise.settings import Settings
 
 
@@ -45,3 +46,14 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     monkeypatch.setattr(launch, "Agent", Agent)
     ended = launch.launch(launch.parse(["train.py"]), Settings(), tmp_path)
     assert ended.code == 1 and says in ended.say and len(closings) == closed
+
+
+@pytest.mark.parametrize("written", ['{"message": {"message": "Runt', "", "[]", '{"message": 3}', '{"message": {"message": "lost", "extraInfo": 5}}'])
+def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_supervisor(tmp_path: Path, written: str) -> None:
+    """A survivor raises, its patience is over, it is killed: half a file is there. One of 400 failures of random jobs ended so."""
+    path = tmp_path / "error.json"
+    path.write_text(written)
+    found = failure_of(1, 4711, -9, str(path))
+    assert (found.local_rank, found.exitcode) == (1, -9) and "SIGKILL" in found.message
+    path.write_text('{"message": {"message": "ValueError: none", "extraInfo": {"timestamp": "7"}}}')
+    assert "ValueError" in str(failure_of(1, 4711, 1, str(path)).message)

@@ -148,7 +148,7 @@ class Agent(LocalElasticAgent):
         self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed))
         pids = {rank: handler.proc.pid for rank, handler in context.subprocess_handlers.items()}
         failures = {
-            by_local[rank].global_rank: ProcessFailure(rank, pids[rank], code or -signal.SIGKILL, context.error_files[rank])
+            by_local[rank].global_rank: failure_of(rank, pids[rank], code or -signal.SIGKILL, context.error_files[rank])
             for rank, code in codes.items()
             if code or rank in stopped
         }
@@ -197,6 +197,15 @@ def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -
     for rank in ranks:
         with contextlib.suppress(Exception):
             context.subprocess_handlers[rank].proc.wait(SETTLE_S)
+
+
+def failure_of(local_rank: int, pid: int, code: int, path: str) -> ProcessFailure:
+    """As torchrun tells of it. It reads what the rank wrote of its error, and raises if that is not whole, as when the rank was ended while
+    it wrote."""
+    if _error(path):
+        with contextlib.suppress(Exception):
+            return ProcessFailure(local_rank, pid, code, path)
+    return ProcessFailure(local_rank, pid, code, "")
 
 
 def _is_told(context: SubprocessContext) -> bool:
