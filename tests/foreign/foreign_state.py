@@ -12,7 +12,7 @@ import relight
 from relight.foreign import Found, ImportReport, bring_in, look
 from relight.store import open_bytes
 
-GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / "golden")
+GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / "golden").resolve()
 """Written by the frameworks: those that are committed, or those that ``make foreign`` has just written."""
 
 
