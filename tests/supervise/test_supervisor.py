@@ -12,9 +12,10 @@ import msgspec
 
 from relight.policy.going_back import SPLIT
 from relight.pulse import SETTING, Beat, Page
+from relight.store import open_bytes
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Decision, Facts, Failure, Worker
-from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each
+from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each, read_incidents
 from relight.supervise.limits import Patience
 from relight.supervise.supervisor import Supervisor
 
@@ -64,6 +65,25 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
 
     told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
     assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
+
+
+def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: Path) -> None:
+    """A rank dies before any has said where the run is: written down here first, and brought there once that is known."""
+    store = open_bytes(tmp_path / "store")
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path / "here")
+    try:
+        watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        watched.failed([Worker(0, -9, 1.0)])
+        assert [one.life for one in incidents_in(tmp_path / "here")] == [1]
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=1, url=str(tmp_path / "store"), run="run"))
+        watched.look()
+        assert [one.life for one in read_incidents(store, "run")] == [1]
+        assert incidents_in(tmp_path / "here") == []
+    finally:
+        watched.close()
 
 
 def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:

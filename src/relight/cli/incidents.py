@@ -39,6 +39,8 @@ def command(path: str, which: str | None, as_json: bool) -> int:
     elif which is not None:
         for one in found:
             _show(one)
+    elif not found:
+        click.echo("no incident yet")
     else:
         table(
             ["id", "when", "kind", "step", "done", "lost", "down", "why"],

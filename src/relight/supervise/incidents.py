@@ -113,10 +113,13 @@ class Book:
         self._number = f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}"
         self._accounts, self._kept = 0, ""
         """Of accounts, how many there were, and the name of the one that is in the store."""
+        self._left: list[str] = []
+        """What was written to the directory, and belongs into the store."""
 
     def at(self, store: ByteStore, run: str) -> None:
-        """Where the run is."""
+        """Where the run is. What was written elsewhere before is brought there."""
         self._store, self._run = store, run
+        self._carry()
 
     @property
     def where(self) -> str:
@@ -147,11 +150,24 @@ class Book:
         data = msgspec.json.format(msgspec.json.encode(one), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
-                return self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
+                done = self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
+                self._carry()
+                return done
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(data)
+            if not name.endswith(_ACCOUNT):  # which the next one replaces
+                self._left.append(name)
         return False
+
+    def _carry(self) -> None:
+        """Bring to the store what could not be written there; what still cannot stays where it is."""
+        with contextlib.suppress(RelightError, OSError):
+            while self._left and self._store is not None:
+                there = self._directory / self._left[0]
+                self._store.put_once(f"{self._run}/{DIRECTORY}/{self._left[0]}", there.read_bytes())
+                there.unlink()
+                self._left.pop(0)
 
 
 def read_incidents(store: ByteStore, run: str) -> list[Incident]:
