@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
+.PHONY: help demo test check docs site unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -53,6 +53,9 @@ check: $(STAMP) docs ## lint, types, layers, docs
 
 docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins
 	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
+
+site: $(STAMP) ## the pages as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
