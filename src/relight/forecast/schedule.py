@@ -98,7 +98,11 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     floor_s, floor = _floor(seen, costs, limits)
     found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, limits.at_most_s))
     wanted = found.seconds
-    why = floor if floor_s >= limits.at_most_s else {"at least": floor, "at most": f"no more than {span(limits.at_most_s)} are asked for", "optimum": "least is lost"}[found.bound]
+    why = (
+        floor
+        if floor_s >= limits.at_most_s
+        else {"at least": floor, "at most": f"no more than {span(limits.at_most_s)} are asked for", "optimum": "least is lost"}[found.bound]
+    )
     if phase == "late" and seen.total_steps is not None and seen.step_s:
         left_s = (seen.total_steps - seen.step) * seen.step_s
         wanted = max(floor_s, left_s / max(1, math.ceil(left_s / wanted))) if left_s > 0 and wanted > 0 else wanted
