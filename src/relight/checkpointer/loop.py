@@ -21,6 +21,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.from_file import Given, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.last_moments import LastMoments
@@ -30,17 +31,18 @@ from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
+from relight.checkpointer.requested import request_of
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
 from relight.checkpointer.save_handle import Begun, Save
+from relight.checkpointer.scheduled import Scheduled
 from relight.checkpointer.signals import ENDS, URGENT, Signals
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, ReplicasDiffer, SaveFailed
-from relight.format import encode_tree
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.observe import be_modest, emit
@@ -59,13 +61,13 @@ class Checkpointer(Holds):
     ``state_dict``/``load_state_dict``, generators, arrays, plain values. RNGs are captured without being asked. Components whose names
     are taken by options go into ``state={"name": object}``.
 
-    Options: ``save`` when (``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the end), ``keep`` which
-    (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``), ``signals``
-    (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
-    waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
-    rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
-    it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from), ``compact``
-    (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
+    Options: ``save`` when (``relight.adaptive()``, ``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the
+    end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``),
+    ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this
+    process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of
+    components that each rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads
+    for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from),
+    ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
     ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted), ``sign``, ``trust``, ``anchor`` (docs/security.md).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
@@ -100,6 +102,8 @@ class Checkpointer(Holds):
     ) -> None:
         begins("a Checkpointer")
         url, name, tiers = options.where_to(path, run)
+        given = Given(save, keep, limits, compact, peers, background)
+        save, keep, limits, compact, peers, background = completed(given, writer, tiers is not None)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
@@ -131,6 +135,7 @@ class Checkpointer(Holds):
         self._verified: dict[str, bool] = {}
         self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
+        self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size)
         watch_loaders(self._components)
         for observer in observers:
             observer.on_start(self)
@@ -301,6 +306,7 @@ class Checkpointer(Holds):
             self._neighbours.meet()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
             self._best.learn_from(history)
+            self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)
             if self._world.rank == 0:
                 self._outwards.begin(self._attempt)
@@ -323,7 +329,8 @@ class Checkpointer(Holds):
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
-        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
+        interval_s = self._schedule.interval(step, values, bool(self._begun))
+        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, interval_s)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
@@ -477,12 +484,11 @@ class Checkpointer(Holds):
     def _now_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
         self._last_moments.learn(begun.save.timings)
+        self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._begun))
         self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
-    def _write(
-        self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
-    ) -> Save:
+    def _write(self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
         """Try, by the policy; never raises for a store's sake unless the policy says so."""
         save = self._outwards.expect(Save(step, reason))
         emit("save.requested", step=step, reason=reason)
@@ -521,9 +527,7 @@ class Checkpointer(Holds):
         words = self._ranks.words if self._ranks is not None else {}
         return {**self._metadata, **words, **({} if micro_step is None else {"relight.micro_step": micro_step})}
 
-    def _commit(
-        self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None
-    ) -> SaveReport:
+    def _commit(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
         attempt = self._take_charge()
         request = self._request(state, step, reason, metrics, micro_step)
         if self._ranks is not None:
@@ -531,19 +535,8 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        return SaveRequest(
-            step=step,
-            tree=encode_tree(state.tree),
-            items=state.items,
-            reason=reason,
-            metrics=metrics,
-            user=self._user(micro_step),
-            environment=self._environment or {},
-            components=state.kinds,
-            exact=state.notes,
-            parents=[self._parent] if self._parent else [],
-            urgent=reason in URGENT or reason.startswith("exception"),
-        )
+        user, environment = self._user(micro_step), self._environment or {}
+        return request_of(state, step, reason, metrics, user, environment, self._parent)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
         self._trusted.committed(report.id)
@@ -551,6 +544,7 @@ class Checkpointer(Holds):
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         save.say_durable(f" in {seconds:.3f} s")
+        self._schedule.learn({"blocked": seconds}, save.bytes, False)
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._failed_in_a_row, self._parent, self._last_saved_step, self._last_save_s = 0, report.id, save.step, monotonic()
         self._best.learn(metrics)
@@ -594,6 +588,7 @@ class Checkpointer(Holds):
             self._signals.restore()
         self._outwards.close()
         self._neighbours.close()
+        self._schedule.close()
         unwatch_loaders(self._components)
         for observer in observers:
             observer.on_end(self)

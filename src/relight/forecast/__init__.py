@@ -1,0 +1,15 @@
+"""How often to save and what it will cost: rates of failures, intervals and decisions, worked out from numbers.
+
+Always: no file, no clock, no randomness; the same numbers give the same answer, and every decision says by which numbers it came about.
+All intervals are seconds from the beginning of one save to the beginning of the next. May import: ``policy``, ``errors``.
+"""
+
+from relight.forecast.interval import Costs, Interval, best_interval, daly, waste, young
+from relight.forecast.levels import Level, Levels, Nested, best_levels
+from relight.forecast.rates import PUBLISHED, Belief, Source, learn, prior
+from relight.forecast.schedule import Bounds, Decision, Seen, decide
+
+__all__ = [
+    "PUBLISHED", "Belief", "Bounds", "Costs", "Decision", "Interval", "Level", "Levels", "Nested", "Seen", "Source", "best_interval",
+    "best_levels", "daly", "decide", "learn", "prior", "waste", "young",
+]  # fmt: skip
