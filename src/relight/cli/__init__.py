@@ -48,6 +48,7 @@ COMMANDS = {
     "run": "run a training job as torchrun does, and keep it alive",
     "incidents": "what happened to a run, and what was done about it",
     "goodput": "where the time of a run's jobs went, by cause",
+    "metrics": "what runs are like, for Prometheus; dashboards and alert rules",
     "predict": "failures seen coming: train on histories, and what that is worth",
     "drill": "break a job on purpose, and see whether it goes on as it should",
     "prove": "does a training script resume to the bit?",

@@ -55,6 +55,7 @@ from relight.format.names import (
 from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
 from relight.log import View, fold
+from relight.observe import tell_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 from relight.world import LateRanks, late
@@ -121,6 +122,7 @@ def save_together(
             place.store.delete(f"{prefix}/{DRAFT_FILE}")
         place.store.delete_dir(f"{prefix}/{READY_DIR}")  # the last one's is empty
     timings["commit"] = time.perf_counter() - mark
+    tell_span("commit", request.id, request.step, mark, mark + timings["commit"], rank=seat.rank, world=seat.world)
     timings["total"] = time.perf_counter() - started
     digest = trainable_digest(plan, part.packs)
     return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)

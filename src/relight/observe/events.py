@@ -71,6 +71,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
     "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),
+    "save.span": (logging.DEBUG, "a part of a save's way was gone: from when to when, by which process"),
+    "events.lost": (logging.WARNING, "events came faster than they could be written down"),
     "environment.differs": (logging.WARNING, "resuming under other software or settings than the checkpoint's"),
 }
 """Every event: its level, and what it says. ``docs/reference.md`` lists them; a test compares."""
