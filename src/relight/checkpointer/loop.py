@@ -258,6 +258,7 @@ class Checkpointer(Holds):
                 self._save(self._last_step, "end", {}, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
+            emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
         finally:
             self._finish()
 

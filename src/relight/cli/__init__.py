@@ -49,6 +49,8 @@ COMMANDS = {
     "incidents": "what happened to a run, and what was done about it",
     "goodput": "where the time of a run's jobs went, by cause",
     "metrics": "what runs are like, for Prometheus; dashboards and alert rules",
+    "trace": "where the time of a save went: lanes, slowest rank, critical path",
+    "alerts": "what is worth an alert: check, list the rules, send a test",
     "predict": "failures seen coming: train on histories, and what that is worth",
     "drill": "break a job on purpose, and see whether it goes on as it should",
     "prove": "does a training script resume to the bit?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,20 @@ BYTES_MAX = 8 << 20
 FILES_MAX = 2000
 """Of what a run's directory of incidents holds, the newest."""
 _ACCOUNT, _AFTER, _JSON = ".account.json", ".after.json", ".json"
+CRASHES_S = 3600.0
+NO_CRASH = ("preemption",)
 T = TypeVar("T")
+
+
+def began(one: Incident) -> float:
+    """When an incident was written down, by its id."""
+    head = one.id.partition("-")[0]
+    return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
+
+
+def recent_failures(incidents: Iterable[Incident], now: float) -> int:
+    """How many within the last hour; being asked to end is none."""
+    return sum(now - began(one) < CRASHES_S and one.kind not in NO_CRASH for one in incidents)
 
 
 class Diary:

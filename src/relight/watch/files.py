@@ -14,8 +14,8 @@ from relight.observe.file import DIRECTORY_FILES_MAX, LINE_BYTES_MAX, check_priv
 
 READ_MAX = 1 << 20
 """Bytes that one look takes from one file at a time."""
-LOOK_BYTES_MAX = 64 << 20
-"""And from all of them together; what is left comes at the next look."""
+LOOK_BYTES_MAX = 16 << 20
+"""And from all of them together; what is left comes with the next call."""
 
 
 class Head(NamedTuple):
@@ -27,6 +27,8 @@ class Head(NamedTuple):
     role: str = ""
     pid: int = 0
     host: str = ""
+    offset_s: float = 0.0
+    """What is added to seconds since the epoch to get those of that machine's monotonic clock."""
 
 
 class Heard(NamedTuple):
@@ -119,8 +121,9 @@ class EventFiles:
             value = json.loads(line)
             if value.get("relight") == "events":
                 tail.head = Head(
-                    str(value["store"]), str(value["run"]), int(value["rank"]), str(value["role"]), int(value["pid"]), str(value["host"])
-                )
+                    str(value["store"]), str(value["run"]), int(value["rank"]), str(value["role"]), int(value["pid"]), str(value["host"]),
+                    float(value["monotonic"]) - float(value["since"]),
+                )  # fmt: skip
                 return None
             name, time_s = value.pop("event"), float(value.pop("time"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -19,14 +19,17 @@ from relight.store import ByteStore
 from relight.store.urls import absolute, split_run
 from relight.supervise.goodput import Account, merged
 from relight.supervise.incidents import Incident
-from relight.watch.diary import Diary
+from relight.watch.diary import Diary, recent_failures
 from relight.watch.files import EventFiles
 from relight.watch.tally import Sample, Saved, Tally
 
+OVER_S = 86400.0
+"""A run of which nothing was heard for so long is taken to be over."""
 RISK_S = 900.0
 """How long an alarm counts."""
 SUSPECT_WORDS = "what was saved may be wrong, though every byte is as it was saved"
 RUNS_MAX = 10_000
+ROUNDS_MAX = 100
 TIMES_SHOWN = 200
 
 
@@ -77,8 +80,14 @@ class RunSeen(NamedTuple):
     good_id: str | None = None
     good_age_s: float | None = None
     """Of the newest checkpoint that is not suspect, not set aside, and of which no damage was told."""
+    unprotected_s: float | None = None
+    """The same; without a good checkpoint, since the latest attempt took charge."""
     bad: tuple[tuple[str, str], ...] = ()
     """Live checkpoints that are not good, and why."""
+    damaged: int = 0
+    """Of these, the suspect ones, and those that are known to be damaged."""
+    active: bool = True
+    """Whether the run goes on, as far as can be told: it has not said that it ended, and something was heard of it within a day."""
     began_at: float | None = None
     """When the run's latest attempt took charge."""
     logical_bytes: int = 0
@@ -91,6 +100,8 @@ class RunSeen(NamedTuple):
     account: Account | None = None
     incidents: tuple[Incident, ...] = ()
     """Oldest first, the latest some hundred."""
+    recent_failures: int = 0
+    """Within the last hour."""
     risk: float = 0.0
     risk_why: str = ""
     retention_failed: int = 0
@@ -126,7 +137,7 @@ class Watcher:
         return self._tallies.get((store, run))
 
     def look(self, now: float) -> list[RunSeen]:
-        """Every run, by store and name. A store or a run that cannot be read is there with its ``error``; never raises for a store's sake."""
+        """Every run, by store and name. What cannot be read is there with its ``error``; nothing is raised."""
         with self._lock:
             self._hear()
             found: dict[tuple[str, str], RunSeen] = {}
@@ -138,8 +149,12 @@ class Watcher:
             return [found[key] for key in sorted(found)]
 
     def _hear(self) -> None:
-        for heard in self._files.new():
-            self._tallies.setdefault((heard.head.store, heard.head.run), Tally()).add(heard)
+        for _ in range(ROUNDS_MAX):
+            batch = sorted(self._files.new(), key=lambda heard: heard.time_s)  # of several processes
+            for heard in batch:
+                self._tallies.setdefault((heard.head.store, heard.head.run), Tally()).add(heard)
+            if not batch:
+                break
         while len(self._tallies) > RUNS_MAX:
             del self._tallies[next(iter(self._tallies))]
 
@@ -181,10 +196,12 @@ def seen_of(
     account = merged(list(accounts)) if accounts else None
     risk_at, risk, risk_why = tally.risk
     begun = seconds_since_epoch(history.fences[-1].time) if history.fences else None
+    damaged = sum(one.body.suspect or one.id in tally.damaged for one in live)
     seen = RunSeen(
         store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
-        saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
-        goodput=account.goodput if account is not None else None, account=account, incidents=tuple(incidents)[-TIMES_SHOWN:],
+        damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
+        goodput=account.goodput if account is not None else None, account=account,
+        incidents=tuple(incidents)[-TIMES_SHOWN:], recent_failures=recent_failures(incidents, now),
         retention_failed=tally.blocked_prunes[0], retention_why=tally.blocked_prunes[2], heard_at=tally.heard_at or None,
     )  # fmt: skip
     if now - risk_at < RISK_S:
@@ -197,7 +214,9 @@ def seen_of(
         )  # fmt: skip
     if good is not None:
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
-    return seen
+    latest = max((at for at in (seen.committed_at, begun, seen.heard_at) if at is not None), default=now)
+    unprotected = seen.good_age_s if good is not None else _age(begun, now)
+    return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
 def _why_bad(one: Checkpoint, history: History, tally: Tally) -> str:
@@ -272,10 +291,16 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
         "relight_checkpoints": seen.checkpoints,
         "relight_checkpoint_step": seen.step,
         "relight_checkpoint_age_seconds": seen.age_s,
-        "relight_checkpoint_good_age_seconds": seen.good_age_s,
+        "relight_checkpoint_good_age_seconds": seen.unprotected_s,
+        "relight_checkpoints_damaged": seen.damaged,
+        "relight_run_active": seen.active,
+        "relight_retention_failed": seen.retention_failed,
+        "relight_save_last_seconds": seen.saving.last_s,
+        "relight_saves_failed_in_a_row": seen.saving.failed_in_a_row,
         "relight_attempts": seen.attempts,
         "relight_goodput_ratio": seen.goodput,
         "relight_risk_ratio": seen.risk,
+        "relight_recent_failures": seen.recent_failures,
         "relight_steps_total": seen.account.steps if seen.account is not None else None,
     }
     if seen.step is not None:

@@ -64,6 +64,8 @@ class Tally:
     """When the job failed, and how."""
     blocked_prunes: tuple[int, float, str] = (0, 0.0, "")
     """Times that retention failed since it last worked, when that was last, why."""
+    ended: bool = False
+    """Whether the run has said that it is over."""
     heard_at: float = 0.0
     _once: dict[tuple[Any, ...], None] = field(default_factory=dict)
     _values: dict[str, set[str]] = field(default_factory=dict)
@@ -144,6 +146,8 @@ class Tally:
             self.blocked_prunes = (self.blocked_prunes[0] + 1, heard.time_s, str(fields.get("say", ""))[:500])
         elif name == "prune.done":
             self.blocked_prunes = (0, 0.0, "")
+        elif name in ("attempt.started", "attempt.ended"):
+            self.ended = name == "attempt.ended"
 
 
 def _value(made: Made, fields: dict[str, Any]) -> float | None:
