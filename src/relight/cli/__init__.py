@@ -48,6 +48,7 @@ COMMANDS = {
     "run": "run a training job as torchrun does, and keep it alive",
     "incidents": "what happened to a run, and what was done about it",
     "goodput": "where the time of a run's jobs went, by cause",
+    "top": "runs as they are now, live in the terminal",
     "metrics": "what runs are like, for Prometheus; dashboards and alert rules",
     "trace": "where the time of a save went: lanes, slowest rank, critical path",
     "alerts": "what is worth an alert: check, list the rules, send a test",

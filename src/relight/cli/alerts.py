@@ -75,9 +75,12 @@ def list_(settings: Path | None, as_json: bool) -> int:
         emit_json(_as_value(found))
         return 0
     rows = [
-        [rule.kind, _limit(rule), _severity(rule.severity), spell(rule.for_s) if rule.for_s else "", " ".join(rule.runs), KINDS[rule.kind].says]
+        [
+            rule.kind, _limit(rule), _severity(rule.severity), spell(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
+            KINDS[rule.kind].says,
+        ]
         for rule in found.rules
-    ]
+    ]  # fmt: skip
     table(["rule", "limit", "severity", "for", "runs", "means"], rows, wrap=("means",))
     to = ", ".join(target.shown for target in found.to) or "nobody: [alerts] to is empty"
     click.echo(f"\nto: {to}")

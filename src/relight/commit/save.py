@@ -170,6 +170,7 @@ def _write(
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     place.store.settle(prefix)
     timings["parts"] += time.perf_counter() - mark
+    tell_span("parts", root.id, root.step, mark, time.perf_counter(), rank=0)
     return root, part, data
 
 

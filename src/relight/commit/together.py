@@ -104,9 +104,11 @@ def save_together(
     said: list[Ready] = []
     try:
         part, data = write_part(place, request, plan, directory, prefix, timings)
+        mark = time.perf_counter()
         said.append(_proven(place, request, directory, prefix, part, data, plan))
         put(place.store, f"{prefix}/{READY_DIR}/{said[0].file}", b"")
-        mark = time.perf_counter()
+        tell_span("parts", request.id, request.step, mark, ready := time.perf_counter(), rank=seat.rank)
+        mark = ready
         committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
         if isinstance(error, (DonorRetired, OthersFailed)) and request.smaller is not None:

@@ -23,7 +23,8 @@ def export(trace: Trace, url: str) -> int:
     except ModuleNotFoundError:
         raise ConfigError("traces need OpenTelemetry", hint="pip install 'relight[traces]'") from None
     if not url.startswith(("http://", "https://")):
-        raise ConfigError("an OTLP receiver is reached by http:// or https://", where=clean(url), hint="http://127.0.0.1:4318/v1/traces")
+        hint = "http://127.0.0.1:4318/v1/traces"
+        raise ConfigError("an OTLP receiver is reached by http:// or https://", where=clean(url), hint=hint)
     spans = spans_of(trace)
     logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     before, logger.disabled = logger.disabled, True  # it is told below
@@ -75,7 +76,8 @@ def spans_of(trace: Trace) -> list[Any]:
     for number, span in enumerate(trace.spans):
         found.append(
             ReadableSpan(
-                span.part, context=context(f"{_place(span)} {number}"), parent=root, kind=SpanKind.INTERNAL, resource=resource(span.host, span.role),
+                span.part, context=context(f"{_place(span)} {number}"), parent=root, kind=SpanKind.INTERNAL,
+                resource=resource(span.host, span.role),
                 attributes={
                     **common, "relight.rank": span.rank, "process.pid": span.pid, "relight.critical": (span.part, span.rank) in critical,
                     **({"relight.tier": span.about} if span.about else {}),

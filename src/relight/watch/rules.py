@@ -210,11 +210,13 @@ def usual_rules() -> tuple[Rule, ...]:
 
 
 def spell(seconds: float) -> str:
-    """``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
+    """``8.1 ms``, ``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms" if seconds >= 0.01 or not seconds else f"{1000 * seconds:.1f} ms"
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from relight.watch.settings import Alerting
 LINES_MAX = 20
 TEXT_MAX = 4000
 Key = tuple[str, str, str, str]
-_SECRET = re.compile(r"(?i)\b([\w-]*(?:secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential)[\w-]*)(\s*[=:]\s*)\S+")
+_SECRET = re.compile(
+    r"(?i)\b([\w-]*(?:secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential)[\w-]*)(\s*[=:]\s*)\S+"
+)
 
 
 class Message(NamedTuple):

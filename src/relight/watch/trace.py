@@ -110,9 +110,8 @@ def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> Trace | 
     steps = [one.fields["step"] for one in told if type(one.fields.get("step")) is int]
     path = tuple(_path([span for span in spans if span.rank == slowest or slowest is None]))
     committed = any(span.part == "commit" for span in spans)
-    return Trace(
-        store, run, id_, steps[0] if steps else -1, tuple(spans), path, slowest, slack, tuple(sorted({span.host for span in spans})), committed
-    )  # fmt: skip
+    hosts = tuple(sorted({span.host for span in spans}))
+    return Trace(store, run, id_, steps[0] if steps else -1, tuple(spans), path, slowest, slack, hosts, committed)
 
 
 def _span(one: Heard) -> Span | None:
@@ -180,11 +179,12 @@ def as_value(trace: Trace) -> dict[str, Any]:
     """For ``--json``: times are seconds since the save began."""
     start = trace.start
     return {
-        "store": trace.store, "run": trace.run, "id": trace.id, "step": trace.step, "committed": trace.committed, "hosts": list(trace.hosts),
-        "durable_s": round(trace.durable_s, 6), "slowest_rank": trace.slowest,
+        "store": trace.store, "run": trace.run, "id": trace.id, "step": trace.step, "committed": trace.committed,
+        "hosts": list(trace.hosts), "durable_s": round(trace.durable_s, 6), "slowest_rank": trace.slowest,
         "slack_s": {str(rank): round(seconds, 6) for rank, seconds in trace.slack.items()},
         "critical_path": [
-            {"part": leg.part, "rank": leg.rank, "start_s": round(leg.start - start, 6), "seconds": round(leg.seconds, 6)} for leg in trace.path
+            {"part": leg.part, "rank": leg.rank, "start_s": round(leg.start - start, 6), "seconds": round(leg.seconds, 6)}
+            for leg in trace.path
         ],
         "spans": [
             {
