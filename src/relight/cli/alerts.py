@@ -34,7 +34,7 @@ def command() -> None:
 
 
 @command.command("check")
-@click.argument("paths", metavar="RUN|STORE…", nargs=-1, required=True)
+@click.argument("paths", metavar="RUN…", nargs=-1, required=True)
 @settings_option
 @json_option
 def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:

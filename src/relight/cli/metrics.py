@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("metrics")
-@click.argument("paths", metavar="RUN|STORE…", nargs=-1)
+@click.argument("paths", metavar="RUN…", nargs=-1)
 @click.option("--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance.")
 @click.option("--once", is_flag=True, help="Print them once, as Prometheus reads them: the default.")
 @click.option("--alerts", is_flag=True, help="With --listen: look every 15 s, and tell what [alerts] of relight.toml says.")
@@ -51,7 +51,7 @@ def command(
         if not paths:
             return 0
     if not paths:
-        raise click.UsageError("Missing argument 'RUN|STORE…'.")
+        raise click.UsageError("Missing argument 'RUN…'.")
     from relight.watch.exposition import Collector
 
     watcher = Watcher(paths)

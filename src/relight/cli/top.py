@@ -27,7 +27,7 @@ ALERTS_SHOWN = 8
 
 
 @click.command("top")
-@click.argument("paths", metavar="RUN|STORE…", nargs=-1, required=True)
+@click.argument("paths", metavar="RUN…", nargs=-1, required=True)
 @click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, metavar="S", help="Seconds between two looks; 2 by default.")
 @click.option("--once", is_flag=True, help="Look once, print, and end; into a pipe that is so anyway.")
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml, for alerts.")
@@ -125,8 +125,9 @@ def _lines(watcher: Watcher, seen: Sequence[RunSeen], alerts: Sequence[Alert]) -
         found.append((f"{one.severity}: {escape(one.run or one.store)}: {escape(one.reason)}", style))
     if len(alerts) > ALERTS_SHOWN:
         found.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
-    active = sum(one.active and not one.error for one in seen)
-    found.append((f"{plural(len(seen), 'run')}, {active} going on; {plural(len(alerts), 'alert')}", ""))
+    runs = [one for one in seen if one.run]
+    active = sum(one.active and not one.error for one in runs)
+    found.append((f"{plural(len(runs), 'run')}, {active} going on; {plural(len(alerts), 'alert')}", ""))
     if watcher.why_no_events:
         found.append((escape(watcher.why_no_events), ""))
     return found

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import click
 
 from relight.catalog.find import resolve
 from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
-from relight.errors import CheckpointNotFound, RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.observe.spans import PARTS
 from relight.watch.files import EventFiles, Heard
 from relight.watch.rules import spell
-from relight.watch.trace import PARTS, Span, Trace, as_value, saves_in, trace_of
+from relight.watch.trace import Span, Trace, as_value, saves_in, trace_of
 
 LANE = 56
 MARKS = {"blocked": "b", "snapshot": "s", "held": "h", "write": "w", "wait": ".", "parts": "p", "commit": "c", "drain": "d"}
@@ -21,8 +25,9 @@ RANKS_SHOWN = 16
 @click.command("trace")
 @click.argument("path", metavar="RUN[@WHICH]")
 @click.option("--otlp", metavar="URL", help="Send it to an OpenTelemetry receiver, http://127.0.0.1:4318/v1/traces for instance.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the lanes and the critical path.")
 @json_option
-def command(path: str, otlp: str | None, as_json: bool) -> int:
+def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> int:
     """Where the time of a save went: each rank's way to the commit, the slowest rank, the critical path.
 
     From the events that processes of this machine keep, of the latest save or the one that WHICH names: a step, an id, a tag. A save that
@@ -33,6 +38,8 @@ def command(path: str, otlp: str | None, as_json: bool) -> int:
       relight trace runs/demo
       relight trace runs/demo@500 --otlp http://127.0.0.1:4318/v1/traces
     """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     base, which = _parted(path)
     opened = open_run_at(base, warnings=False)
     store, run = opened.run.store.url, opened.run.name
@@ -57,6 +64,11 @@ def command(path: str, otlp: str | None, as_json: bool) -> int:
         from relight.watch.otlp import export
 
         click.echo(f"{plural(export(trace, otlp), 'span')} sent", err=True)
+    if plot is not None:
+        from relight.watch.plot import draw
+
+        draw(trace, plot)
+        click.echo(f"the picture is in {escape(plot)}", err=True)
     if as_json:
         emit_json(as_value(trace))
     else:

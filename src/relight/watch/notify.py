@@ -13,7 +13,7 @@ from relight.observe import emit
 from relight.watch.overview import RunSeen
 from relight.watch.rules import FIRING, Alert, Judged, State, judge
 from relight.watch.settings import Alerting, Target
-from relight.watch.telling import Ledger, Message, line_of, plan_messages
+from relight.watch.telling import Ledger, Message, clean, line_of, plan_messages
 
 TRIES = 5
 """How often a message is tried, once a look, until it is given up."""
@@ -80,8 +80,8 @@ class Alarms:
             self.state = judged.state
             messages, self.ledger = plan_messages(judged.changes, judged.state, self.ledger, self._settings, now)
         for one in judged.changes:
-            name = "alert.fired" if one.state == FIRING else "alert.resolved"
-            emit(name, line_of(one), kind=one.kind, severity=one.severity, store=one.store, run=one.run, about=one.about)
+            about = {"kind": one.kind, "severity": one.severity, "store": clean(one.store), "run": one.run, "about": one.about}
+            emit("alert.fired" if one.state == FIRING else "alert.resolved", line_of(one), **about)
         self._deliver(messages)
         return judged
 

@@ -32,10 +32,11 @@ def export(trace: Trace, url: str) -> int:
     try:
         taken = exporter.export(spans)
     finally:
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
         logger.disabled = before
     if taken is not SpanExportResult.SUCCESS:
-        raise StoreUnavailable("the receiver did not take the trace", where=clean(url), hint="does it listen there, at the path /v1/traces?")
+        hint = "does it listen there, at the path /v1/traces?"
+        raise StoreUnavailable("the receiver did not take the trace", where=clean(url), hint=hint)
     return len(spans)
 
 
@@ -62,10 +63,10 @@ def spans_of(trace: Trace) -> list[Any]:
         return int((seconds + wall) * 1e9)
 
     root = context("save")
-    common = {"relight.run": trace.run, "relight.store": clean(trace.store), "relight.checkpoint": trace.id, "relight.step": trace.step}
+    common: dict[str, Any] = {"relight.run": trace.run, "relight.store": clean(trace.store), "relight.checkpoint": trace.id, "relight.step": trace.step}
     status = Status(StatusCode.OK if trace.committed else StatusCode.ERROR)
     end = max(span.end for span in trace.spans)
-    slowest = {} if trace.slowest is None else {"relight.slowest_rank": trace.slowest}
+    slowest: dict[str, Any] = {} if trace.slowest is None else {"relight.slowest_rank": trace.slowest}
     found = [
         ReadableSpan(
             "save", context=root, kind=SpanKind.INTERNAL, resource=resource(trace.spans[0].host, "save"), attributes={**common, **slowest},

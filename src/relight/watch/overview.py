@@ -39,7 +39,7 @@ class Saving(NamedTuple):
     blocked_s: float | None = None
     durable_s: float | None = None
     last_s: float | None = None
-    count: int = 0
+    saves: int = 0
     failed_in_a_row: int = 0
     last: tuple[Saved, ...] = ()
     """The latest ones, oldest first."""

@@ -125,7 +125,7 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
         yield "", f"no good checkpoint since the run began, {spell(seen.unprotected_s)} ago"
         return
     newer = f"; newer ones are not good: {seen.bad[-1][1]}" if seen.bad and seen.step != seen.good_step else ""
-    yield "", f"the newest good checkpoint is step {seen.good_step}, of {spell(seen.unprotected_s)} ago{newer}"
+    yield "", f"the newest good checkpoint is step {seen.good_step}, {spell(seen.unprotected_s)} old{newer}"
 
 
 def _slow(seen: RunSeen, limit: float, now: float) -> Found:
@@ -150,7 +150,7 @@ def _full(seen: RunSeen, limit: float, now: float) -> Found:
 def _behind(seen: RunSeen, limit: float, now: float) -> Found:
     for tier in seen.tiers:
         if seen.active and tier.lag_s > limit:
-            yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest of {spell(tier.lag_s)} ago"
+            yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {spell(tier.lag_s)} old"
 
 
 def _damaged(seen: RunSeen, limit: float, now: float) -> Found:
@@ -216,7 +216,9 @@ def spell(seconds: float) -> str:
             return f"{seconds / length:.1f} {unit}"
     if seconds >= 10:
         return f"{seconds:.0f} s"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms" if seconds >= 0.01 or not seconds else f"{1000 * seconds:.1f} ms"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 or not seconds else f"{1000 * seconds:.1f} ms"
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:

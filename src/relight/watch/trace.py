@@ -121,12 +121,12 @@ def _span(one: Heard) -> Span | None:
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
             return None
         return Span("drain", 0, "drain", head.host, head.pid, end - seconds, end, one.time_s, str(fields.get("tier", ""))[:64])
-    part, start, end, rank = fields.get("span"), fields.get("start"), fields.get("end"), fields.get("rank", head.rank)
-    if part not in PARTS or type(rank) is not int or not isinstance(start, (int, float)) or not isinstance(end, (int, float)):
+    part, began, ended, rank = fields.get("span"), fields.get("start"), fields.get("end"), fields.get("rank", head.rank)
+    if part not in PARTS or type(rank) is not int or not isinstance(began, (int, float)) or not isinstance(ended, (int, float)):
         return None
-    if not (math.isfinite(start) and math.isfinite(end) and start <= end):
+    if not (math.isfinite(began) and math.isfinite(ended) and began <= ended):
         return None
-    return Span(str(part), rank, head.role, head.host, head.pid, float(start), float(end), one.time_s)
+    return Span(str(part), rank, head.role, head.host, head.pid, float(began), float(ended), one.time_s)
 
 
 def _once(spans: list[Span]) -> list[Span]:
