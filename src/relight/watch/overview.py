@@ -164,7 +164,8 @@ class Watcher:
             names = list_runs(place.store)[:RUNS_MAX] if place.run is None else [place.run]
         except RelightError as error:
             known = [seen for seen in self._seen.values() if _is_below(seen, url)]
-            yield from (seen._replace(error=str(error)) for seen in known)
+            for seen in known:
+                yield _with_samples(seen._replace(error=str(error)), self._tallies.get((seen.store, seen.run), Tally()))
             if not known:
                 yield RunSeen(absolute(url), "", error=str(error))
             return

@@ -91,10 +91,8 @@ class Tally:
     def _count(self, metric: Metric, heard: Heard) -> None:
         made, fields = metric.made, heard.fields
         assert made is not None
-        if made.once and not self._is_first(metric, made, fields):
-            return
         value = _value(made, fields)
-        if value is None:
+        if value is None or (made.once and not self._is_first(metric, made, fields)):
             return
         key = metric.name, tuple(self._label(metric, label, fields) for label in metric.labels)
         self.sums[key] = self.sums.get(key, 0.0) + value
