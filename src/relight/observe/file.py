@@ -70,7 +70,7 @@ class EventWriter:
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
-        self._queue: SimpleQueue[Event | dict[str, Any] | threading.Event] = SimpleQueue()
+        self._queue: SimpleQueue[Event | dict[str, Any] | threading.Event | None] = SimpleQueue()
         self._lost = 0
         self._forked = False
         self._stem = f"{int(clock() * 1000):013d}-{os.getpid()}"
@@ -102,7 +102,8 @@ class EventWriter:
     def close(self) -> None:
         """Hear of nothing more, and write what was heard; of a disk that hangs, no longer than a moment."""
         self._undo()
-        self.flush(_LAST_WORDS_S)
+        self._queue.put(None)
+        self._thread.join(_LAST_WORDS_S)
 
     # -- in the thread
 
@@ -118,6 +119,10 @@ class EventWriter:
                 emit("events.lost", f"{lost} events came faster than they could be written down", count=lost)
             lines = bytearray()
             for one in batch:
+                if one is None:
+                    self._append(lines)
+                    self._close_file()
+                    return
                 if isinstance(one, threading.Event):
                     self._append(lines)
                     lines = bytearray()

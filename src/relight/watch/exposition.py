@@ -87,7 +87,7 @@ def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
         else:
             family = HistogramMetricFamily(metric.name, metric.help, labels=metric.all_labels)
         for labels, sample in found[metric.name]:
-            clean = [label.encode("utf-8", "replace").decode() for label in labels]
+            clean = ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in label) for label in labels]
             if sample.counts:
                 family.add_metric(clean, buckets=_cumulative(sample.counts), sum_value=sample.value)
             else:
