@@ -34,7 +34,8 @@ SHARE_MAX = 0.001
 def trainer(width: int, tokens: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], None]]:
     """A model, its optimizer, and a step of it."""
     torch.manual_seed(0)
-    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True), 2, enable_nested_tensor=False)
+    layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(4, tokens, width)
 
@@ -72,7 +73,9 @@ def keep(folder: Path) -> EventWriter:
 def of_steps(folder: Path, blocks: int, steps: int, every: int, width: int, tokens: int) -> dict[str, Any]:
     """Blocks of steps with and without, in turns; each block's steps in seconds, and the events that a step has in the mean."""
     model, optimizer, train = trainer(width, tokens)
-    ckpt = relight.Checkpointer(folder / "runs" / "bench", model=model, optimizer=optimizer, save=relight.every(steps=every), keep=relight.keep(last=2))
+    ckpt = relight.Checkpointer(
+        folder / "runs" / "bench", model=model, optimizer=optimizer, save=relight.every(steps=every), keep=relight.keep(last=2)
+    )
     found: dict[bool, list[float]] = {False: [], True: []}
     at = ckpt.restore()
     for _ in range(2 * every):  # memory and agent are there
@@ -118,8 +121,10 @@ def main() -> int:
     }  # fmt: skip
     print("  ".join(f"{name}: {value}" for name, value in machine.items()))
     print(f"an event, in the thread that tells it: {bare * 1e6:.1f} µs, kept in a file: {kept * 1e6:.1f} µs")
-    print(f"a step: {step_s * 1e3:.2f} ms without, {with_s * 1e3:.2f} ms with (medians of {told.blocks * told.steps} each, ratio {with_s / step_s:.4f})")
-    print(f"events a step: {measured['events_per_step']:.2f}; what keeping them costs the step's thread: {100 * share:.4f} % (bound: {100 * SHARE_MAX:g} %)")
+    times = f"{step_s * 1e3:.2f} ms without, {with_s * 1e3:.2f} ms with, {with_s / step_s:.4f} times"
+    print(f"a step, medians of {result['steps_each']}: {times}")
+    print(f"events a step: {measured['events_per_step']:.2f}")
+    print(f"what keeping them costs the step's thread: {100 * share:.4f} % (bound: {100 * SHARE_MAX:g} %)")
     if told.out is not None:
         told.out.write_text(json.dumps(result, indent=1) + "\n")
     return int(share > SHARE_MAX)

@@ -1,4 +1,4 @@
-"""The fields that each event carries besides ``say``, its sentence for people: their meaning and unit. A test holds them against the code."""
+"""The fields that each event carries besides ``say``, its sentence for people: their meaning and unit. A test compares with the code."""
 
 from __future__ import annotations
 

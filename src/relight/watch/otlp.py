@@ -63,7 +63,9 @@ def spans_of(trace: Trace) -> list[Any]:
         return int((seconds + wall) * 1e9)
 
     root = context("save")
-    common: dict[str, Any] = {"relight.run": trace.run, "relight.store": clean(trace.store), "relight.checkpoint": trace.id, "relight.step": trace.step}
+    common: dict[str, Any] = {
+        "relight.run": trace.run, "relight.store": clean(trace.store), "relight.checkpoint": trace.id, "relight.step": trace.step,
+    }  # fmt: skip
     status = Status(StatusCode.OK if trace.committed else StatusCode.ERROR)
     end = max(span.end for span in trace.spans)
     slowest: dict[str, Any] = {} if trace.slowest is None else {"relight.slowest_rank": trace.slowest}

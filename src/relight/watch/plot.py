@@ -19,7 +19,8 @@ LANES_MAX = 64
 
 def draw(trace: Trace, path: Path) -> None:
     """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
-    lanes = sorted({(span.rank, span.role) for span in trace.spans}, key=lambda lane: (lane[1] == "drain", lane[0], lane[1] != "trainer"))[:LANES_MAX]
+    lanes = sorted({(span.rank, span.role) for span in trace.spans}, key=lambda lane: (lane[1] == "drain", lane[0], lane[1] != "trainer"))
+    lanes = lanes[:LANES_MAX]
     drawing = Drawing(figsize=(10, 2.0 + 0.35 * (len(lanes) + 1)), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
