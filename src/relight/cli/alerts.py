@@ -24,7 +24,7 @@ settings_option = click.option(
 def command() -> None:
     """What is worth an alert: look, list the rules, send a test.
 
-    Rules and addresses are in the table [alerts] of relight.toml. relight metrics --alerts, and relight serve, look all the time and tell.
+    Rules and addresses are in the table [alerts] of relight.toml. relight metrics --listen … --alerts looks all the time, and tells.
 
     \b
     Examples:

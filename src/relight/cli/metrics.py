@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("metrics")
-@click.argument("paths", metavar="RUN…", nargs=-1)
+@click.argument("paths", metavar="[RUN…]", nargs=-1)
 @click.option("--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance.")
 @click.option("--once", is_flag=True, help="Print them once, as Prometheus reads them: the default.")
 @click.option("--alerts", is_flag=True, help="With --listen: look every 15 s, and tell what [alerts] of relight.toml says.")
@@ -31,7 +31,7 @@ def command(
     paths: tuple[str, ...], listen: str | None, once: bool, alerts: bool, settings: Path | None,
     grafana: Path | None, rules: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """What runs are like, as metrics for Prometheus.
+    """What runs are like, as metrics for Prometheus. RUN may be a store: all its runs.
 
     Made of the runs' logs, and of the events that processes of this machine keep. Trainers serve nothing: this command does, and may run
     beside them, or anywhere that sees the store. --grafana and --rules write files that stand on these metrics, and need no run.

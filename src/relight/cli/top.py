@@ -33,7 +33,7 @@ ALERTS_SHOWN = 8
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml, for alerts.")
 @json_option
 def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | None, as_json: bool) -> int:
-    """Runs as they are now, live: newest checkpoint, saves, tiers, goodput, failures, risk, alerts. Ctrl-C ends it.
+    """Runs as they are now, live: newest checkpoint, saves, tiers, goodput, failures, risk, alerts. RUN may be a store: all its runs.
 
     good: how long ago the newest good checkpoint was made. blocked, durable: what saves kept training waiting, and took until they were
     durable, in the median of those that processes of this machine told of. failed: failures of the job within an hour.
