@@ -13,6 +13,7 @@ from typing import Any
 
 EVENTS: dict[str, tuple[int, str]] = {
     "attempt.started": (logging.INFO, "this process took charge of the run"),
+    "attempt.ended": (logging.INFO, "this process is done with the run, as it should be"),
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
     "restore.back": (logging.WARNING, "the run goes on from before what went wrong"),
@@ -73,6 +74,11 @@ EVENTS: dict[str, tuple[int, str]] = {
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
     "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),
+    "save.span": (logging.DEBUG, "a part of a save's way was gone: from when to when, by which process"),
+    "alert.fired": (logging.WARNING, "a rule for alerts holds"),
+    "alert.resolved": (logging.INFO, "it holds no more"),
+    "alert.unsent": (logging.ERROR, "an alert could not be delivered"),
+    "events.lost": (logging.WARNING, "events came faster than they could be written down"),
     "environment.differs": (logging.WARNING, "resuming under other software or settings than the checkpoint's"),
 }
 """Every event: its level, and what it says. ``docs/reference.md`` lists them; a test compares."""
