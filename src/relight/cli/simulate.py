@@ -153,10 +153,10 @@ def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
 
 
 _USUAL = {
-    "adaptive": "adaptive,last=3,behind=5000",
-    "with peers": "adaptive,last=3,behind=5000,copies=1",
-    "every 30 min": "30m,last=3,behind=5000",
-    "every 3 h": "3h,last=3,behind=5000",
+    "adaptive": "adaptive,last=3,hourly=8",
+    "with peers": "adaptive,last=3,hourly=8,copies=1",
+    "every 30 min": "30m,last=3,hourly=8",
+    "every 3 h": "3h,last=3,hourly=8",
 }
 """What is tried when nothing else is asked for."""
 
@@ -203,7 +203,8 @@ def _percent(share: float) -> str:
 
 def _show(case: Case, found: list[Summary], seeds: int) -> None:
     failures = sum(one.failures for one in found) / len(found)
-    click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures\n")
+    click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures")
+    click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
     best = max(one.goodput.median for one in found)
     rows = [_row(one, one.goodput.median == best and len(found) > 1, case.scenario.days) for one in found]
     columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/day", "stored"]

@@ -59,6 +59,8 @@ class _Run:
         self.began_step = self.from_step = 0
         self.last_save_s = 0.0
         self.writing: Saved | None = None
+        self.plan = 0
+        """The number of the save that is planned: another plan takes its place."""
         self.held_up = False
         """A save is due, and the one before is not durable yet."""
         self.saves = self.durable = 0
@@ -126,22 +128,26 @@ class _Run:
     def _plan_save(self, now: float) -> None:
         """While it trains: the event of the next save."""
         steps = self.schedule.next(self._ended(), now, self.last_save_s, self.from_step)
+        self.plan += 1
         if math.isfinite(steps):
-            self._push(now + steps * self.scenario.step_s - self.work, _DUE, False, self.life)
+            self._push(now + steps * self.scenario.step_s - self.work, _DUE, self.plan, self.life)
 
     def _soon(self, now: float) -> None:
-        """A save behind the step that is under way."""
+        """A save behind the step that is under way, in place of the one that was planned."""
+        self._leave(now)
+        self.plan += 1
         left = (self._ended() + 1) * self.scenario.step_s - self.work
-        self._push(now + left, _DUE, True, self.life)
+        self._push(now + left, _DUE, self.plan, self.life)
 
-    def _due(self, now: float, extra: bool) -> None:
-        if self.phase != _TRAINING:
+    def _due(self, now: float, plan: int) -> None:
+        if plan != self.plan:
             return
         if self.writing is not None:
             self.schedule.waited()
-            self.held_up = self.held_up or not extra
+            self.held_up = True
             return
         self._leave(now)
+        assert abs(self.work / self.scenario.step_s - round(self.work / self.scenario.step_s)) < 1e-3, "a save begins between two steps"
         self.work = round(self.work / self.scenario.step_s) * self.scenario.step_s
         save = self.scenario.save
         made = self.shelf.new(self._ended() - 1, self.work, now, wrong=self.onset is not None and self.work > self.onset)
@@ -255,7 +261,7 @@ class _Run:
         if self.writing is not None and (lost or not self.policy.memory or not self.writing.sealed):
             self.writing.gone = True
             self.writing = None
-        found, place = self.shelf.best(lost, before, self.machines)
+        found, place = self.shelf.best(lost, before)
         self.restored[place] += 1
         self.spent[cause][LOST] += self.work - found
         self.work = found
@@ -366,7 +372,6 @@ class _Run:
             return
         self.alarms += 1
         self.false_alarms += not true
-        self._leave(now)
         self._soon(now)  # each action begins with a save
         if risk and self.policy.drain and action_for(risk)[0] == "drain node" and self.leaving is None:
             slot = int(self.chance.blows[number].u_node * self.scenario.nodes) if true else int(now) % self.scenario.nodes

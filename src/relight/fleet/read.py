@@ -34,7 +34,7 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
         raise ConfigError("it is no TOML that anybody wrote: it is nested too deep", where=where) from None
     told.setdefault("name", Path(named).stem[:40])
     for path, value in (settings or {}).items():
-        _put(told, path, value)
+        put(told, path, value)
     return scenario_of(told, where, text)
 
 
@@ -85,7 +85,8 @@ def _text(named: str) -> tuple[str, str]:
     return resources.files("relight.fleet").joinpath("scenarios", f"{named}.toml").read_text(encoding="utf-8"), f"{named} (shipped)"
 
 
-def _put(told: dict[str, Any], path: str, value: Any) -> None:
+def put(told: dict[str, Any], path: str, value: Any) -> None:
+    """Set what is at a path such as ``failure.0.broken``."""
     keys, into = path.split("."), told
     for key in keys[:-1]:
         inner: Any = into[int(key)] if isinstance(into, list) and key.isdigit() and int(key) < len(into) else None

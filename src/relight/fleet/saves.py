@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from relight.fleet.machines import Machines
 from relight.fleet.policies import Policy
 from relight.fleet.result import BUCKETS
 from relight.fleet.scenario import Scenario
@@ -79,7 +78,7 @@ class Shelf:
         """Of what is durable; −1: nothing is."""
         return self._near[-1].step if self._near else max((kept[-1].step for kept in self._far if kept), default=-1)
 
-    def best(self, lost: tuple[int, ...], before: int | None, machines: Machines) -> tuple[float, str]:
+    def best(self, lost: tuple[int, ...], before: int | None) -> tuple[float, str]:
         """How much training the newest holds that is still there, and where it is. ``before``: only what is older than that step."""
         if lost:
             self._snapshot = None
@@ -93,7 +92,7 @@ class Shelf:
         found: list[tuple[float, int, str]] = [(0.0, -99, NOTHING)]
         if self._snapshot is not None:
             found.append((self._snapshot.work, 0, MEMORY))
-        if self._protected is not None and self._survives(machines):
+        if self._protected is not None and self._survives():
             found.append((self._protected.work, -1, PEERS))
         else:
             self._protected = None
@@ -116,7 +115,7 @@ class Shelf:
         if self._protected is not None and goes(self._protected):
             self._protected = None
 
-    def _survives(self, machines: Machines) -> bool:
+    def _survives(self) -> bool:
         """Whether what nodes hold of each other is enough, without those whose memory was lost since."""
         touched = {self._ring_of[slot] for slot in self._unprotected if slot < len(self._ring_of)}
         gone = {str(slot) for slot in self._unprotected}
