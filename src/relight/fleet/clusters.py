@@ -73,7 +73,7 @@ def compare(
 
 def lost_by(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
     """The share of the time that each policy loses."""
-    made = [policy_of(f"{text},memory=off,backoff_s=0,last=1", text) for text in policies]
+    made = [policy_of(f"{text},memory=off,backoff_s=0", text) for text in policies]
     sums = dict.fromkeys(policies, 0.0)
     for seed in seeds:
         chance = draw(scenario, seed)

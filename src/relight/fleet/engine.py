@@ -309,7 +309,7 @@ class _Run:
         """It begins, on a machine that may do it again."""
         silent = self.scenario.silent
         if dice.u_cured < silent.sticky:
-            self._push(now + self.silent_dice.exponential(silent.again_s), _AGAIN, (machine, dice))
+            self._push(now + float(self.silent_dice.exponential(silent.again_s)), _AGAIN, (machine, dice))
         if self.onset is None and self.phase == _TRAINING:
             self._leave(now)
             least, most = silent.lag_steps
@@ -322,7 +322,7 @@ class _Run:
         machine, dice = told
         if self.machines.slot_of(machine) is None:
             return  # found, and repaired
-        fresh = dice._replace(u_broken=self.silent_dice.random(), u_foreseen=self.silent_dice.random())
+        fresh = dice._replace(u_broken=float(self.silent_dice.random()), u_foreseen=float(self.silent_dice.random()))
         self._silent(now, machine, fresh)
 
     def _silent_shows(self, now: float, _: None) -> None:
@@ -358,7 +358,7 @@ class _Run:
             return
         rng, risks = stream(self.seed, "false alarms"), sorted({one.risk for one in self.scenario.failure if one.risk})
         count = min(int(rng.poisson(expected * (1 / seer.precision - 1))), FAILURES_MAX)
-        for at in sorted(rng.random(count) * self.scenario.wall_s):
+        for at in sorted((rng.random(count) * self.scenario.wall_s).tolist()):
             self._push(at, _ALARM, (-1, risks[int(rng.integers(len(risks)))], False))
             self._push(at + HORIZON_S, _SETTLE, False)
 

@@ -71,8 +71,9 @@ class Shelf:
         made.near = True
         self._near.append(made)
         self._reckon(now)  # for a moment both are there
-        self._prune(now)
-        self._reckon(now)
+        if not self._rules.is_everything:
+            self._prune(now)
+            self._reckon(now)
 
     def newest_step(self) -> int:
         """Of what is durable; −1: nothing is."""
@@ -146,12 +147,11 @@ class Shelf:
         kept.append(made)
         stay = safe_on(self._tiers[at], [self._candidate(one) for one in kept], {str(one.seq) for one in kept})
         self._far[at] = [one for one in kept if str(one.seq) in stay]
-        self._prune(now)
+        if not self._rules.is_everything:
+            self._prune(now)
         self._reckon(now)
 
     def _prune(self, now: float) -> None:
-        if self._rules.is_everything:
-            return
         busy = {id(one) for one in self._sending if one is not None}
         newest = self._near[-1] if self._near else None
         candidates = [
@@ -177,13 +177,14 @@ class Shelf:
     def _reckon(self, now: float) -> None:
         while self._going and self._going[0][0] <= now:
             self._undo -= self._going.popleft()[1]
-        near = len(self._near) * self._bytes + self._undo
-        counts = {NEAR: near, **{tier.name: len(kept) * self._bytes for tier, kept in zip(self._tiers, self._far)}}
-        for name, held in counts.items():
-            self._peaks[name] = max(self._peaks[name], held)
+        held = len(self._near) * self._bytes + self._undo
+        self._peaks[NEAR] = max(self._peaks[NEAR], held)
+        for tier, kept in zip(self._tiers, self._far):
+            self._peaks[tier.name] = max(self._peaks[tier.name], len(kept) * self._bytes)
+            held += len(kept) * self._bytes
         self._fill(now)
-        self._now_bytes = sum(counts.values())
-        self._most[self._bucket] = max(self._most[self._bucket], self._now_bytes)
+        self._now_bytes = held
+        self._most[self._bucket] = max(self._most[self._bucket], held)
 
     def _fill(self, now: float) -> None:
         """What there was stays what there is until now."""
