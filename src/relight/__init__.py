@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import Compact, Limits, Peers, Tiers, best, every, keep, tier
+    from relight.policy import Compact, Limits, Peers, Tiers, adaptive, best, every, keep, tier
     from relight.pulse import phase
     from relight.pulse.standby import standby
 
@@ -58,7 +58,7 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "best", "every", "keep", "tier"),
+    "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "adaptive", "best", "every", "keep", "tier"),
     "relight.pulse": ("phase",),
     "relight.pulse.standby": ("standby",),
 }
@@ -86,6 +86,7 @@ __all__ = [
     "Tiers",
     "UnsafeContent",
     "WrongKey",
+    "adaptive",
     "best",
     "every",
     "failures",

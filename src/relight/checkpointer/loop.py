@@ -30,17 +30,18 @@ from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.preflight import check_room, probe
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
+from relight.checkpointer.requested import request_of
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
 from relight.checkpointer.save_handle import Begun, Save
+from relight.checkpointer.scheduled import Scheduled
 from relight.checkpointer.signals import ENDS, URGENT, Signals
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, ReplicasDiffer, SaveFailed
-from relight.format import encode_tree
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.observe import be_modest, emit
@@ -131,6 +132,7 @@ class Checkpointer(Holds):
         self._verified: dict[str, bool] = {}
         self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
+        self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size)
         watch_loaders(self._components)
         for observer in observers:
             observer.on_start(self)
@@ -301,6 +303,7 @@ class Checkpointer(Holds):
             self._neighbours.meet()
             emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
             self._best.learn_from(history)
+            self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)
             if self._world.rank == 0:
                 self._outwards.begin(self._attempt)
@@ -323,7 +326,8 @@ class Checkpointer(Holds):
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
-        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values)
+        interval_s = self._schedule.interval(step, values, bool(self._begun))
+        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, interval_s)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
@@ -477,6 +481,7 @@ class Checkpointer(Holds):
     def _now_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
         self._last_moments.learn(begun.save.timings)
+        self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._begun))
         self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
@@ -531,19 +536,8 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        return SaveRequest(
-            step=step,
-            tree=encode_tree(state.tree),
-            items=state.items,
-            reason=reason,
-            metrics=metrics,
-            user=self._user(micro_step),
-            environment=self._environment or {},
-            components=state.kinds,
-            exact=state.notes,
-            parents=[self._parent] if self._parent else [],
-            urgent=reason in URGENT or reason.startswith("exception"),
-        )
+        user, environment = self._user(micro_step), self._environment or {}
+        return request_of(state, step, reason, metrics, user, environment, self._parent)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
         self._trusted.committed(report.id)
@@ -551,6 +545,7 @@ class Checkpointer(Holds):
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         save.say_durable(f" in {seconds:.3f} s")
+        self._schedule.learn({"blocked": seconds}, save.bytes, False)
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._failed_in_a_row, self._parent, self._last_saved_step, self._last_save_s = 0, report.id, save.step, monotonic()
         self._best.learn(metrics)
@@ -594,6 +589,7 @@ class Checkpointer(Holds):
             self._signals.restore()
         self._outwards.close()
         self._neighbours.close()
+        self._schedule.close()
         unwatch_loaders(self._components)
         for observer in observers:
             observer.on_end(self)

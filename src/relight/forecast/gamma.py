@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-_ROUNDS = 300
-_EXACT = 1e-12
+_ROUNDS = 100
+_EXACT, _NEAR = 1e-12, 1e-9
 
 
 def below(shape: float, x: float) -> float:
@@ -15,7 +15,7 @@ def below(shape: float, x: float) -> float:
     front = math.exp(shape * math.log(x) - x - math.lgamma(shape))
     if x < shape + 1:
         term = total = 1 / shape
-        for n in range(1, _ROUNDS * 10):
+        for n in range(1, _ROUNDS * 30):
             term *= x / (shape + n)
             total += term
             if term < total * _EXACT:
@@ -23,7 +23,7 @@ def below(shape: float, x: float) -> float:
         return min(1.0, front * total)
     b, c, d = x + 1 - shape, 1e300, 1 / (x + 1 - shape)
     h = d
-    for n in range(1, _ROUNDS * 10):
+    for n in range(1, _ROUNDS * 30):
         an = -n * (n - shape)
         b += 2
         d = 1 / (an * d + b)
@@ -39,7 +39,7 @@ def quantile(shape: float, share: float) -> float:
     low, high = -700.0, math.log(shape + 40 * math.sqrt(shape) + 40)
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        if high - low < _EXACT:
+        if high - low < _NEAR:
             break
         low, high = (middle, high) if below(shape, math.exp(middle)) < share else (low, middle)
     return math.exp((low + high) / 2)

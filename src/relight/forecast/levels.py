@@ -11,6 +11,10 @@ from relight.errors import ConfigError
 from relight.forecast.interval import Costs, best_interval, waste
 
 
+_MULTIPLES = tuple(1 << power for power in range(9))
+"""Of one level by the one before, that are tried besides the two next to the ratio of what would be best for each by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """One place for saves, and the share of all failures after which it is the nearest that is still there."""
@@ -50,7 +54,7 @@ def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float
     ratios = []
     for near, far in itertools.pairwise(alone):
         ratio = far / near if 0 < near < math.inf and far < math.inf else 1.0
-        ratios.append(sorted({max(1, math.floor(ratio)), max(1, math.ceil(ratio))}))
+        ratios.append(sorted({max(1, math.floor(ratio)), max(1, math.ceil(ratio)), *_MULTIPLES}))
     found: list[tuple[float, float, tuple[int, ...]]] = []
     for chosen in itertools.product(*ratios):
         multiples = (1, *itertools.accumulate(chosen, lambda one, other: one * other))

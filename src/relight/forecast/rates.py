@@ -114,6 +114,7 @@ def prior(devices: int, *, source: str = "published") -> Belief:
 
 _OFF = [2.0**k for k in range(-14, 15)]
 """By what factors a cluster may differ from what is published."""
+_DOUBT = 1.5
 
 
 def learn(before: Belief, failures: int, seconds: float) -> Belief:
@@ -121,8 +122,9 @@ def learn(before: Belief, failures: int, seconds: float) -> Belief:
 
     Published rates say how often big fleets fail. This one may fail a thousand times as often, and a plain update would take as many
     failures to see it as the prior has hours. So the prior's own scale is unknown here, too: a factor from 2^-14 to 2^14, the further from
-    one the less likely (as one by one plus its square in octaves, which has long tails). Each is weighed by how well it foretells
-    what was seen (negative binomial); what comes out is told as the Gamma with the mixture's mean and variance.
+    one the less likely (``2^(-1.5·octaves)``: so slowly that few failures outweigh it, so fast that the mean stays near what is published).
+    Each is weighed by how well it foretells what was seen (negative binomial); what comes out is told as the Gamma with the mixture's mean
+    and variance.
     """
     if not failures and not seconds:
         return before
@@ -131,7 +133,7 @@ def learn(before: Belief, failures: int, seconds: float) -> Belief:
         one = before.times(factor)
         after = one.after(failures, seconds)
         logs = one.shape * math.log(one.exposure_s) - after.shape * math.log(after.exposure_s)
-        weights.append(logs - math.log1p(math.log2(factor) ** 2))
+        weights.append(logs - _DOUBT * abs(math.log(factor)))
         means.append(after.rate_per_s)
         squares.append(after.rate_per_s**2 + after.shape / after.exposure_s**2)
     most = max(weights)

@@ -1,5 +1,6 @@
 """When to save and what to keep: pure decisions over facts and ``now``, each with its reason. May import: ``errors``."""
 
+from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.compact import Compact
 from relight.policy.keep import Candidate, Keep, Verdict, decide_keep, keep
 from relight.policy.limits import Limits
@@ -8,6 +9,6 @@ from relight.policy.tiers import Tier, Tiers, tier
 from relight.policy.when import Facts, Trigger, best, every
 
 __all__ = [
-    "Candidate", "Compact", "Facts", "Keep", "Limits", "Peers", "Tier", "Tiers", "Trigger", "Verdict", "best", "decide_keep", "every",
-    "keep", "tier",
+    "Adaptive", "Candidate", "Compact", "Facts", "Keep", "Limits", "Peers", "Tier", "Tiers", "Trigger", "Verdict", "adaptive", "best",
+    "decide_keep", "every", "keep", "tier",
 ]  # fmt: skip

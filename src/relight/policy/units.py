@@ -48,3 +48,16 @@ def bytes_of(amount: str | int, what: str) -> int:
     if not 1 <= found < 1 << 63:
         raise ConfigError(f"{what} is a size such as '500GB' or '2TiB', not {amount!r}")
     return int(found)
+
+
+_COUNTS = {"": 1, "k": 1000, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def number_of(amount: str | int, what: str) -> int:
+    """``"8B"``, ``"1.3T"``, ``"124M"``, or a whole number. ``what`` names it in the error."""
+    parsed = _AMOUNT.match(str(amount)[:40])
+    unit = _COUNTS.get(parsed[2].lower()) if parsed else None
+    found = float(parsed[1]) * unit if parsed and unit else 0.0
+    if not 1 <= found <= 1e16:
+        raise ConfigError(f"{what} is a number such as '8B' or '1.3T', not {str(amount)[:40]!r}", hint="units: k M B T")
+    return round(found)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relight.policy.adaptive import Adaptive
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Facts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
     """Best value of each metric among committed checkpoints, by the trigger's own mode, under ``name:mode``."""
+    interval_s: float | None = None
+    """What ``relight.adaptive()`` has come to; None on ranks that another decides for."""
 
 
 class Trigger:
@@ -39,6 +44,11 @@ class Trigger:
     def metrics(self) -> frozenset[tuple[str, str]]:
         """``(name, mode)`` of the metrics it looks at."""
         return frozenset()
+
+    @property
+    def adapts(self) -> Adaptive | None:
+        """The part of it that wants an interval worked out, if it has one."""
+        return None
 
     def __or__(self, other: Trigger) -> Trigger:
         if not isinstance(other, Trigger):
@@ -60,6 +70,10 @@ class _Any(Trigger):
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
         return frozenset().union(*(part.metrics for part in self.parts))
+
+    @property
+    def adapts(self) -> Adaptive | None:
+        return next((found for part in self.parts if (found := part.adapts) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +138,5 @@ def best(metric: str, mode: str = "min") -> Trigger:
 def check_trigger(value: Any) -> Trigger:
     """``value`` if it is a trigger, else ``ConfigError``."""
     if not isinstance(value, Trigger):
-        raise ConfigError(f"save= takes relight.every(…) and relight.best(…), not {value!r}")
+        raise ConfigError(f"save= takes relight.every(…), relight.best(…) and relight.adaptive(…), not {value!r}")
     return value

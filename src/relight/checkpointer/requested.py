@@ -1,0 +1,36 @@
+"""What a save is asked for with, where this process makes it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relight.capture import Captured
+from relight.checkpointer.signals import URGENT
+from relight.commit import SaveRequest
+from relight.format import encode_tree
+
+
+def request_of(
+    state: Captured,
+    step: int,
+    reason: str,
+    metrics: Mapping[str, float],
+    user: dict[str, Any],
+    environment: dict[str, Any],
+    parent: str | None,
+) -> SaveRequest:
+    """A captured state as a save of ``step``, behind ``parent``."""
+    return SaveRequest(
+        step=step,
+        tree=encode_tree(state.tree),
+        items=state.items,
+        reason=reason,
+        metrics=metrics,
+        user=user,
+        environment=environment,
+        components=state.kinds,
+        exact=state.notes,
+        parents=[parent] if parent else [],
+        urgent=reason in URGENT or reason.startswith("exception"),
+    )

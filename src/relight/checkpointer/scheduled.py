@@ -1,0 +1,197 @@
+"""``relight.adaptive()`` in a running job: what is measured goes in, the interval that holds from now on comes out.
+
+One rank decides, and asks the others to save as a clock does (``Ranks.why_now``): nothing is exchanged for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from statistics import median, pstdev
+from time import monotonic
+
+import msgspec
+
+from relight.commit import Attempt
+from relight.errors import RelightError
+from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
+from relight.forecast.told import TOPIC, encode
+from relight.format.records import NoteBody
+from relight.log import Checkpoint, History, Log
+from relight.observe import emit
+from relight.policy import Adaptive, Trigger
+
+REMEMBERED = 32
+"""Saves and steps whose medians count."""
+LOSSES, LOSSES_LEAST = 256, 32
+"""Over how many steps the loss's usual scatter is taken, and from how many on something is said about it."""
+JUMP = 1.5
+"""If the loss's restlessness changes by this factor, there is a decision between two saves, too."""
+_ENDED = ("end", "SIGTERM", "SIGINT")
+_INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
+"""What ``relight run`` has written down, of which the last so many are read."""
+
+
+class Scheduled:
+    """Of one Checkpointer. Without ``relight.adaptive()``, and on ranks that do not lead, it does nothing."""
+
+    def __init__(self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic) -> None:
+        found = trigger.adapts if trigger is not None else None
+        self._rules: Adaptive | None = found if rank == 0 else None
+        self._devices, self._clock, self._began = devices, clock, clock()
+        self._bounds = Bounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else Bounds()
+        self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
+        self._quiet, self._losses = deque[float](maxlen=REMEMBERED), deque[float](maxlen=LOSSES)
+        self._restarts: tuple[float, ...] = ()
+        self._failures, self._watched_s, self._bytes = 0, 0.0, 0
+        self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
+        self._due, self._unsteady = True, 1.0
+        self.decision: Decision | None = None
+        self._attempt: Attempt | None = None
+        self._unwritten: deque[tuple[int, Decision]] = deque(maxlen=REMEMBERED)
+        self._writer: threading.Thread | None = None
+
+    def begin(self, attempt: Attempt, history: History) -> None:
+        """What the run's log, and what watched over it, say of earlier attempts."""
+        if self._rules is None:
+            return
+        self._attempt, self._began = attempt, self._clock()
+        self._failures, self._watched_s = lived(history, attempt.epoch)
+        with contextlib.suppress(RelightError):
+            self._restarts = restarts(attempt)
+
+    def interval(self, step: int, metrics: Mapping[str, float], writing: bool) -> float | None:
+        """What holds at the end of ``step``; ``writing``: whether a save is under way."""
+        if self._rules is None:
+            return None
+        now = self._clock()
+        if self._last_s and step == self._step + 1:
+            self._took(now - self._last_s, writing)
+        self._last_s, self._step = now, step
+        if self._rules.loss is not None:
+            self._losses.append(metrics.get(self._rules.loss, float("nan")))
+        if self._due or self._has_jumped():
+            self._decide(now)
+        return self.decision.interval_s if self.decision is not None else None
+
+    def learn(self, timings: Mapping[str, float], stored: int, waits: bool) -> None:
+        """Of a save that became durable; ``waits``: another one is behind it already."""
+        if self._rules is None:
+            return
+        blocked = timings.get("blocked", 0.0)
+        durable = blocked + timings.get("copy", 0.0) + timings.get("total", 0.0)
+        self._stalls.append(max(blocked, self._extra_s))
+        self._durables.append(durable)
+        self._waited.append(float(waits))
+        self._extra_s, self._bytes, self._due = 0.0, stored, True
+
+    def close(self) -> None:
+        """The last decision is in the log, if the store takes it in a moment."""
+        if self._writer is not None:
+            self._writer.join(5.0)
+
+    # -- inside
+
+    def _took(self, seconds: float, writing: bool) -> None:
+        """A step behind which a save was written: what it took beyond the usual is the save's."""
+        if not writing:
+            self._quiet.append(seconds)
+        elif self._quiet:
+            self._extra_s += seconds - median(self._quiet)
+
+    def _has_jumped(self) -> bool:
+        now = unsteady(list(self._losses))
+        return max(now, self._unsteady) >= JUMP * min(now, self._unsteady)
+
+    def _decide(self, now: float) -> None:
+        assert self._rules is not None
+        self._due, self._unsteady = False, unsteady(list(self._losses))
+        before, self.decision = self.decision, decide(self._seen(now, self._rules), self.decision, self._bounds)
+        if before is None or before.interval_s != self.decision.interval_s:
+            emit(
+                "schedule.changed", f"from step {self._step} on: {self.decision.reason}",
+                step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
+            )  # fmt: skip
+            self._unwritten.append((self._step, self.decision))
+        if self._unwritten and self._attempt is not None and (self._writer is None or not self._writer.is_alive()):
+            self._writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
+            self._writer.start()
+
+    def _seen(self, now: float, rules: Adaptive) -> Seen:
+        belief = prior(self._devices)
+        if rules.mtbf_s is not None:
+            belief = Belief(belief.shape, belief.shape * rules.mtbf_s)
+        return Seen(
+            now_s=now - self._began, step=self._step, total_steps=rules.total_steps,
+            step_s=median(self._quiet) if self._quiet else 0.0, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
+            restarts_s=self._restarts, devices=self._devices, failures=self._failures, watched_s=self._watched_s + now - self._began,
+            unsteady=self._unsteady, risk=_risk(rules), pressure=sum(self._waited) / len(self._waited) if self._waited else 0.0,
+            save_bytes=self._bytes, bytes_per_s_most=rules.bytes_per_s_most, belief=belief,
+        )  # fmt: skip
+
+    def _write(self, attempt: Attempt) -> None:
+        """In a thread: the store may be far away. What it refuses is tried again with the next decision."""
+        with contextlib.suppress(RelightError):
+            log = Log(attempt.store, attempt.run)  # of its own: the loop uses the attempt's
+            log.read()
+            while self._unwritten:
+                step, decision = self._unwritten[0]
+                note = NoteBody(topic=TOPIC, data=encode(step, decision))
+                log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
+                self._unwritten.popleft()
+
+
+def _risk(rules: Adaptive) -> float:
+    """As the caller's own function says; what is no number counts as usual."""
+    found = rules.risk() if rules.risk is not None else 1.0
+    return float(found) if isinstance(found, (int, float)) and 0 < found < float("inf") else 1.0
+
+
+def unsteady(losses: list[float]) -> float:
+    """How restless the newest eighth of losses is by all of them: the scatter around their own trend, step to step."""
+    if len(losses) < LOSSES_LEAST:
+        return 1.0
+    moves = [after - before for before, after in zip(losses, losses[1:])]
+    moves = [one for one in moves if abs(one) < float("inf")]
+    newest = moves[-max(8, len(losses) // 8) :]
+    usual = pstdev(moves[: -len(newest)]) if len(moves) > 2 * len(newest) else 0.0
+    return max(1.0, pstdev(newest) / usual) if usual > 0 else 1.0
+
+
+def lived(history: History, epoch: int) -> tuple[int, float]:
+    """How many attempts before this one failed after some progress, and for how many seconds attempts were seen to live."""
+    by_epoch: dict[int, list[Checkpoint]] = {}
+    for one in sorted([*history.live, *history.retired.values()], key=lambda one: one.seq):
+        by_epoch.setdefault(one.epoch, []).append(one)
+    failures, seconds = 0, 0.0
+    for fence in history.fences:
+        saved = by_epoch.get(fence.epoch, [])
+        if fence.epoch >= epoch or not saved:
+            continue
+        failures += saved[-1].body.reason not in _ENDED
+        begun, last = _time(fence.time), _time(saved[-1].time)
+        seconds += max(0.0, last - begun) if begun is not None and last is not None else 0.0
+    return failures, seconds
+
+
+def _time(text: str) -> float | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def restarts(attempt: Attempt) -> tuple[float, ...]:
+    """From a failure to the first step again, as ``relight run`` has measured it; nothing of what makes no sense."""
+    store, folder = attempt.place.store, f"{attempt.place.log.run}/{_INCIDENTS}"
+    names = sorted(entry.name for entry in store.list(folder) if entry.name.endswith(_AFTER))[-_READ:]
+    found = []
+    for name in names:
+        with contextlib.suppress(RelightError, msgspec.MsgspecError, KeyError, TypeError, ValueError):
+            took = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
+            if 0 < took < float("inf"):
+                found.append(took)
+    return tuple(found)

@@ -1,0 +1,97 @@
+"""``relight explain``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import age, emit_json, facts_list, plural, table
+from relight.errors import CheckpointNotFound
+from relight.forecast.schedule import span
+from relight.forecast.told import TOPIC, Told, decode
+from relight.format.records import NoteBody, Record
+from relight.log import History
+
+
+@click.group("explain")
+def command() -> None:
+    """Why a run did what it did.
+
+    \b
+    Examples:
+      relight explain schedule runs/demo
+    """
+
+
+@command.command("schedule")
+@click.argument("path", metavar="RUN")
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="So many decisions, the newest.")
+@json_option
+def schedule(path: str, last: int, as_json: bool) -> int:
+    """How often relight.adaptive() had a run saved, from when on, and why.
+
+    Each decision stands in the run's log with the numbers that it came from, and stays there after the run has ended.
+
+    \b
+    Examples:
+      relight explain schedule runs/demo
+      relight explain schedule runs/demo --last 3
+    """
+    opened = open_run_at(path, warnings=False)
+    found = decisions(opened.history)
+    if not found:
+        hint = "Checkpointer(…, save=relight.adaptive()) decides, and writes down why"
+        raise CheckpointNotFound("this run has no schedule of its own", where=path, hint=hint)
+    shown = found[-last:]
+    if as_json:
+        emit_json([_for_programs(record, told) for record, told in shown])
+        return 0
+    table(["when", "attempt", "step", "saves every"], [_row(*one) for one in shown], right=("attempt", "step", "saves every"))
+    if len(shown) < len(found):
+        click.echo(f"… and {plural(len(found) - len(shown), 'decision')} before them: --last {len(found)}")
+    _tell(shown[-1][1], opened.history)
+    return 0
+
+
+def decisions(history: History) -> list[tuple[Record, Told]]:
+    """Those that the log has, oldest first."""
+    found = []
+    for record in history.notes:
+        if isinstance(record.body, NoteBody) and record.body.topic == TOPIC and (told := decode(record.body.data)) is not None:
+            found.append((record, told))
+    return found
+
+
+def _row(record: Record, told: Told) -> list[object]:
+    return [age(record.time), record.epoch, told.step, span(told.interval_s)]
+
+
+def _tell(told: Told, history: History) -> None:
+    """The newest decision, part by part."""
+    head, _, numbers = told.reason.partition("; ")
+    click.echo(f"\nthe last of them, from step {told.step} on: {head}")
+    parts = [part for one in numbers.split("; ") for part in one.split(", ")]
+    for part in parts:
+        if part:
+            click.echo(f"  - {part}")
+    numbers_of = told.numbers
+    facts: list[tuple[str, object]] = [
+        (label, span(numbers_of[name]))
+        for name, label in (("young_s", "Young"), ("daly_s", "Daly"), ("wanted_s", "least lost"), ("floor_s", "no shorter"))
+        if name in numbers_of
+    ]
+    if "waste" in numbers_of:
+        facts.append(("expected loss", f"{numbers_of['waste']:.2%} of the time"))
+    click.echo()
+    facts_list(facts)
+    saved = [one for one in history.live if one.step > told.step]
+    click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
+
+
+def _for_programs(record: Record, told: Told) -> dict[str, Any]:
+    return {
+        "time": record.time, "epoch": record.epoch, "step": told.step, "interval_s": told.interval_s, "reason": told.reason,
+        "numbers": dict(told.numbers),
+    }  # fmt: skip

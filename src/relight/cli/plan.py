@@ -1,0 +1,220 @@
+"""``relight plan``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, facts_list, paint, size, table
+from relight.errors import ConfigError
+from relight.forecast import PUBLISHED, Belief, prior
+from relight.forecast.planned import Layout, Measured, Plan, Question, fit, plan
+from relight.forecast.schedule import span
+from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, of_number, size_of
+from relight.policy.units import bytes_of, seconds_of
+
+_BYTES_MAX = 16 << 20
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?[kKmMbBtT]?\Z")
+_FIGURES = {"stall": "save_lost", "durable": "save_durable", "load": "restore_cold"}
+"""What a plan needs of ``relight bench --json``."""
+_ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
+
+
+@click.command("plan")
+@click.argument("model")
+@click.option("--gpus", type=click.IntRange(1, 10**7), default=1, show_default=True, metavar="N", help="That train together.")
+@click.option("--per-node", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="N", help="GPUs of one machine.")
+@click.option("--tp", type=click.IntRange(1, 10**6), default=1, metavar="N", help="Tensor parallelism.")
+@click.option("--pp", type=click.IntRange(1, 10**6), default=1, metavar="N", help="Pipeline parallelism.")
+@click.option("--zero", type=click.IntRange(0, 3), default=3, show_default=True, help="What data parallelism shards; 3 is FSDP.")
+@click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
+@click.option("--mtbf", metavar="TIME", help="Between failures of the job; by default as published for so many GPUs.")
+@click.option("--rates", default="published", show_default=True, metavar="NAME", help=f"Whose: published, hardware, {', '.join(PUBLISHED)}.")
+@click.option("--restart", metavar="TIME", help="From a failure until processes are up and begin to load.")
+@click.option("--copy", "copy_", metavar="SIZE", help="A second, from a GPU to its host's memory.")
+@click.option("--link", metavar="SIZE", help="A second, from one node to another or to the store.")
+@click.option("--store-write", metavar="SIZE", help="A second, that the store takes of all nodes together.")
+@click.option("--store-read", metavar="SIZE", help="A second, that it gives to all of them.")
+@click.option("--levels", default="memory,peers,store", show_default=True, metavar="LIST", help="Where saves go.")
+@click.option("--window", default="60s", show_default=True, metavar="TIME", help="In which a save, or a load, is to be done.")
+@click.option("--keep", type=click.IntRange(1, 10**6), default=3, show_default=True, metavar="N", help="Checkpoints that stay in the store.")
+@click.option("--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a GPU for an hour, in whatever money.")
+@click.option("--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a TB in the store for a month.")
+@click.option("--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Of relight bench --json; may be given again.")
+@click.option("--plot", "png", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw goodput against the interval.")
+@json_option
+def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: bool, **given: Any) -> int:
+    """What saving a model costs: bytes, bandwidth, memory, stall, how often to save, how much time is lost.
+
+    MODEL is a number of parameters (8B, 405B, 1T), a Hugging Face config.json or its folder, or a run or checkpoint of Relight. Every
+    number says where it comes from: given, measured, published or assumed.
+
+    \b
+    Examples:
+      relight plan 70B --gpus 512 --mtbf 12h
+      relight bench /scratch --json > here.json
+      relight plan runs/demo --measured here.json --plot plan.png
+    """
+    if png is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
+    found, said = plan_for(model, measured=measured, **given)
+    if as_json:
+        emit_json(to_dict(found, said))
+    else:
+        show(found, said)
+    if png is not None:
+        from relight.cli.plan_plot import draw
+
+        draw(found, png)
+        click.echo(f"the picture is in {escape(png)}", err=True)
+    return 0
+
+
+def plan_for(
+    model: str, *, gpus: int = 1, per_node: int = 8, tp: int = 1, pp: int = 1, zero: int = 3, precision: str = "bf16", optimizer: str = "adamw",
+    mtbf: str | None = None, rates: str = "published", restart: str | None = None, copy_: str | None = None, link: str | None = None,
+    store_write: str | None = None, store_read: str | None = None, levels: str = "memory,peers,store", window: str = "60s", keep: int = 3,
+    gpu_price: float | None = None, store_price: float | None = None, measured: Sequence[Path] = (),
+) -> tuple[Plan, str]:  # fmt: skip
+    """The plan, and what it was made for in words."""
+    of, said = model_size(model, precision, optimizer)
+    belief = prior(gpus, source=rates)
+    source = f"{rates} rates of {gpus:,} GPU{'s' if gpus > 1 else ''}"
+    if mtbf is not None:
+        belief, source = Belief(belief.shape, belief.shape * seconds_of(mtbf, "--mtbf")), "given"
+    given = {"copy": copy_, "link": link, "store_write": store_write, "store_read": store_read}
+    question = Question(
+        size=of, layout=Layout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
+        paces={name: float(bytes_of(text, f"--{name.replace('_', '-')}")) for name, text in given.items() if text is not None},
+        measured=read_measured(measured), start_s=None if restart is None else seconds_of(restart, "--restart"),
+        levels=tuple(one.strip() for one in levels.split(",")), window_s=seconds_of(window, "--window"), kept=keep,
+        gpu_hour=gpu_price, store_tb_month=store_price,
+    )  # fmt: skip
+    return plan(question), said
+
+
+def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
+    """Of a number of parameters, a configuration, or what a run has saved."""
+    path = Path(text)
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    if path.suffix == ".json" and path.is_file():
+        try:
+            data = path.read_bytes() if path.stat().st_size <= _BYTES_MAX else b""
+            config = json.loads(data)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"it is no JSON of at most {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text) from None
+        if not isinstance(config, Mapping):
+            raise ConfigError("a config.json is a JSON object", where=text)
+        model = from_config(config, path.parent.name)
+        return size_of(model, precision, optimizer), model.said
+    if _NUMBER.match(text):
+        model = of_number(text)
+        return size_of(model, precision, optimizer), model.said
+    return _of_run(text)
+
+
+def _of_run(text: str) -> tuple[Size, str]:
+    """What the newest checkpoint, or the one that is named, holds."""
+    found = open_run_at(text, warnings=False)
+    opened = found.run.open(found.choose(None))
+    parts: dict[str, int] = {}
+    for part in opened.parts:
+        for one in part.tensors:
+            name = _ROLES.get(one.role, "other state")
+            parts[name] = parts.get(name, 0) + one.length
+    return Size(parts, "as the checkpoint has it"), f"checkpoint {opened.root.id}, step {opened.root.step} of {found.run.name}"
+
+
+def read_measured(paths: Sequence[Path]) -> dict[str, Measured]:
+    """Lines through what files of ``relight bench --json`` say."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for path in paths:
+        try:
+            told = json.loads(path.read_bytes() if path.stat().st_size <= _BYTES_MAX else b"")
+            for name, figure in _FIGURES.items():
+                seconds = [float(one["seconds"]) for one in told["relight"] if one["name"] == figure]
+                points.setdefault(name, []).extend((float(told["state_bytes"]), one) for one in seconds)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            hint = "relight bench STORE --json > FILE"
+            raise ConfigError(f"it is not what relight bench --json says: {type(error).__name__}", where=str(path), hint=hint) from None
+    source = f"measured: {len(paths)} file{'s' if len(paths) > 1 else ''} of relight bench"
+    return {name: fit(one, source) for name, one in points.items()}
+
+
+def show(found: Plan, said: str) -> None:
+    """For people."""
+    question = found.question
+    layout, of = question.layout, question.size
+    spread = f"{layout.gpus:,} GPUs on {layout.nodes:,} nodes" if layout.gpus > 1 else "one GPU"
+    click.echo(f"{paint('Plan', 'bold')} for {escape(said)}, {spread}")
+    click.echo("\n".join(of.said.split("; ")) + "\n")
+    rows: list[list[object]] = [[name, size(count), size(round(count / layout.gpus))] for name, count in of.parts.items()]
+    table(["part", "bytes", "a GPU"], [*rows, ["checkpoint", size(of.bytes), size(round(of.bytes / layout.gpus))]], right=("bytes", "a GPU"))
+    click.echo()
+    table(
+        ["level", "saves every", "durable after", "back after", "of failures"],
+        [
+            [nested.name, span(nested.interval_s), span(one.costs.durable_s), span(one.costs.restart_s), f"{one.share:.0%}"]
+            for nested, one in zip(found.best.levels, found.levels)
+        ],
+        right=("saves every", "durable after", "back after", "of failures"),
+    )
+    click.echo()
+    facts_list([*_facts(found), *((f"{name} a month", f"{amount:,.0f}") for name, amount in found.month.items())])
+    click.echo(f"\n{paint('Rests on', 'bold')}")
+    table(["number", "value", "source"], [[_LABELS[name], _value(name, one.value), one.source] for name, one in found.known.items()], right=("value",))
+
+
+_LABELS = {
+    "copy": "GPU to host, a second", "link": "node to node, a second", "store_write": "into the store, a second",
+    "store_read": "out of the store, a second", "start": "until processes are up", "mtbf": "between failures", "stall_s": "a save's stall",
+    "durable_s": "a save until durable", "load_s": "a load",
+}  # fmt: skip
+
+
+def _value(name: str, value: float) -> str:
+    return span(value) if name in ("start", "mtbf", "stall_s", "durable_s", "load_s") else size(round(value))
+
+
+def _facts(found: Plan) -> list[tuple[str, object]]:
+    question = found.question
+    window = question.window_s
+    stall = found.levels[0].costs.stall_s
+    interval, lost = found.store_only
+    store = found.best.levels[-1].interval_s
+    return [
+        ("goodput", f"{found.goodput:.2%} expected; {1 - lost:.2%} with the store alone, at {span(interval)}"),
+        ("stall", f"{span(stall)} a save, {stall / found.best.levels[0].interval_s:.3%} of the time"),
+        ("host memory", f"{size(found.host_bytes)} a node for snapshots"),
+        ("write", f"{size(round(question.size.bytes / window))}/s for a save in {span(window)}, "
+                  f"{size(round(question.size.bytes / store))}/s at one in {span(store)}"),
+        ("read", f"{size(round(found.load_bytes / window))}/s for a load in {span(window)}, {size(round(found.load_bytes))} in all"),
+        ("storage", f"{size(found.kept_bytes)} for {question.kept} kept and one being written"),
+    ]  # fmt: skip
+
+
+def to_dict(found: Plan, said: str) -> dict[str, Any]:
+    """For programs."""
+    question, layout = found.question, found.question.layout
+    return {
+        "model": said, "gpus": layout.gpus, "nodes": layout.nodes, "parts": dict(question.size.parts), "bytes": question.size.bytes,
+        "goodput": found.goodput, "stall_s": found.levels[0].costs.stall_s, "host_bytes": found.host_bytes, "load_bytes": found.load_bytes,
+        "write_bytes_per_s": question.size.bytes / question.window_s, "read_bytes_per_s": found.load_bytes / question.window_s,
+        "window_s": question.window_s, "kept": question.kept, "kept_bytes": found.kept_bytes, "month": found.month,
+        "store_only": {"interval_s": found.store_only[0], "goodput": 1 - found.store_only[1]},
+        "levels": [
+            {"name": nested.name, "interval_s": nested.interval_s, "multiple": nested.multiple, "durable_s": one.costs.durable_s,
+             "restart_s": one.costs.restart_s, "share": one.share}
+            for nested, one in zip(found.best.levels, found.levels)
+        ],
+        "known": {name: {"value": one.value, "source": one.source} for name, one in found.known.items()},
+    }  # fmt: skip

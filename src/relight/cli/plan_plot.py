@@ -1,0 +1,53 @@
+"""The picture of ``relight plan``: expected goodput against the interval, and where it is best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Drawing
+
+from relight.forecast.planned import Plan
+from relight.forecast.schedule import span
+
+PAPER, INK, OURS, STORE = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
+POINTS = 240
+
+
+def draw(found: Plan, path: Path) -> None:
+    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    drawing = Drawing(figsize=(9, 5), facecolor=PAPER, dpi=150)
+    FigureCanvasAgg(drawing)
+    axes = drawing.subplots()
+    axes.set_facecolor(PAPER)
+    best, alone = found.best.levels[0].interval_s, found.store_only[0]
+    low, high = min(best, alone) / 8, max(best, alone, found.levels[-1].costs.durable_s) * 30
+    at = [low * (high / low) ** (one / POINTS) for one in range(POINTS + 1)]
+    if len(found.levels) > 1:
+        names = ", ".join(one.name for one in found.levels)
+        axes.plot(at, [100 * (1 - found.lost_at(one)) for one in at], color=OURS, label=f"{names}: the nearest level's interval")
+        _mark(axes, best, found.goodput, OURS)
+    durable = found.levels[-1].costs.durable_s
+    far = [one for one in at if one >= durable]
+    axes.plot(far, [100 * (1 - found.store_lost_at(one)) for one in far], color=STORE, ls="--", label="the store alone: from its saves' duration on")
+    _mark(axes, alone, 1 - found.store_only[1], STORE)
+    axes.set_xscale("log")
+    ticks = [one for one in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400) if low <= one <= high]
+    axes.set_xticks(ticks, [span(one) for one in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(low, high)
+    axes.set_xlabel("from one save to the next", color=INK)
+    axes.set_ylabel("expected goodput, %", color=INK)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, loc="lower center")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    drawing.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, facecolor=PAPER)
+
+
+def _mark(axes: object, interval_s: float, goodput: float, colour: str) -> None:
+    axes.plot([interval_s], [100 * goodput], "o", color=colour, ms=7)  # type: ignore[attr-defined]
+    text = f"{span(interval_s)}: {100 * goodput:.2f} %"
+    axes.annotate(text, (interval_s, 100 * goodput), xytext=(0, 10), textcoords="offset points", ha="center", color=colour, fontsize=9)  # type: ignore[attr-defined]

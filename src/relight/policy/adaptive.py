@@ -1,0 +1,95 @@
+"""``relight.adaptive()``: a trigger whose interval comes from what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relight.errors import ConfigError
+from relight.policy.units import Span, seconds_of
+from relight.policy.when import Facts, Trigger
+
+SOONEST = 0.5
+"""A loss that has dropped brings a save forward, to no less than this share of the interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(Trigger):
+    """See ``adaptive``. The interval itself is worked out by whoever asks (``relight.forecast``): one rank, for all of them."""
+
+    at_least_s: float = 0.0
+    at_most_s: float = 3600.0
+    overhead: float = 0.05
+    total_steps: int | None = None
+    mtbf_s: float | None = None
+    loss: str | None = None
+    drop: float | None = None
+    risk: Callable[[], float] | None = None
+    bytes_per_s_most: float | None = None
+
+    def due(self, facts: Facts) -> str | None:
+        """See ``Trigger``. Where no interval is known, another rank knows it, and asks."""
+        if facts.interval_s is None:
+            return None
+        since_s = facts.now_s - facts.last_save_s
+        if since_s >= facts.interval_s:
+            return f"adaptive, every {facts.interval_s:.3g} s"
+        if self.loss is None or self.drop is None or since_s < SOONEST * facts.interval_s:
+            return None
+        value, known = facts.metrics.get(self.loss, math.nan), facts.best.get(f"{self.loss}:min", math.nan)
+        return f"adaptive, {self.loss} fell to {value:.6g}" if known - value > self.drop * abs(known) else None
+
+    @property
+    def metrics(self) -> frozenset[tuple[str, str]]:
+        """See ``Trigger``."""
+        return frozenset() if self.loss is None else frozenset({(self.loss, "min")})
+
+    @property
+    def adapts(self) -> Adaptive:
+        """See ``Trigger``."""
+        return self
+
+
+def adaptive(
+    *,
+    at_least: str | float | Span | None = None,
+    at_most: str | float | Span = "1h",
+    overhead: float = 0.05,
+    total_steps: int | None = None,
+    mtbf: str | float | Span | None = None,
+    loss: str | None = None,
+    drop: float | None = None,
+    risk: Callable[[], float] | None = None,
+    bytes_per_second: float | None = None,
+) -> Trigger:
+    """Save as often as loses least: by what saves and restarts were seen to cost, and how often something fails.
+
+    The interval stays between ``at_least`` and ``at_most`` (``"30s"``, ``"1h"``, seconds); saves take at most the share ``overhead`` of the
+    steps' time, and ``bytes_per_second`` of the store. ``total_steps``: how many steps there will be. ``mtbf``: the time between failures of
+    this job, where you know better than published rates. ``loss`` names a metric: while it is restless, saves are more frequent, and
+    if it falls by the share ``drop`` below that of the best save, the next one comes earlier. ``risk`` is asked at each decision how many
+    times as likely as usual a failure is. Each change is an event ``schedule.changed``, and stays in the run's log: ``relight explain schedule``.
+
+    >>> adaptive(at_least="30s", at_most="15m").due(Facts(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
+    'adaptive, every 40 s'
+    """
+    least_s = 0.0 if at_least is None else seconds_of(at_least, "at_least")
+    most_s = seconds_of(at_most, "at_most")
+    if least_s > most_s:
+        raise ConfigError(f"at_least={at_least!r} is more than at_most={at_most!r}")
+    if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 < overhead < 1:
+        raise ConfigError(f"overhead is a share between 0 and 1, not {overhead!r}", hint="0.01 is one step in a hundred")
+    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
+        raise ConfigError(f"total_steps is a whole number from 1 on, not {total_steps!r}")
+    if drop is not None and (loss is None or isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 < drop < 1):
+        raise ConfigError(f"drop is a share between 0 and 1, and loss= names what may drop, not {drop!r}", hint='loss="loss", drop=0.1')
+    if loss is not None and not isinstance(loss, str):
+        raise ConfigError(f"loss is the name of a metric that step() is given, not {loss!r}")
+    if risk is not None and not callable(risk):
+        raise ConfigError(f"risk is a function that gives a number, not {risk!r}")
+    pace = bytes_per_second
+    if pace is not None and (isinstance(pace, bool) or not isinstance(pace, (int, float)) or not 0 < pace < math.inf):
+        raise ConfigError(f"bytes_per_second is a number above 0, not {pace!r}")
+    mtbf_s = None if mtbf is None else seconds_of(mtbf, "mtbf")
+    return Adaptive(least_s, most_s, float(overhead), total_steps, mtbf_s, loss, drop, risk, pace)
