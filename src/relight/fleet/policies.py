@@ -15,6 +15,7 @@ from typing import Any
 
 from relight.errors import ConfigError
 from relight.policy import Keep, Peers, keep
+from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.tiers import Tier, Tiers, tier
 from relight.policy.units import bytes_of, seconds_of
 from relight.supervise.decide import Rules
@@ -43,6 +44,8 @@ class Policy:
     """One of ``SCHEDULES``, ``every`` for a fixed time, ``steps`` for a fixed number of them."""
     every: float = 0.0
     """Seconds or steps."""
+    adaptive: Adaptive = Adaptive()
+    """Between which intervals, and at what cost, if it learns."""
     keep: Keep = Keep()
     peers: Peers | None = None
     memory: bool = True
@@ -57,10 +60,11 @@ class Policy:
 
 
 _KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "behind", "within", "budget", "undo")
+_ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
 _RULES = tuple(one.name for one in fields(Rules))
 _OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
-KEYS = (*_KEEP, *_PEERS, *_RULES, *_OTHERS)
+KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 
 
 def policy_of(text: str, name: str = "") -> Policy:
@@ -85,6 +89,9 @@ def policy_of(text: str, name: str = "") -> Policy:
             raise ConfigError(f"{key!r} twice", where=text)
         given[key] = value.strip()
     schedule, every = _schedule(first, text)
+    alone = next((key for key in _ADAPTIVE if key in given), None)
+    if alone is not None and schedule != "adaptive":
+        raise ConfigError(f"{alone} without adaptive", where=text, hint=f"adaptive,{alone}={given[alone]}")
     try:
         return Policy(name or text, text, schedule, every, **_parts(given))
     except ConfigError as error:
@@ -108,7 +115,11 @@ def _parts(given: dict[str, str]) -> dict[str, Any]:
     kept = {key: given[key] if key in ("within", "budget", "undo") else _whole(key, given[key]) for key in _KEEP if key in given}
     peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
     rules = {key: _rule(key, given[key]) for key in _RULES if key in given}
+    bounds = {key: _share(key, given[key]) if key == "overhead" else given[key] for key in _ADAPTIVE if key in given}
+    made = adaptive(**bounds)  # type: ignore[arg-type]
+    assert isinstance(made, Adaptive)
     return {
+        "adaptive": made,
         "keep": keep(**kept),
         "peers": Peers(**peers) if peers else None,
         "rules": Rules(**rules),

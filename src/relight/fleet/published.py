@@ -114,8 +114,8 @@ def best_period(failures: int = 8_000, seeds: int = 2) -> Check:
 def mttf(gpus: int, known: str, least: float, most: float) -> Check:
     """The time between failures of a job at RSC-1's rate, in hours."""
     one = Failing(name="hardware", per_million_gpu_hours=6.5 / 1000 / 8 / 24 * 1e6, broken=0.0, detect_s=0.0)
-    scenario = Scenario(gpus=gpus, days=max(60.0, 60 * 16384 / gpus), failure=(one,), restart=Restarting(base_s=0.0, per_gpu_s=0.0))
-    policy = policy_of("1h,last=1,node_failures=1000,backoff_s=0")
+    scenario = Scenario(gpus=gpus, days=max(20.0, 60 * 16384 / gpus), failure=(one,), restart=Restarting(base_s=0.0, per_gpu_s=0.0))
+    policy = policy_of("2m,node_failures=1000,backoff_s=0")
     counts = [sum(simulate(scenario, policy, seed).failures.values()) for seed in range(4)]
     return Check(
         f"mean time to failure of {gpus:,} GPUs, hours", KOKOLIS, known, least, most, 24 * scenario.days / float(np.mean(counts)),

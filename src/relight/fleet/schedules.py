@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from relight.fleet.policies import Policy
-from relight.fleet.scenario import DAY_S, HOUR_S, Scenario
+from relight.fleet.scenario import HOUR_S, Scenario
 from relight.forecast import Bounds, Costs, Decision, Seen, best_interval, daly, decide, young
 from relight.policy.when import Facts, every
 
@@ -86,8 +86,10 @@ class _Planned(_Fixed):
 class _Adaptive(_Fixed):
     """``relight.forecast.decide``, told only what a run sees of itself."""
 
-    def __init__(self, scenario: Scenario, bounds: Bounds) -> None:
-        self._scenario, self._bounds = scenario, bounds
+    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+        rules = policy.adaptive
+        self._scenario, self._step_s, self._rules = scenario, scenario.step_s, rules
+        self._bounds = Bounds(rules.at_least_s, rules.at_most_s, rules.overhead)
         self._stalls, self._durables = deque[float](maxlen=_REMEMBERED), deque[float](maxlen=_REMEMBERED)
         self._restarts = deque[float](maxlen=_REMEMBERED)
         self._late = deque[bool](maxlen=_REMEMBERED)
@@ -97,7 +99,10 @@ class _Adaptive(_Fixed):
         self._decide(0.0, 0)
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
-        return max(ended + 1, last_save + self._steps)
+        found = ended + max(1, math.ceil((self.interval_s - (now - last_save_s)) / self._step_s - 1e-9))
+        at = now + (found - ended) * self._step_s
+        assert self._rules.due(Facts(found - 1, at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s))
+        return found
 
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
         new = not self._stalls
@@ -127,8 +132,6 @@ class _Adaptive(_Fixed):
         )  # fmt: skip
         self._decision = decide(seen, before, self._bounds)
         self.interval_s = self._decision.interval_s
-        stall_s = self._stalls[-1] if self._stalls else 0.0
-        self._steps = max(1, round((self.interval_s - stall_s) / scenario.step_s))
         still = before is not None and before.interval_s == self.interval_s
         self._again_s = now + (_RATHER_S if still else 0.0)
 
@@ -136,7 +139,7 @@ class _Adaptive(_Fixed):
 def schedule_of(scenario: Scenario, policy: Policy) -> Schedule:
     """That of a policy."""
     if policy.schedule == "adaptive":
-        return _Adaptive(scenario, Bounds(at_most_s=DAY_S, overhead=0.5))
+        return _Adaptive(scenario, policy)
     return (_Fixed if policy.schedule in ("every", "steps") else _Planned)(scenario, policy)
 
 
