@@ -1,7 +1,7 @@
 """What the simulator is worth: against closed forms, against what others have published, and a schedule that learns against one that knows.
 
-``python -m benchmarks.fleet``: an hour of one core, no store, no device. It writes ``benchmarks/results/fleet.json`` (what agrees with what,
-and how fast it is), ``schedule.json`` and ``schedule.png`` (20 clusters), and ``simulate-*.png``, pictures of shipped scenarios.
+``python -m benchmarks.fleet``: an hour of one core, no store, no device. It writes ``benchmarks/results/fleet.json`` (what agrees with
+what, and how fast it is), ``schedule.json`` and ``schedule.png`` (20 clusters), and ``simulate-*.png``, pictures of shipped scenarios.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure as Drawing
 from benchmarks.machine import describe
 from relight.fleet.clusters import FIXED, clusters, compare
 from relight.fleet.plot import draw
-from relight.fleet.policies import policy_of
+from relight.fleet.policies import USUAL, policy_of
 from relight.fleet.published import closed_forms, published, speed
 from relight.fleet.read import read_scenario
 from relight.fleet.result import summary_of
@@ -82,8 +82,7 @@ def pictures(seeds: int) -> bool:
     """What ``relight simulate --plot`` draws of shipped scenarios."""
     for name in ("llama3-54-days", "meta-rsc"):
         scenario = read_scenario(name)
-        texts = scenario.policy or {"adaptive": "adaptive,last=3,hourly=8", "with peers": "adaptive,last=3,hourly=8,copies=1",
-                                    "every 30 min": "30m,last=3,hourly=8", "every 3 h": "3h,last=3,hourly=8"}  # fmt: skip
+        texts = scenario.policy or USUAL
         case = Case(scenario, tuple(policy_of(text, label) for label, text in texts.items()))
         outcomes = sweep([case], range(seeds))[0]
         found = [summary_of(one, policy.text, outcomes[0]) for policy, one in zip(case.policies, outcomes, strict=True)]
@@ -105,9 +104,12 @@ def main() -> int:
     parser.add_argument("--lives", type=float, default=100.0, help="failures that are to be expected in each cluster, at least a month")
     told = parser.parse_args()
     parts = {
-        "checks": lambda: checks(told.failures), "clusters": lambda: learned(told.count, told.seeds, told.lives), "pictures": lambda: pictures(3),
-    }  # fmt: skip
-    return 0 if all([part() for name, part in parts.items() if told.only in (None, name)]) else 1
+        "checks": lambda: checks(told.failures),
+        "clusters": lambda: learned(told.count, told.seeds, told.lives),
+        "pictures": lambda: pictures(3),
+    }
+    held = [part() for name, part in parts.items() if told.only in (None, name)]
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":

@@ -68,7 +68,9 @@ def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> No
     assert [one for one in second.blows if one.cause != "more"] == list(first.blows)
 
 
-@pytest.mark.parametrize(("stall", "durable", "restart", "interval"), [(5.0, 60.0, 120.0, 605), (30.0, 30.0, 300.0, 630), (0.0, 45.0, 600.0, 300)])
+@pytest.mark.parametrize(
+    ("stall", "durable", "restart", "interval"), [(5.0, 60.0, 120.0, 605), (30.0, 30.0, 300.0, 630), (0.0, 45.0, 600.0, 300)]
+)
 def test_where_a_formula_holds_the_simulator_says_the_same(stall: float, durable: float, restart: float, interval: int) -> None:
     """The renewal argument's exact share of useful time, within one per cent; durable = stall is Daly's."""
     made = one_kind(days=240.0, save=Saving(stall_s=stall, durable_s=durable), restart=Restarting(base_s=restart, per_gpu_s=0.0))
@@ -162,7 +164,10 @@ def test_what_is_wrong_silently_is_gone_back_behind_if_something_older_is_kept()
 
 def test_without_spares_the_job_waits_for_repairs() -> None:
     """And with enough of them it does not."""
-    found = [simulate(fleet(lemons=Lemons(), silent=Silent()), policy_of(f"10m,last=1,spares={count}"), 0).parts()["waiting"] for count in (0, 40)]
+    found = [
+        simulate(fleet(lemons=Lemons(), silent=Silent()), policy_of(f"10m,last=1,spares={count}"), 0).parts()["waiting"]
+        for count in (0, 40)
+    ]
     assert found[0] > 10 * found[1]
 
 

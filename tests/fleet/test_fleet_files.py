@@ -53,10 +53,10 @@ SPOILED = [
     ("[silent]\nper_million_gpu_hours = 1e12", "failures are to be expected", ""),
     ("[silent]\nlag_steps = [9, 3]", "the fewest and the most", ""),
     ("[silent]\nlag_steps = [9]", "silent.lag_steps: expected", "line 2"),
-    ("step_s = nan", "step_s is nan", ""),
+    ("step_s = nan", "step_s: expected `float` >= 0.001", "line 1"),
     ("[save]\nstall_s = inf", "save.stall_s", ""),
     ("gpus = 1000000\ngpus_per_node = 1", "machines, and at most 200,000", ""),
-    ("gpus = [", "it is no TOML", "line 1"),
+    ("gpus = [", "it is no TOML", ""),
     ("x = " + "[" * 5000, "it is no TOML", ""),
     ("save = 3", "save: expected `object`", "line 1"),
     ("[policy]\na = 3", "policy", ""),
@@ -112,7 +112,9 @@ def test_mutated_scenarios_raise_nothing_else() -> None:
 
 def test_settings_reach_into_a_scenario() -> None:
     """By paths, also into lists; what leads nowhere is said."""
-    made = read_scenario("llama3-54-days", dict([setting_of("save.stall_s=2.5"), setting_of("failure.0.broken=0.25"), setting_of("spares=0")]))
+    made = read_scenario(
+        "llama3-54-days", dict([setting_of("save.stall_s=2.5"), setting_of("failure.0.broken=0.25"), setting_of("spares=0")])
+    )
     assert (made.save.stall_s, made.failure[0].broken, made.spares) == (2.5, 0.25, 0)
     for text in ("stall", "save.stall_s", "=3", "a b=3", "save.x.y.z.w=1"):
         with pytest.raises(ConfigError, match="sets nothing"):
@@ -186,7 +188,11 @@ ACCOUNTS = [
 
 def test_a_recorded_run_is_played_again_under_other_settings() -> None:
     """Its failures when they were, steps as long as they were, ways back as long; the time between jobs does not count."""
-    told = [incident("2026-11-20T10:50:00Z", "killed"), incident("2026-11-21T10:30:00Z", "hardware", "leave", 80.0), incident("2026-11-21T10:31:00Z", "killed", "end")]
+    told = [
+        incident("2026-11-20T10:50:00Z", "killed"),
+        incident("2026-11-21T10:30:00Z", "hardware", "leave", 80.0),
+        incident("2026-11-21T10:31:00Z", "killed", "end"),
+    ]
     recorded = recorded_of("demo", told, ACCOUNTS)
     assert (recorded.step_s, recorded.seconds, recorded.ranks) == (10.0, 10800.0, 4)
     assert recorded.failures == ((3000.0, "killed", False), (9000.0, "hardware", True))
@@ -200,7 +206,9 @@ def test_a_recorded_run_is_played_again_under_other_settings() -> None:
         replayed(recorded, {"days": 9.0})
 
 
-@pytest.mark.parametrize("accounts", [[], [Account("j", "then", 5.0, {}, {}, {}, 0, 0)], [Account("j", "then", 0.0, {"training": -1.0}, {}, {}, 5, 0)]])
+@pytest.mark.parametrize(
+    "accounts", [[], [Account("j", "then", 5.0, {}, {}, {}, 0, 0)], [Account("j", "then", 0.0, {"training": -1.0}, {}, {}, 5, 0)]]
+)
 def test_a_run_without_records_is_not_replayed(accounts: list[Account]) -> None:
     """What there is too little of is said."""
     with pytest.raises(CheckpointNotFound):

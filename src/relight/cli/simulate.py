@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.cli.common import json_option
-from relight.cli.goodput import duration
 from relight.cli.output import Styled, emit_json, escape, plural, size, table
 from relight.errors import ConfigError
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from relight.fleet.scenario import Scenario
     from relight.fleet.sweep import Case
 
-_SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 14
+_SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 
 
 @click.command("simulate")
@@ -139,27 +138,18 @@ def _recorded(run: str, told: dict[str, Any], named: str | None) -> Any:
 
 
 def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
-    from relight.fleet.policies import policy_of
+    from relight.fleet.policies import USUAL, policy_of
 
     if texts:
         found = [policy_of(text) for text in texts]
     elif scenario.policy:
         found = [policy_of(text, name) for name, text in scenario.policy.items()]
     else:
-        found = [policy_of(text, name) for name, text in _USUAL.items()]
+        found = [policy_of(text, name) for name, text in USUAL.items()]
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         raise ConfigError(f"the policy {next(name for name in names if names.count(name) > 1)!r} twice")
     return tuple(found)
-
-
-_USUAL = {
-    "adaptive": "adaptive,last=3,hourly=8",
-    "with peers": "adaptive,last=3,hourly=8,copies=1",
-    "every 30 min": "30m,last=3,hourly=8",
-    "every 3 h": "3h,last=3,hourly=8",
-}
-"""What is tried when nothing else is asked for."""
 
 
 def _simulate(cases: list[Case], seeds: int, jobs: int, engine: str) -> list[list[Summary]]:
@@ -208,7 +198,7 @@ def _show(case: Case, found: list[Summary], seeds: int) -> None:
     click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
     best = max(one.goodput.median for one in found)
     rows = [_row(one, one.goodput.median == best and len(found) > 1, case.scenario.days) for one in found]
-    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/day", "stored"]
+    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
     table([*columns], rows, right=columns[1:])
     click.echo()
     _by_cause(found)
@@ -218,14 +208,24 @@ def _show(case: Case, found: list[Summary], seeds: int) -> None:
 
 
 def _row(one: Summary, best: bool, days: float) -> list[object]:
+    from relight.forecast.schedule import span
+
     down = one.parts["detecting"] + one.parts["waiting"] + one.parts["restarting"]
     goodput = f"{100 * one.goodput.median:.2f} %"
-    every = "-" if one.interval_s == float("inf") else duration(one.interval_s)
+    every = "-" if one.interval_s == float("inf") else span(one.interval_s)
     return [
         _short(one.policy), Styled(goodput, "green" if best else ""), f"{100 * one.goodput.p5:.1f}–{100 * one.goodput.p95:.1f}",
         _percent(one.parts["lost"]), _percent(one.parts["saving"]), _percent(down), every, f"{one.saves / days:,.0f}",
-        size(round(one.stored_peak)),
+        _bytes(one.stored_peak),
     ]  # fmt: skip
+
+
+def _bytes(count: float) -> str:
+    """Three figures and a unit: whole fleets' bytes."""
+    for unit, by in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= 0.9995 * by:
+            return f"{count / by:.3g} {unit}"
+    return size(round(count))
 
 
 def _by_cause(found: Sequence[Summary]) -> None:

@@ -1,8 +1,8 @@
 """One run of one policy with one seed: events in order of time, by a heap of tuples.
 
-What is decided is decided by the product: when to save by ``relight.forecast`` and ``relight.policy.when``, what goes by ``decide_keep``, what
-a further tier still lacks by ``owed``, what is done after a failure by ``relight.supervise.decide``, whether an alarm counts and what it asks
-for by ``relight.foresee``. Here is only the world: time passes, things break, are repaired, bytes arrive.
+What is decided is decided by the product: when to save by ``relight.forecast`` and ``relight.policy.when``, what goes by ``decide_keep``,
+what a further tier still lacks by ``owed``, what is done after a failure by ``relight.supervise.decide``, whether an alarm counts and what
+it asks for by ``relight.foresee``. Here is only the world: time passes, things break, are repaired, bytes arrive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relight.foresee.score import HORIZON_S
 from relight.policy.going_back import BEFORE
 from relight.pulse.page import NOT_YET
 from relight.supervise.decide import Past, decide
-from relight.supervise.facts import Failure
+from relight.supervise.facts import Decision, Failure
 from relight.supervise.supervisor import REMEMBERED_S
 
 _TRAINING, _STALLED, _DOWN, _RESTARTING = range(4)
@@ -55,7 +55,7 @@ class _Run:
         self.cause, self.failed_at = "", 0.0
         self.spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.failures, self.actions, self.restored = Counter[str](), Counter[str](), Counter[str]()
-        self.past: deque[tuple[float, int, Failure, Any]] = deque()
+        self.past: deque[tuple[float, int, tuple[Failure, Failure], Decision]] = deque()
         self.began_step = self.from_step = 0
         self.last_save_s = 0.0
         self.writing: Saved | None = None
@@ -243,14 +243,14 @@ class _Run:
         before = decision.settings.get(BEFORE) if decision.action != "stop" else (None if onset is None else str(onset))
         self._come_back(now, one.name, dice, lost, away, one.detect_s, delay_s, int(before) if before is not None else None)
 
-    def _decide(self, failure: Failure, machine: int, now: float) -> Any:
+    def _decide(self, failure: Failure, machine: int, now: float) -> Decision:
         """As the supervisor of the machine that failed does, which knows the last day's failures."""
         while self.past and now - self.past[0][0] > REMEMBERED_S:
             self.past.popleft()
         here = replace(failure, here=True)
         history = [Past(seen[machine >= 0 and where == machine], said, at) for at, where, seen, said in self.past]
         decision = decide(here, history, self.policy.rules, now)
-        self.past.append((now, machine, (failure, here), decision))  # type: ignore[arg-type]
+        self.past.append((now, machine, (failure, here), decision))
         return decision
 
     def _come_back(

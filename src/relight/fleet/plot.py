@@ -36,7 +36,9 @@ def draw(found: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path
 
 def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
     """Goodput, saves, and what was lost to what: each policy's whole time."""
-    causes = sorted({cause for _, one in rows for cause in one.by_cause}, key=lambda cause: -max(one.by_cause.get(cause, 0.0) for _, one in rows))
+    causes = sorted(
+        {cause for _, one in rows for cause in one.by_cause}, key=lambda cause: -max(one.by_cause.get(cause, 0.0) for _, one in rows)
+    )
     shown, others = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
     colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[at % len(LOST)] for at, cause in enumerate(shown)}
     colours |= {"lost to: others": WORK[2]} if others else {}
@@ -44,7 +46,9 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
     least = min(one.parts[USEFUL] for _, one in rows)
     for at, (_, one) in enumerate(rows):
         left = 0.0
-        shares = {"useful": one.parts[USEFUL], "saves": one.parts[SAVING]} | {f"lost to: {cause}": one.by_cause.get(cause, 0.0) for cause in shown}
+        shares = {"useful": one.parts[USEFUL], "saves": one.parts[SAVING]} | {
+            f"lost to: {cause}": one.by_cause.get(cause, 0.0) for cause in shown
+        }
         shares["lost to: others"] = sum(one.by_cause.get(cause, 0.0) for cause in others)
         for name, colour in colours.items():
             share = 100 * shares[name]
@@ -58,7 +62,9 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
     axes.set_xlim(left, 100 + (100 - left) * 0.08)
     titles = [title for title, _ in rows if title]
     axes.set_xlabel(f"share of the time, %{f' (from {left} on)' if left else ''}; on the right the median goodput", color=INK, fontsize=9)
-    axes.set_title(titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more below", loc="left", color=INK, fontsize=10, pad=46)
+    axes.set_title(
+        titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more below", loc="left", color=INK, fontsize=10, pad=46
+    )
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=8)
 
 
@@ -69,7 +75,13 @@ def _storage(axes: Any, rows: Sequence[tuple[str, Summary]], days: float) -> Non
     for _, one in rows:
         lines.setdefault(one.stored, []).append(one.policy[:20])
     for number, (stored, names) in enumerate(lines.items()):
-        axes.plot(at, [count / 1e12 for count in stored], color=(GOOD, *LOST)[number % (1 + len(LOST))], label=", ".join(names)[:60], linewidth=1.3)
+        axes.plot(
+            at,
+            [count / 1e12 for count in stored],
+            color=(GOOD, *LOST)[number % (1 + len(LOST))],
+            label=", ".join(names)[:60],
+            linewidth=1.3,
+        )
     axes.set_xlabel("days", color=INK, fontsize=9)
     axes.set_ylabel("stored, TB", color=INK, fontsize=9)
     axes.set_xlim(0, days)

@@ -21,6 +21,13 @@ from relight.policy.units import bytes_of, seconds_of
 from relight.supervise.decide import Rules
 
 SCHEDULES = ("adaptive", "oracle", "young", "daly", "never")
+USUAL = {
+    "adaptive": "adaptive,last=3,hourly=8",
+    "with peers": "adaptive,last=3,hourly=8,copies=1",
+    "30 min": "30m,last=3,hourly=8",
+    "3 h": "3h,last=3,hourly=8",
+}
+"""What is tried when nothing else is asked for."""
 _STEPS = re.compile(r"([0-9]{1,12}) ?steps?\Z")
 
 
@@ -44,9 +51,9 @@ class Policy:
     """One of ``SCHEDULES``, ``every`` for a fixed time, ``steps`` for a fixed number of them."""
     every: float = 0.0
     """Seconds or steps."""
-    adaptive: Adaptive = Adaptive()
+    adaptive: Adaptive = field(default_factory=Adaptive)
     """Between which intervals, and at what cost, if it learns."""
-    keep: Keep = Keep()
+    keep: Keep = field(default_factory=Keep)
     peers: Peers | None = None
     memory: bool = True
     """Whether a writer of its own holds the newest snapshot, and outlives training's processes."""
@@ -84,7 +91,9 @@ def policy_of(text: str, name: str = "") -> Policy:
             raise ConfigError(f"{one!r} is no key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
-            raise ConfigError(f"a policy has no {key!r}", where=text, hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}")
+            raise ConfigError(
+                f"a policy has no {key!r}", where=text, hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
+            )
         if key in given:
             raise ConfigError(f"{key!r} twice", where=text)
         given[key] = value.strip()
@@ -112,7 +121,9 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
 
 
 def _parts(given: dict[str, str]) -> dict[str, Any]:
-    kept = {key: given[key] if key in ("within", "budget", "undo") else _whole(key, given[key]) for key in _KEEP if key in given}
+    kept: dict[str, Any] = {
+        key: given[key] if key in ("within", "budget", "undo") else _whole(key, given[key]) for key in _KEEP if key in given
+    }
     peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
     rules = {key: _rule(key, given[key]) for key in _RULES if key in given}
     bounds = {key: _share(key, given[key]) if key == "overhead" else given[key] for key in _ADAPTIVE if key in given}

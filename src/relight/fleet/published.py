@@ -59,7 +59,12 @@ def goodput(scenario: Scenario, policy: str, seeds: int = 1) -> float:
     return float(np.mean([simulate(scenario, made, seed).goodput for seed in range(seeds)]))
 
 
-FORMULAS = ((86400.0, 30.0, 30.0, 300.0, 1800), (7200.0, 5.0, 60.0, 120.0, 300), (7200.0, 0.0, 45.0, 600.0, 60), (1800.0, 10.0, 10.0, 60.0, 200))
+FORMULAS = (
+    (86400.0, 30.0, 30.0, 300.0, 1800),
+    (7200.0, 5.0, 60.0, 120.0, 300),
+    (7200.0, 0.0, 45.0, 600.0, 60),
+    (1800.0, 10.0, 10.0, 60.0, 200),
+)
 """Time between failures, stall, until durable, restart, interval: seconds."""
 
 
@@ -80,7 +85,9 @@ def closed_forms(failures: int = 8_000) -> Iterator[Check]:
     ettr = (1 - (back_s + young_s / 2) / mtbf_s) / (1 + write_s / young_s)
     scenario = bare(mtbf_s, failures=failures, stall_s=write_s, durable_s=write_s, restart_s=back_s)
     found = goodput(scenario, f"{young_s:.0f}steps,{_BARE}")
-    yield Check("expected ETTR of 8,192 GPUs of RSC-1, writes of 5 min, restarts of 10", KOKOLIS, f"{ettr:.4f}", 0.99 * ettr, 1.01 * ettr, found)
+    yield Check(
+        "expected ETTR of 8,192 GPUs of RSC-1, writes of 5 min, restarts of 10", KOKOLIS, f"{ettr:.4f}", 0.99 * ettr, 1.01 * ettr, found
+    )
 
 
 PERIODS = {3604: "Young", 3733: "Daly", 2869: "RFO", 3218: "the best"}
@@ -108,7 +115,15 @@ def best_period(failures: int = 8_000, seeds: int = 2) -> Check:
     curve = np.polyfit(logs, found, 3)
     fine = np.linspace(logs[0], logs[-1], 2001)
     best = float(np.exp(fine[np.argmax(np.polyval(curve, fine))]))
-    return Check("the best period, MTBF 7,519 s, C = R = 600 s, D = 60 s", AUPY, "3,218 s", 0.95 * 3218, 1.05 * 3218, best, "bounds of 5 %: it is flat")
+    return Check(
+        "the best period, MTBF 7,519 s, C = R = 600 s, D = 60 s",
+        AUPY,
+        "3,218 s",
+        0.95 * 3218,
+        1.05 * 3218,
+        best,
+        "bounds of 5 %: it is flat",
+    )
 
 
 def mttf(gpus: int, known: str, least: float, most: float) -> Check:
@@ -139,7 +154,9 @@ def llama() -> Iterator[Check]:
     source = "Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4 and table 5"
     count = float(np.mean([sum(one.failures.values()) for one in found]))
     bounds = 2 * math.sqrt(419)
-    yield Check("interruptions in 54 days", source, "419", 419 - bounds, 419 + bounds, count, "bounds: two standard deviations of such a count")
+    yield Check(
+        "interruptions in 54 days", source, "419", 419 - bounds, 419 + bounds, count, "bounds: two standard deviations of such a count"
+    )
     share = float(np.mean([one.goodput for one in found]))
     yield Check("effective training time", source, "above 0.9", 0.9, 1.0, share, "stall 1 s, restarts of 200 s (FT-HSDP): not said there")
 
@@ -150,7 +167,15 @@ def hundred_thousand() -> Check:
     counts = [len(draw(scenario, seed).blows) for seed in range(5)]
     minutes = scenario.days * 1440 / float(np.mean(counts))
     source = "Training LLMs with fault tolerant HSDP on 100,000 GPUs (arXiv 2602.00277)"
-    return Check("minutes between failures of 98,304 GPUs, all causes", source, "18", 17.0, 19.0, minutes, "its causes at 32K, scaled to its rate at 98K")
+    return Check(
+        "minutes between failures of 98,304 GPUs, all causes",
+        source,
+        "18",
+        17.0,
+        19.0,
+        minutes,
+        "its causes at 32K, scaled to its rate at 98K",
+    )
 
 
 def megascale() -> Iterator[Check]:
@@ -158,7 +183,10 @@ def megascale() -> Iterator[Check]:
     one = Failing(name="failure", kind="killed", per_million_gpu_hours=19.7, takes_nodes=0, broken=0.0, detect_s=60.0)
     scenario = Scenario(gpus=12288, days=28, failure=(one,), restart=Restarting(base_s=480.0, per_gpu_s=0.0))
     found = [simulate(scenario, policy_of("10m,memory=off,last=2"), seed) for seed in range(5)]
-    source, assumed = "Jiang et al., MegaScale (NSDI 2024)", "Llama 3's rate; four weeks; saves every 10 min, restarts of 9: within its 15 min"
+    source, assumed = (
+        "Jiang et al., MegaScale (NSDI 2024)",
+        "Llama 3's rate; four weeks; saves every 10 min, restarts of 9: within its 15 min",
+    )
     recoveries = float(np.mean([sum(one.failures.values()) for one in found]))
     yield Check("recoveries in several weeks", source, "over 100", 100, 250, recoveries, assumed)
     yield Check("effective training time", source, "above 0.9", 0.9, 1.0, float(np.mean([one.goodput for one in found])), assumed)
@@ -196,7 +224,15 @@ def restarts() -> Check:
     scenario = read_scenario("opt-175b")
     counts = [sum(simulate(scenario, policy_of("3h,last=2,memory=off"), seed).failures.values()) for seed in range(10)]
     found, bounds = float(np.mean(counts)), 2 * math.sqrt(105)
-    return Check("restarts in two months", "Zhang et al., OPT (2022)", "over 105 (35 by hand)", 105 - bounds, 105 + bounds, found, "two standard deviations")
+    return Check(
+        "restarts in two months",
+        "Zhang et al., OPT (2022)",
+        "over 105 (35 by hand)",
+        105 - bounds,
+        105 + bounds,
+        found,
+        "two standard deviations",
+    )
 
 
 PUBLISHED: tuple[Callable[[], Check | Iterator[Check]], ...] = (

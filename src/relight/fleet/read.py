@@ -20,7 +20,11 @@ _DEEPEST = 4
 
 def shipped() -> list[str]:
     """The names of the scenarios that come with Relight."""
-    return sorted(one.name.removesuffix(".toml") for one in resources.files("relight.fleet").joinpath("scenarios").iterdir() if one.name.endswith(".toml"))
+    return sorted(
+        one.name.removesuffix(".toml")
+        for one in resources.files("relight.fleet").joinpath("scenarios").iterdir()
+        if one.name.endswith(".toml")
+    )
 
 
 def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenario:

@@ -10,7 +10,7 @@ from relight.fleet.policies import Policy
 from relight.fleet.result import BUCKETS
 from relight.fleet.scenario import Scenario
 from relight.peers.rings import Peer, Ring, rings
-from relight.policy.keep import Candidate, Keep, decide_keep
+from relight.policy.keep import Candidate, decide_keep
 from relight.policy.tiers import owed, safe_on
 
 NEAR = "near"
@@ -20,7 +20,7 @@ NOTHING, MEMORY, PEERS = "nothing", "memory", "peers"
 class Saved:
     """One save, from its beginning on."""
 
-    __slots__ = ("begun", "copied", "gone", "near", "seq", "sealed", "step", "work", "wrong")
+    __slots__ = ("begun", "copied", "gone", "near", "sealed", "seq", "step", "work", "wrong")
 
     def __init__(self, seq: int, step: int, work: float, begun: float, wrong: bool) -> None:
         self.seq, self.step, self.work, self.begun, self.wrong = seq, step, work, begun, wrong

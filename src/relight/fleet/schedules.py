@@ -77,7 +77,9 @@ class _Planned(_Fixed):
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self._step_s = scenario.step_s
         self.interval_s = _formula(scenario, policy.schedule)
-        self._count = math.inf if math.isinf(self.interval_s) else max(1, round((self.interval_s - scenario.save.stall_s) / scenario.step_s))
+        self._count = (
+            math.inf if math.isinf(self.interval_s) else max(1, round((self.interval_s - scenario.save.stall_s) / scenario.step_s))
+        )
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
         return max(ended + 1, last_save + self._count)
@@ -158,5 +160,7 @@ def _formula(scenario: Scenario, name: str) -> float:
     if name == "never" or not rate:
         return math.inf
     if name == "oracle":
-        return best_interval(rate, costs, at_least_s=max(costs.durable_s, scenario.step_s), at_most_s=max(scenario.wall_s, costs.durable_s)).seconds
+        return best_interval(
+            rate, costs, at_least_s=max(costs.durable_s, scenario.step_s), at_most_s=max(scenario.wall_s, costs.durable_s)
+        ).seconds
     return max((young if name == "young" else daly)(costs.stall_s, 1 / rate), costs.durable_s, scenario.step_s)
