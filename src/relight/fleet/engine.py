@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +87,7 @@ class _Run:
             self._push(blow.at, _BLOW, number)
         self._announce()
         self._plan_save(0.0)
-        act = {
+        act: dict[int, Callable[[float, Any], None]] = {
             _BLOW: self._blow, _DUE: self._due, _SEALED: self._sealed, _PEERED: self._peered, _DURABLE: self._made_durable,
             _COPIED: self._copied, _READY: self._be_ready, _UP: self._up, _REPAIRED: self._repaired, _FOUND: self._silent_shows,
             _AGAIN: self._silent_again, _ALARM: self._alarm, _SETTLE: self._settle,

@@ -171,8 +171,8 @@ def hundred_thousand() -> Check:
         "minutes between failures of 98,304 GPUs, all causes",
         source,
         "18",
-        17.0,
-        19.0,
+        17.5,
+        18.5,
         minutes,
         "its causes at 32K, scaled to its rate at 98K",
     )
