@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
+.PHONY: help demo test check docs site unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock fleet clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -106,6 +106,9 @@ preempt: $(STAMP) ## a machine that is wanted back, at 50 moments for each of 30
 
 drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: five minutes
 	$(BIN)/relight drill
+
+fleet: $(STAMP) ## the simulator against closed forms and published results, and a schedule that learns against one that knows: an hour
+	$(BIN)/python -m benchmarks.fleet
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600

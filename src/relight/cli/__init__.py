@@ -56,6 +56,7 @@ COMMANDS = {
     "trace": "where the time of a save went: lanes, slowest rank, critical path",
     "alerts": "what is worth an alert: check, list the rules, send a test",
     "predict": "failures seen coming: train on histories, and what that is worth",
+    "simulate": "months of a fleet in seconds: what policies make of its failures",
     "drill": "break a job on purpose, and see whether it goes on as it should",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",

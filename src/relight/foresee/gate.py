@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,8 @@ Array = np.ndarray[Any, Any]
 PRECISION = 0.5
 RECORDINGS = 50
 """So many are kept."""
-_LATELY = 20
+LATELY = 20
+"""So many of a detector's last alarms count."""
 _HELD_OUT_COUNTS = 2
 """Held-out precision counts as much as so many alarms of this job."""
 _LOOKED_AFTER_S = 300.0
@@ -71,7 +72,7 @@ class _Watcher:
     def __init__(self, name: str, detector: Detector, worth: Worth, precision: float) -> None:
         self.name, self._worth, self._precision = name, worth, precision
         self.open: list[float] = []
-        self.settled: deque[bool] = deque(maxlen=_LATELY)
+        self.settled: deque[bool] = deque(maxlen=LATELY)
         self.said = ""
         self.begin(detector)
 
@@ -101,14 +102,15 @@ class _Watcher:
         """Why it does not count; empty if it does."""
         if self.name == "rules":
             return ""
-        if not self._worth.precision >= self._precision:
-            found, asked = _percent(self._worth.precision), _percent(self._precision)
-            return f"of its alarms on held-out runs {found} were true, and {asked} are asked for"
-        weight = _HELD_OUT_COUNTS * self._worth.precision
-        lately = (sum(self.settled) + weight) / (len(self.settled) + _HELD_OUT_COUNTS)
-        if lately < self._precision:
-            return f"of its last {len(self.settled)} alarms in this job {sum(self.settled)} came true"
-        return ""
+        return distrust(self._worth.precision, self._precision, self.settled)
+
+
+def distrust(precision: float, asked: float, settled: Collection[bool]) -> str:
+    """Why a detector does not count that had this precision on held-out runs, and whose last alarms came true or not; empty if it does."""
+    if not precision >= asked:
+        return f"of its alarms on held-out runs {_percent(precision)} were true, and {_percent(asked)} are asked for"
+    lately = (sum(settled) + _HELD_OUT_COUNTS * precision) / (len(settled) + _HELD_OUT_COUNTS)
+    return f"of its last {len(settled)} alarms in this job {sum(settled)} came true" if lately < asked else ""
 
 
 class Foresight:

@@ -1,0 +1,250 @@
+"""``relight simulate``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relight.cli.common import json_option
+from relight.cli.output import Styled, emit_json, escape, plural, size, table
+from relight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relight.fleet.policies import Policy
+    from relight.fleet.result import Summary
+    from relight.fleet.scenario import Scenario
+    from relight.fleet.sweep import Case
+
+_SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
+
+
+@click.command("simulate")
+@click.argument("scenario", metavar="[FILE|NAME]", required=False)
+@click.option("--gpus", type=click.IntRange(1, 1_000_000), help="How many; else as the scenario says.")
+@click.option("--days", type=click.FloatRange(0, 3650, min_open=True), help="How long.")
+@click.option("--policy", "policies", multiple=True, metavar="POLICY", help="What to try, side by side: adaptive, 30m, 500steps,last=3 …")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of the scenario: save.stall_s=2, spares=0 …")
+@click.option("--sweep", metavar="KEY=V1,V2…", help="Try several values of one key.")
+@click.option("--seeds", type=click.IntRange(1, _SEEDS_MAX), default=5, show_default=True, help="How often, with other dice.")
+@click.option("--jobs", type=click.IntRange(1, 512), metavar="N", help="Processes at once; by default one for each core.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who runs them.")
+@click.option("--replay", metavar="RUN", help="The failures of this run, in place of chance.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went, and storage.")
+@click.option("--list", "listed", is_flag=True, help="The scenarios that there are.")
+@json_option
+def command(
+    scenario: str | None, gpus: int | None, days: float | None, policies: tuple[str, ...], settings: tuple[str, ...], sweep: str | None,
+    seeds: int, jobs: int | None, engine: str, replay: str | None, plot: Path | None, listed: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Months of a fleet in seconds: what policies would make of its failures.
+
+    The policies are the real ones: the code that schedules, keeps, protects and recovers in a run decides here, too. What fails, and when,
+    is the same for all policies of a seed. A scenario is TOML, or the name of one that is shipped (--list); without one it is
+    llama3-54-days.
+
+    \b
+    A policy is when to save, and then keys:
+      adaptive, oracle, young, daly, never, 30m, 500steps
+      at_least= at_most= overhead= between which intervals, if adaptive
+      last= behind= hourly= …      what to keep, as relight.keep
+      copies= | data= parity=      who protects whom, as relight.Peers
+      node_failures= failures= …   how to go on, as [supervise]
+      near=local far=20GB/s far_last=2 memory=off spares=0
+      recall=0.3 precision=0.6 lead=5m drain=on
+
+    \b
+    Examples:
+      relight simulate
+      relight simulate --gpus 4096 --days 30 --policy adaptive --policy 1h
+      relight simulate a-hundred-thousand --seeds 20 --plot fleet.png
+      relight simulate mine.toml --sweep spares=0,2,8
+      relight simulate --replay runs/demo --policy 10m --policy adaptive
+    """
+    if listed:
+        return _list(as_json)
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install 'relight[demo]', or leave --plot out")
+    cases = _cases(scenario, {"gpus": gpus, "days": days}, policies, settings, sweep, replay)
+    summaries = _simulate(cases, seeds, jobs or os.cpu_count() or 1, engine)
+    if plot is not None:
+        from relight.fleet.plot import draw
+
+        draw([(_title(case), found) for case, found in zip(cases, summaries, strict=True)], cases[0].scenario.days, plot)
+        click.echo(f"the picture is in {escape(plot)}", err=True)
+    if as_json:
+        emit_json([_to_dict(case, found) for case, found in zip(cases, summaries, strict=True)])
+    else:
+        for number, (case, found) in enumerate(zip(cases, summaries, strict=True)):
+            if number:
+                click.echo()
+            _show(case, found, seeds)
+    return 0
+
+
+def _list(as_json: bool) -> int:
+    from relight.fleet.read import read_scenario, shipped
+
+    found = [read_scenario(name) for name in shipped()]
+    if as_json:
+        emit_json([{"name": one.name, "gpus": one.gpus, "days": one.days, "about": one.about} for one in found])
+    else:
+        rows = [[one.name, f"{one.gpus:,}", f"{one.days:g}", one.about] for one in found]
+        table(["name", "gpus", "days", "what it is"], rows, right=("gpus", "days"), wrap=("what it is",))
+    return 0
+
+
+def _cases(
+    named: str | None, flags: dict[str, Any], policies: Sequence[str], settings: Sequence[str], sweep: str | None, replay: str | None
+) -> list[Case]:
+    from relight.fleet.read import read_scenario, setting_of, value_of
+    from relight.fleet.sweep import Case
+
+    told = dict(setting_of(one) for one in settings) | {key: value for key, value in flags.items() if value is not None}
+    tried: list[dict[str, Any]] = [{}]
+    if sweep is not None:
+        key, _ = setting_of(sweep)
+        tried = [{key: value_of(value)} for value in sweep.partition("=")[2].split(",")]
+    recorded = _recorded(replay, told, named) if replay is not None else None
+    cases = []
+    for one in tried:
+        if recorded is not None:
+            from relight.fleet.replay import replayed
+
+            made, calendar = replayed(recorded, told | one)
+        else:
+            made, calendar = read_scenario(named or "llama3-54-days", told | one), None
+        about = ", ".join(f"{key}={value}" for key, value in one.items())
+        cases.append(Case(made, _policies(made, policies), about, calendar))
+    return cases
+
+
+def _recorded(run: str, told: dict[str, Any], named: str | None) -> Any:
+    from relight.cli.common import open_run_at
+    from relight.fleet.replay import recorded_of
+    from relight.supervise.incidents import read_accounts, read_incidents
+
+    if named is not None:
+        raise ConfigError("--replay takes the place of a scenario", where=named, hint="leave one of the two out")
+    opened = open_run_at(run, warnings=False)
+    store, name = opened.run.store, opened.run.name
+    return recorded_of(name, read_incidents(store, name), read_accounts(store, name))
+
+
+def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
+    from relight.fleet.policies import USUAL, policy_of
+
+    if texts:
+        found = [policy_of(text) for text in texts]
+    elif scenario.policy:
+        found = [policy_of(text, name) for name, text in scenario.policy.items()]
+    else:
+        found = [policy_of(text, name) for name, text in USUAL.items()]
+    names = [one.name for one in found]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"the policy {next(name for name in names if names.count(name) > 1)!r} twice")
+    return tuple(found)
+
+
+def _simulate(cases: list[Case], seeds: int, jobs: int, engine: str) -> list[list[Summary]]:
+    from relight.fleet.result import summary_of
+    from relight.fleet.sweep import sweep
+
+    with _counting(sum(len(case.policies) for case in cases) * seeds) as done:
+        outcomes = sweep(cases, range(seeds), jobs=jobs, engine=engine, done=done)
+    return [
+        [summary_of(found, policy.text, of_case[0]) for policy, found in zip(case.policies, of_case, strict=True)]
+        for case, of_case in zip(cases, outcomes, strict=True)
+    ]
+
+
+@contextmanager
+def _counting(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar of simulations that have ended, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    with click.progressbar(length=total, label="simulating", file=sys.stderr, show_pos=True) as bar:
+        yield bar.update
+
+
+# -- what is said -------------------------------------------------------------------------------------------------------------------
+
+
+def _title(case: Case) -> str:
+    scenario = case.scenario
+    return f"{scenario.name}: {scenario.gpus:,} GPUs, {scenario.days:g} days" + (f", {case.about}" if case.about else "")
+
+
+def _to_dict(case: Case, found: list[Summary]) -> dict[str, Any]:
+    import msgspec
+
+    return {"scenario": msgspec.to_builtins(case.scenario), "sweep": case.about, "policies": [one.to_dict() for one in found]}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share < 0.0995 else f"{100 * share:.1f} %"
+
+
+def _show(case: Case, found: list[Summary], seeds: int) -> None:
+    failures = sum(one.failures for one in found) / len(found)
+    click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures")
+    click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
+    best = max(one.goodput.median for one in found)
+    rows = [_row(one, one.goodput.median == best and len(found) > 1, case.scenario.days) for one in found]
+    columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
+    table([*columns], rows, right=columns[1:])
+    click.echo()
+    _by_cause(found)
+    if len(found) > 1:
+        click.echo()
+        _against_first(found)
+
+
+def _row(one: Summary, best: bool, days: float) -> list[object]:
+    from relight.forecast.schedule import span
+
+    down = one.parts["detecting"] + one.parts["waiting"] + one.parts["restarting"]
+    goodput = f"{100 * one.goodput.median:.2f} %"
+    every = "-" if one.interval_s == float("inf") else span(one.interval_s)
+    return [
+        _short(one.policy), Styled(goodput, "green" if best else ""), f"{100 * one.goodput.p5:.1f}–{100 * one.goodput.p95:.1f}",
+        _percent(one.parts["lost"]), _percent(one.parts["saving"]), _percent(down), every, f"{one.saves / days:,.0f}",
+        _bytes(one.stored_peak),
+    ]  # fmt: skip
+
+
+def _bytes(count: float) -> str:
+    """Three figures and a unit: whole fleets' bytes."""
+    for unit, by in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= 0.9995 * by:
+            return f"{count / by:.3g} {unit}"
+    return size(round(count))
+
+
+def _by_cause(found: Sequence[Summary]) -> None:
+    """What each way to fail has cost, all together: the first policies side by side."""
+    shown = found[:_COLUMNS_MAX]
+    causes = list(dict.fromkeys(cause for one in shown for cause in one.by_cause))
+    causes.sort(key=lambda cause: -max(one.by_cause.get(cause, 0.0) for one in shown))
+    heads = [_short(one.policy) for one in shown]
+    rows = [[_short(cause, 24), *(_percent(one.by_cause.get(cause, 0.0)) for one in shown)] for cause in causes]
+    table(["time lost to", *heads], rows, right=heads)
+
+
+def _against_first(found: Sequence[Summary]) -> None:
+    for one in found[1:]:
+        if one.better is None:
+            continue
+        said = f"{100 * one.better.median:+.2f} points of goodput (5 to 95 %: {100 * one.better.p5:+.2f} to {100 * one.better.p95:+.2f})"
+        click.echo(f"{escape(_short(one.policy))} against {escape(_short(found[0].policy))}: {said}")
+
+
+def _short(name: str, most: int = _NAME_MAX) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"

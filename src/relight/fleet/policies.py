@@ -1,0 +1,206 @@
+"""What a run is told to do: the policies of the product themselves, put together from a line of text.
+
+``adaptive,last=3,copies=1``: when to save, then what to keep (as ``relight.keep``), who protects whom (as ``relight.Peers``), how to go on
+after failures (as ``[supervise]`` of relight.toml), what is foreseen, where copies go.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from relight.errors import ConfigError
+from relight.policy import Keep, Peers, keep
+from relight.policy.adaptive import Adaptive, adaptive
+from relight.policy.tiers import Tier, Tiers, tier
+from relight.policy.units import bytes_of, seconds_of
+from relight.supervise.decide import Rules
+
+SCHEDULES = ("adaptive", "oracle", "young", "daly", "never")
+USUAL = {
+    "adaptive": "adaptive,last=3,hourly=8",
+    "with peers": "adaptive,last=3,hourly=8,copies=1",
+    "30 min": "30m,last=3,hourly=8",
+    "3 h": "3h,last=3,hourly=8",
+}
+"""What is tried when nothing else is asked for."""
+_STEPS = re.compile(r"([0-9]{1,12}) ?steps?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseeing:
+    """A detector: what it finds, how much of what it says is true, and how early."""
+
+    recall: float = 0.0
+    precision: float = 1.0
+    lead_s: float = 300.0
+    """On average; times are exponential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What one of the simulated runs does."""
+
+    name: str
+    text: str
+    schedule: str
+    """One of ``SCHEDULES``, ``every`` for a fixed time, ``steps`` for a fixed number of them."""
+    every: float = 0.0
+    """Seconds or steps."""
+    adaptive: Adaptive = field(default_factory=Adaptive)
+    """Between which intervals, and at what cost, if it learns."""
+    keep: Keep = field(default_factory=Keep)
+    peers: Peers | None = None
+    memory: bool = True
+    """Whether a writer of its own holds the newest snapshot, and outlives training's processes."""
+    local: bool = False
+    """Whether the nearest store is the nodes' own disks, which go with a node."""
+    tiers: tuple[Tier, ...] = ()
+    foresee: Foreseeing | None = None
+    drain: bool = False
+    rules: Rules = field(default_factory=Rules)
+    spares: int | None = None
+
+
+_KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "behind", "within", "budget", "undo")
+_ADAPTIVE = ("at_least", "at_most", "overhead")
+_PEERS = ("copies", "data", "parity")
+_RULES = tuple(one.name for one in fields(Rules))
+_OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
+KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
+
+
+def policy_of(text: str, name: str = "") -> Policy:
+    """The policy that a line of text tells. ``ConfigError`` says what is wrong with it.
+
+    >>> policy_of("30m,last=3,copies=1").peers.parity
+    1
+    """
+    if len(text) > 500:
+        raise ConfigError("a policy of more than 500 characters", where=f"{text[:40]}…")
+    first, *others = [one.strip() for one in text.split(",")]
+    given: dict[str, str] = {}
+    for one in others:
+        key, equals, value = one.partition("=")
+        key = key.strip()
+        if not equals or not value.strip():
+            raise ConfigError(f"{one!r} is no key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
+        if key not in KEYS:
+            close = difflib.get_close_matches(key, KEYS, n=1)
+            raise ConfigError(
+                f"a policy has no {key!r}", where=text, hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
+            )
+        if key in given:
+            raise ConfigError(f"{key!r} twice", where=text)
+        given[key] = value.strip()
+    schedule, every = _schedule(first, text)
+    alone = next((key for key in _ADAPTIVE if key in given), None)
+    if alone is not None and schedule != "adaptive":
+        raise ConfigError(f"{alone} without adaptive", where=text, hint=f"adaptive,{alone}={given[alone]}")
+    try:
+        return Policy(name or text, text, schedule, every, **_parts(given))
+    except ConfigError as error:
+        raise ConfigError(error.what, where=text, hint=error.hint) from None
+
+
+def _schedule(first: str, text: str) -> tuple[str, float]:
+    if first in SCHEDULES:
+        return first, 0.0
+    if (steps := _STEPS.match(first)) and int(steps[1]):
+        return "steps", float(steps[1])
+    try:
+        return "every", seconds_of(first, "a policy's schedule")
+    except ConfigError:
+        close = difflib.get_close_matches(first, SCHEDULES, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"a policy begins with one of {', '.join(SCHEDULES)}, a time (30m), or 500steps"
+        raise ConfigError(f"{first[:40]!r} does not say when to save", where=text, hint=hint) from None
+
+
+def _parts(given: dict[str, str]) -> dict[str, Any]:
+    kept: dict[str, Any] = {
+        key: given[key] if key in ("within", "budget", "undo") else _whole(key, given[key]) for key in _KEEP if key in given
+    }
+    peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
+    rules = {key: _rule(key, given[key]) for key in _RULES if key in given}
+    bounds = {key: _share(key, given[key]) if key == "overhead" else given[key] for key in _ADAPTIVE if key in given}
+    made = adaptive(**bounds)  # type: ignore[arg-type]
+    assert isinstance(made, Adaptive)
+    return {
+        "adaptive": made,
+        "keep": keep(**kept),
+        "peers": Peers(**peers) if peers else None,
+        "rules": Rules(**rules),
+        "memory": _choice("memory", given.get("memory", "on"), {"on": True, "off": False}),
+        "local": _choice("near", given.get("near", "shared"), {"shared": False, "local": True}),
+        "tiers": _tiers(given),
+        "foresee": _foreseeing(given),
+        "drain": _choice("drain", given.get("drain", "off"), {"on": True, "off": False}),
+        "spares": _whole("spares", given["spares"], least=0) if "spares" in given else None,
+    }
+
+
+def _tiers(given: dict[str, str]) -> tuple[Tier, ...]:
+    """The further ones, nearest first: there is one, or none."""
+    if "far" not in given:
+        if "far_last" in given:
+            raise ConfigError("far_last without far", hint="far=20GB: so many bytes a second go to the further tier")
+        return ()
+    kept = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
+    rate = bytes_of(given["far"].removesuffix("/s"), "far")
+    return Tiers(near="near", far=tier("far", keep=kept, bytes_per_second=float(rate))).further
+
+
+def _foreseeing(given: dict[str, str]) -> Foreseeing | None:
+    if "recall" not in given:
+        alone = next((key for key in ("precision", "lead", "drain") if key in given), None)
+        if alone is not None:
+            raise ConfigError(f"{alone} without recall", hint="recall=0.3: the share of failures that are foreseen")
+        return None
+    recall, precision = _share("recall", given["recall"]), _share("precision", given.get("precision", "1"))
+    if not precision:
+        raise ConfigError("precision is a share above 0")
+    return Foreseeing(recall, precision, seconds_of(given.get("lead", "5m"), "lead"))
+
+
+def _choice(key: str, value: str, choices: dict[str, bool]) -> bool:
+    if value not in choices:
+        raise ConfigError(f"{key} is {' or '.join(choices)}, not {value[:40]!r}")
+    return choices[value]
+
+
+def _whole(key: str, value: str, least: int = 1) -> int:
+    if not re.fullmatch(r"[0-9]{1,12}", value) or int(value) < least:
+        raise ConfigError(f"{key} is a whole number from {least} up, not {value[:40]!r}")
+    return int(value)
+
+
+def _share(key: str, value: str) -> float:
+    found = _number(key, value)
+    if not 0 <= found <= 1:
+        raise ConfigError(f"{key} is a share from 0 to 1, not {value[:40]!r}")
+    return found
+
+
+def _number(key: str, value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ConfigError(f"{key} is a number, not {value[:40]!r}")
+    return found
+
+
+_BY_RULE: dict[type, Callable[[str, str], Any]] = {
+    bool: lambda key, value: _choice(key, value, {"true": True, "false": False}),
+    int: _whole,
+    float: _number,
+}
+
+
+def _rule(key: str, value: str) -> Any:
+    return _BY_RULE[type(getattr(Rules(), key))](key, value)

@@ -1,0 +1,220 @@
+"""The checkpoints of a simulated run: where each is, which survive what, which go when. What goes is the product's decision."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from relight.fleet.policies import Policy
+from relight.fleet.result import BUCKETS
+from relight.fleet.scenario import Scenario
+from relight.peers.rings import Peer, Ring, rings
+from relight.policy.keep import Candidate, decide_keep
+from relight.policy.tiers import owed, safe_on
+
+NEAR = "near"
+NOTHING, MEMORY, PEERS = "nothing", "memory", "peers"
+
+
+class Saved:
+    """One save, from its beginning on."""
+
+    __slots__ = ("begun", "copied", "gone", "near", "sealed", "seq", "step", "work", "wrong")
+
+    def __init__(self, seq: int, step: int, work: float, begun: float, wrong: bool) -> None:
+        self.seq, self.step, self.work, self.begun, self.wrong = seq, step, work, begun, wrong
+        self.sealed = self.gone = self.near = False
+        self.copied: set[int] = set()
+
+
+class Shelf:
+    """All of them."""
+
+    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+        self._bytes, self._wall = scenario.save.bytes, scenario.wall_s
+        self._rules, self._tiers, self._local, self._memory = policy.keep, policy.tiers, policy.local, policy.memory
+        self._count = 0
+        self._near: list[Saved] = []
+        self._far: list[list[Saved]] = [[] for _ in self._tiers]
+        self._sending: list[Saved | None] = [None] * len(self._tiers)
+        self._after = [-1] * len(self._tiers)
+        self._snapshot: Saved | None = None
+        self._protected: Saved | None = None
+        self._unprotected: set[int] = set()
+        """Slots whose memory was lost since the newest save was protected."""
+        self._rings, self._ring_of = _rings_of(scenario, policy)
+        self._going: deque[tuple[float, int]] = deque()
+        """What was removed and can be recalled still: until when, bytes."""
+        self._undo = 0
+        self._most = [0] * BUCKETS
+        self._bucket = self._now_bytes = 0
+        self._peaks = dict.fromkeys((NEAR, *(one.name for one in self._tiers)), 0)
+
+    def new(self, step: int, work: float, now: float, *, wrong: bool) -> Saved:
+        """A save begins."""
+        self._count += 1
+        return Saved(self._count, step, work, now, wrong)
+
+    def seal(self, made: Saved) -> None:
+        """Its snapshot is taken."""
+        made.sealed = True
+        self._snapshot = made if self._memory else None
+
+    def protect(self, made: Saved) -> None:
+        """Other nodes have it in memory."""
+        self._protected = made
+        self._unprotected = set()
+
+    def commit(self, made: Saved, now: float) -> None:
+        """It is durable at the nearest store, and what its rules no longer keep goes."""
+        made.near = True
+        self._near.append(made)
+        self._reckon(now)  # for a moment both are there
+        if not self._rules.is_everything:
+            self._prune(now)
+            self._reckon(now)
+
+    def newest_step(self) -> int:
+        """Of what is durable; −1: nothing is."""
+        return self._near[-1].step if self._near else max((kept[-1].step for kept in self._far if kept), default=-1)
+
+    def best(self, lost: tuple[int, ...], before: int | None) -> tuple[float, str]:
+        """How much training the newest holds that is still there, and where it is. ``before``: only what is older than that step."""
+        if lost:
+            self._snapshot = None
+            self._unprotected.update(lost)
+            if self._local:
+                for one in self._near:
+                    one.near = False
+                self._near = []
+        if before is not None:
+            self._drop(lambda one: one.step >= before)
+        found: list[tuple[float, int, str]] = [(0.0, -99, NOTHING)]
+        if self._snapshot is not None:
+            found.append((self._snapshot.work, 0, MEMORY))
+        if self._protected is not None and self._survives():
+            found.append((self._protected.work, -1, PEERS))
+        else:
+            self._protected = None
+        if self._near:
+            found.append((self._near[-1].work, -2, NEAR))
+        found += [(kept[-1].work, -3 - at, tier.name) for at, (tier, kept) in enumerate(zip(self._tiers, self._far)) if kept]
+        work, _, place = max(found)
+        return work, place
+
+    def set_aside(self, onset: float) -> None:
+        """All that was saved behind the moment from which on training was wrong."""
+        self._drop(lambda one: one.work > onset)
+
+    def _drop(self, goes: Callable[[Saved], bool]) -> None:
+        for kept in (self._near, *self._far):
+            while kept and goes(kept[-1]):  # they are in order
+                kept.pop().gone = True
+        if self._snapshot is not None and goes(self._snapshot):
+            self._snapshot = None
+        if self._protected is not None and goes(self._protected):
+            self._protected = None
+
+    def _survives(self) -> bool:
+        """Whether what nodes hold of each other is enough, without those whose memory was lost since."""
+        touched = {self._ring_of[slot] for slot in self._unprotected if slot < len(self._ring_of)}
+        gone = {str(slot) for slot in self._unprotected}
+        return all(self._rings[at].survives(lambda peer: peer.id in gone) for at in touched)
+
+    # -- what goes, and what is to be copied -----------------------------------------------------------------------------------------
+
+    def to_copy(self) -> Iterator[tuple[int, Saved, float]]:
+        """For each tier that is not busy the next that it lacks, and how long that takes."""
+        for at, tier in enumerate(self._tiers):
+            if self._sending[at] is not None or not self._near:
+                continue
+            lacking = [one for one in self._near if one.seq > self._after[at]]
+            wanted = owed(tier.keep, [self._candidate(one) for one in lacking], self._after[at])
+            made = next((one for one in lacking if str(one.seq) == wanted[0]), None) if wanted else None
+            if made is not None:
+                self._sending[at] = made
+                yield at, made, self._bytes / (tier.bytes_per_second or math.inf)
+
+    def arrived(self, at: int, made: Saved, now: float) -> None:
+        """A tier has one more, and its own rules say what goes there."""
+        self._sending[at] = None
+        if made.gone or (self._local and not made.near and made not in self._near):
+            return  # what it was copied from went meanwhile
+        made.copied.add(at)
+        self._after[at] = made.seq
+        kept = self._far[at]
+        kept.append(made)
+        stay = safe_on(self._tiers[at], [self._candidate(one) for one in kept], {str(one.seq) for one in kept})
+        self._far[at] = [one for one in kept if str(one.seq) in stay]
+        if not self._rules.is_everything:
+            self._prune(now)
+        self._reckon(now)
+
+    def _prune(self, now: float) -> None:
+        busy = {id(one) for one in self._sending if one is not None}
+        newest = self._near[-1] if self._near else None
+        candidates = [
+            self._candidate(one, "is being copied" if id(one) in busy else "a further tier lacks it" if self._owes(one, newest) else "")
+            for one in self._near
+        ]
+        verdicts = decide_keep(self._rules, candidates)
+        gone = sum(not one.keep for one in verdicts)
+        if gone:
+            self._near = [one for one, verdict in zip(self._near, verdicts, strict=True) if verdict.keep]
+            if self._rules.undo_s is not None:
+                self._going.append((now + self._rules.undo_s, gone * self._bytes))
+                self._undo += gone * self._bytes
+
+    def _owes(self, one: Saved, newest: Saved | None) -> bool:
+        return bool(self._tiers) and one is newest and len(one.copied) < len(self._tiers)
+
+    def _candidate(self, one: Saved, held: str = "") -> Candidate:
+        return Candidate(str(one.seq), one.seq, one.step, verified=True, held=held, bytes=self._bytes, time_s=one.begun)
+
+    # -- how much there is -----------------------------------------------------------------------------------------------------------
+
+    def _reckon(self, now: float) -> None:
+        while self._going and self._going[0][0] <= now:
+            self._undo -= self._going.popleft()[1]
+        held = len(self._near) * self._bytes + self._undo
+        self._peaks[NEAR] = max(self._peaks[NEAR], held)
+        for tier, kept in zip(self._tiers, self._far):
+            self._peaks[tier.name] = max(self._peaks[tier.name], len(kept) * self._bytes)
+            held += len(kept) * self._bytes
+        self._fill(now)
+        self._now_bytes = held
+        self._most[self._bucket] = max(self._most[self._bucket], held)
+
+    def _fill(self, now: float) -> None:
+        """What there was stays what there is until now."""
+        until = min(BUCKETS - 1, int(now / self._wall * BUCKETS))
+        for at in range(self._bucket + 1, until + 1):
+            self._most[at] = self._now_bytes
+        self._bucket = max(self._bucket, until)
+
+    def stored(self, now: float) -> tuple[dict[str, int], tuple[int, ...]]:
+        """The most bytes on each tier, and on all together in each part of the time."""
+        self._fill(now)
+        return dict(self._peaks), tuple(self._most)
+
+
+def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[Ring, ...], list[int]]:
+    """The product's own rings over all slots, by their racks; and by slot which ring it is on."""
+    if policy.peers is None:
+        return (), []
+    key = (scenario.nodes, scenario.nodes_per_rack, policy.peers.data, policy.peers.parity)
+    if key not in _KNOWN:
+        peers = [Peer(str(slot), str(slot), str(slot // scenario.nodes_per_rack), "", ()) for slot in range(scenario.nodes)]
+        made = rings(peers, policy.peers.data, policy.peers.parity).rings
+        ring_of = [0] * scenario.nodes
+        for number, ring in enumerate(made):
+            for peer in ring.peers:
+                ring_of[int(peer.id)] = number
+        _KNOWN.clear()
+        _KNOWN[key] = (made, ring_of if made else [])
+    return _KNOWN[key]
+
+
+_KNOWN: dict[tuple[int, int, int, int], tuple[tuple[Ring, ...], list[int]]] = {}
+"""The last that was worked out: it takes seconds for ten thousand machines."""

@@ -1,0 +1,82 @@
+"""``relight simulate``: policies side by side, for people and programs, and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relight.errors import ConfigError
+
+FEW = ("--gpus", "1024", "--days", "3", "--seeds", "2", "--jobs", "1")
+
+
+def test_policies_side_by_side(relight, tmp_path: Path) -> None:
+    """A table, what was lost to what, the difference; JSON; a picture; all of it fits."""
+    answer = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--plot", tmp_path / "fleet.png")
+    assert answer.code == 0 and max(map(len, answer.out.splitlines())) <= 84
+    assert "goodput" in answer.out and "adaptive,l…" in answer.out and "points of goodput" in answer.out
+    assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    found = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--json").json
+    assert [one["policy"] for one in found[0]["policies"]] == ["adaptive,last=2", "6h,last=2"]
+    assert sum(found[0]["policies"][0]["parts"].values()) == pytest.approx(1)
+    assert found[0]["scenario"]["gpus"] == 1024
+
+
+def test_several_values_and_the_scenarios_there_are(relight) -> None:
+    """A table for each value; a list of names."""
+    found = relight("simulate", *FEW, "--policy", "1h", "--sweep", "save.stall_s=1,200", "--json").json
+    assert [one["sweep"] for one in found] == ["save.stall_s=1", "save.stall_s=200"]
+    assert found[0]["policies"][0]["goodput"]["median"] > found[1]["policies"][0]["goodput"]["median"]
+    answer = relight("simulate", "--list")
+    assert "llama3-54-days" in answer.out and max(map(len, answer.out.splitlines())) <= 84
+    assert {one["name"] for one in relight("simulate", "--list", "--json").json} >= {"meta-rsc", "opt-175b", "a-hundred-thousand"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("none.toml",), "no scenario"),
+        (("--policy", "adaptve"), "did you mean 'adaptive'"),
+        (("--policy", "1h", "--policy", "1h"), "twice"),
+        (("--set", "save.stal_s=2"), "did you mean 'stall_s'"),
+        (("--sweep", "spares"), "sets nothing"),
+        (("--policy", "1s", "--days", "3000", "--set", "save.durable_s=0", "--set", "save.stall_s=0", "--set", "step_s=0.01"), "saves in"),
+        (("mine", "--replay", "runs/demo"), "takes the place of a scenario"),
+        (("--replay", "runs/demo"), "watched over"),
+        (("--engine", "ray"), "needs Ray"),
+    ],
+)
+def test_what_makes_no_sense_is_said(relight, runs, arguments, says, monkeypatch) -> None:
+    """Before anything takes long, without a traceback."""
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else real(name, *more))
+    answer = relight("simulate", *arguments)
+    assert answer.code in (1, 2) and says in answer.err and "Traceback" not in answer.err
+
+
+def test_ray_runs_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way to Ray, with something in its place that calls at once: the same outcomes as here."""
+    import importlib
+    import sys
+    from types import SimpleNamespace
+
+    from relight.fleet.policies import policy_of
+    from relight.fleet.scenario import Scenario
+    from relight.fleet.sweep import Case, sweep
+
+    began: list[bool] = []
+    fake = SimpleNamespace(
+        __spec__=importlib.machinery.ModuleSpec("ray", None), is_initialized=lambda: False, init=lambda **told: began.append(True),
+        remote=lambda function: SimpleNamespace(remote=function), wait=lambda waiting: (waiting[:1], waiting[1:]), get=lambda one: one,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    case = Case(Scenario(days=1.0), (policy_of("1h"),))
+    assert sweep([case], range(2), engine="ray") == sweep([case], range(2))
+    assert began == [True]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install ray"):
+        sweep([case], range(2), engine="ray")
