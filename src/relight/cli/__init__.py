@@ -49,6 +49,8 @@ COMMANDS = {
     "incidents": "what happened to a run, and what was done about it",
     "goodput": "where the time of a run's jobs went, by cause",
     "predict": "failures seen coming: train on histories, and what that is worth",
+    "doctor": "what is wrong with machine, store, run and settings, and what to do",
+    "ready": "how ready is all of it for a run that matters? measured and graded",
     "drill": "break a job on purpose, and see whether it goes on as it should",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
