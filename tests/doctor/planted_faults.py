@@ -142,6 +142,7 @@ FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
     # the store
     "the store is away": (lambda: store(error=Trouble("store", "listing failed: EIO", "/data/runs")), {"store-away"}),
     "no key for it": (lambda: store(error=Trouble("wrong_key", "this store is encrypted", "/data/runs")), {"wrong-key"}),
+    "another's key": (lambda: replace(HEALTHY, runs=(RunFacts(name="demo", path="p", error=Trouble("wrong_key", "none opens it")),)), {"wrong-key"}),
     "a file in its place": (lambda: store(is_directory=False), {"not-a-directory"}),
     "relight.json is damaged": (lambda: store(record=Trouble("corrupt", "its seal does not fit", "relight.json")), {"relight-json"}),
     "relight.json is gone": (lambda: store(record=Trouble("not_found", "no Relight store here")), {"relight-json"}),

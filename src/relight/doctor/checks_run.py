@@ -24,7 +24,7 @@ _SAME_MAX = 3
 @check("run-unreadable", "error", "run", "a run's log cannot be read")
 def _unreadable(facts: Facts) -> Iterator[Found]:
     for run in facts.runs:
-        if run.error is not None:
+        if run.error is not None and run.error.kind != "wrong_key":
             yield Found(
                 "the run cannot be read",
                 run.error.where or run.path,

@@ -32,7 +32,8 @@ def growth_bps(facts: Facts) -> float | None:
 @check("store-away", "error", "store", "the store cannot be listed: it is away, or refuses")
 def _away(facts: Facts) -> Iterator[Found]:
     error = facts.store.error
-    if error is not None and error.kind not in ("wrong_key", "not_found"):
+    said_before = error is not None and error.kind == "config" and bool(facts.config.bad)  # which is why it cannot be opened
+    if error is not None and error.kind not in ("wrong_key", "not_found") and not said_before:
         yield Found(
             "the store does not answer as it should",
             error.where or facts.store.url,
@@ -45,8 +46,9 @@ def _away(facts: Facts) -> Iterator[Found]:
 
 @check("wrong-key", "error", "store", "the store is encrypted and no key at hand opens it, or it is not and a key was given")
 def _wrong_key(facts: Facts) -> Iterator[Found]:
-    error = facts.store.error or facts.store.record
-    if error is not None and error.kind == "wrong_key":
+    errors = [facts.store.error, facts.store.record, *(run.error for run in facts.runs)]
+    error = next((one for one in errors if one is not None and one.kind == "wrong_key"), None)
+    if error is not None:
         yield Found(
             "the keys at hand do not fit this store",
             error.where or facts.store.url,
