@@ -37,6 +37,12 @@ def _of(words: str, section: str, means: str, do: str, command: str = "") -> Sym
 SYMPTOMS: tuple[Symptom, ...] = (
     # The narrower stand first: the first that fits a line is believed.
     _of(
+        r"ranks? saved it and .* go on|begins its epoch anew|goes on behind .* samples|[Rr]anks were not alike in it",
+        "… ranks saved it and … go on",
+        "the number of ranks is another; what a loader could not go on with begins anew, and the message says why",
+        "nothing, if the message's reason is fine; docs/guarantees.md has all reasons",
+    ),
+    _of(
         r"this resume may not be bit-exact",
         "This resume may not be bit-exact",
         "something that changes arithmetic differs from when the checkpoint was made; the message names it",
@@ -51,23 +57,17 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     _of(
         r"no more saves are made|the ranks have lost each other",
-        "No more saves are made",
+        "No more saves are made, the ranks have lost each other",
         "a rank is gone, hangs, or made another call than the others",
         "start the job again: it resumes from the newest checkpoint",
         "relight incidents RUN",
     ),
     _of(
-        r" on rank \d+ is not what it is on |ranks differed in what they should have had in common|\bReplicasDiffer\b",
+        r" on rank [\d, ]+ is not what it is on | is not the same on ranks \d|ranks differed in what they should have had in common",
         "… is not what it is on …, a suspect checkpoint",
         "ranks that should hold the same tensor do not",
         "name what is each rank's own in per_rank=[…]; if it should be the same, a machine computes wrongly: look at it",
         "relight log RUN",
-    ),
-    _of(
-        r"ranks saved it and .* go on|begins its epoch anew|goes on behind .* samples|[Rr]anks were not alike in it",
-        "… ranks saved it and … go on",
-        "the number of ranks is another; what a loader could not go on with begins anew, and the message says why",
-        "nothing, if the message's reason is fine; docs/guarantees.md has all reasons",
     ),
     _of(
         r"checkpoint \S+ (\(step \d+\) )?is passed over",
@@ -143,17 +143,24 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     _of(r"\bLeaseHeld\b", "lease", "somebody else holds what this needs alone", "wait, and do it again"),
     _of(
-        r"\bLateRanks\b|ranks? .* (did not come|not ready) ",
+        r"\bLateRanks\b|(was|were) not there when the others were ",
         "late_ranks",
         "some ranks did not come to where the others waited; the error names them",
         "look at those ranks' logs; every rank must make the same calls of the Checkpointer, in the same order",
         "relight incidents RUN",
     ),
     _of(
-        r"\bOthersFailed\b|another rank could not (write|save)",
+        r"\bOthersFailed\b|given up: rank \d|another rank could not (write|save)",
         "others_failed",
         "another rank could not write its part, or gave up waiting",
         "that rank's log says why",
+        "relight incidents RUN",
+    ),
+    _of(
+        r"\bReplicasDiffer\b",
+        "replicas_differ",
+        "ranks that held the same tensor no longer do: one computes wrongly",
+        "nothing under relight run: it goes back to before it; a machine to which that happens often is left",
         "relight incidents RUN",
     ),
     _of(
