@@ -8,7 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from relight.doctor.facts import (
-    AttemptFacts, Config, Facts, IncidentFacts, KeyFile, Live, Machine, Mount, Package, RunFacts, Stored, StoreFacts, StoreKey, TierFacts, Trouble,
+    AttemptFacts,
+    Config,
+    Facts,
+    IncidentFacts,
+    KeyFile,
+    Live,
+    Machine,
+    Mount,
+    Package,
+    RunFacts,
+    Stored,
+    StoreFacts,
+    StoreKey,
+    TierFacts,
+    Trouble,
 )  # fmt: skip
 
 NOW = 1_790_000_000.0
@@ -141,6 +155,7 @@ FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
     "a host without an address": (lambda: machine(names=(("MASTER_ADDR", "node-0.cluster", "Name or service not known"),)), {"names"}),
     # the store
     "the store is away": (lambda: store(error=Trouble("store", "listing failed: EIO", "/data/runs")), {"store-away"}),
+    "a typo": (lambda: replace(store(there=False, absent="no run 'dmo' in this store; did you mean demo?"), runs=()), {"nothing-there"}),
     "no key for it": (lambda: store(error=Trouble("wrong_key", "this store is encrypted", "/data/runs")), {"wrong-key"}),
     "another's key": (lambda: replace(HEALTHY, runs=(RunFacts(name="demo", path="p", error=Trouble("wrong_key", "none opens it")),)), {"wrong-key"}),
     "a file in its place": (lambda: store(is_directory=False), {"not-a-directory"}),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from planted_faults import FAULTS, HEALTHY, machine
 
-from relight.doctor import CHECKS, Facts, judge
+from relight.cli import cli
+from relight.doctor import CHECKS, Facts, grade, judge
 from relight.doctor.checks_machine import numbers
+from relight.doctor.explain import _BY_KIND, SYMPTOMS
 from relight.doctor.facts import Machine, StoreFacts
 from relight.doctor.finding import SEVERITIES, all_checks
 from relight.doctor.page import put_in
@@ -29,6 +34,40 @@ def test_a_planted_fault_is_found_and_nothing_else(name: str) -> None:
         assert one.what and one.where and one.evidence and one.hurts and one.do, one
         assert one.severity == "note" or one.command or one.fix or one.name in WITHOUT_A_COMMAND, one
         assert "None" not in f"{one.what} {one.evidence} {one.command}", one
+
+
+def options_of(command: click.Command, words: list[str]) -> None:
+    """Raise if ``command`` does not take them."""
+    if isinstance(command, click.Group):
+        options_of(command.commands[words[0]], words[1:])
+        return
+    settings = command.context_settings
+    with click.Context(command, ignore_unknown_options=settings.get("ignore_unknown_options", False)) as context:
+        _, left, order = command.make_parser(context).parse_args(list(words))
+        assert not left or any(isinstance(one, click.Argument) and one.nargs == -1 for one in command.params), words
+        missing = [one.name for one in command.params if one.required and one not in order]
+        assert not missing, (words, missing)
+
+
+def test_commands_can_be_typed() -> None:
+    """What a finding, a line or an explanation says to run is a command that there is, with options that it has; paths are quoted."""
+    told = [one.command for plant, _ in FAULTS.values() for one in judge(plant())]
+    told += [one.command for plant, _ in FAULTS.values() for one in grade(plant(), []).lines]
+    told += [one.command for one in SYMPTOMS] + [command for _, command in _BY_KIND.values()]
+    typed = {tuple(shlex.split(one)) for one in told if one.startswith("relight ")}
+    assert len(typed) > 20
+    for words in typed:
+        command = cli.get_command(click.Context(cli), words[1])
+        assert command is not None, words
+        options_of(command, list(words[2:]))
+
+
+def test_paths_in_commands_are_quoted() -> None:
+    """A store whose name is a shell's command is a store's name."""
+    odd = "/data/$(reboot); rm -rf runs"
+    for facts in (replace(HEALTHY.store, url=odd, mode=0o777), replace(HEALTHY.store, url=odd, leftovers=(".relight-bench-1",))):
+        (found,) = judge(replace(HEALTHY, store=facts))
+        assert odd in shlex.split(found.command)[-1]
 
 
 def test_a_healthy_set_up_has_nothing() -> None:

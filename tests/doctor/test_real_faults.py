@@ -26,7 +26,8 @@ from relight.commit import Attempt
 from relight.doctor import Facts, judge, look
 from relight.doctor.bounded import Looking
 from relight.doctor.facts_run import measure_restore
-from relight.doctor.facts_store import TRIED, mount_of
+from relight.doctor.facts_store import mount_of
+from relight.errors import ConfigError
 from relight.format.names import STORE_FILE
 from relight.keys import write_key_file
 from relight.log import Log
@@ -88,11 +89,21 @@ def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
     look(str(runs))
     assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == before
     assert {path for path in runs.rglob("*") if path.is_dir()} == directories
-    assert names(runs.parent / "to" / "come") == set()
+    assert names(runs.parent / "to" / "come") == {"nothing-there"}
     assert not (runs.parent / "to").exists()
     (runs.parent / "empty").mkdir()
-    assert names(runs.parent / "empty") == set()
-    assert not (runs.parent / "empty" / TRIED).exists()
+    assert names(runs.parent / "empty") == {"nothing-there"}
+    (runs.parent / "other").mkdir()
+    assert names(f"stripe:{runs.parent}/empty,{runs.parent}/other,") == {"nothing-there"}
+    assert not any([*(runs.parent / "empty").iterdir(), *(runs.parent / "other").iterdir()])
+
+
+def test_a_typo_is_told_with_what_was_meant(runs: Path) -> None:
+    """The name that is nearest; what is no URL at all is bad usage."""
+    assert "did you mean demo?" in named(look(f"{runs}/dmo"), "nothing-there").evidence
+    for wrong in ("xyz://a", "", "s3://", "runs\0"):
+        with pytest.raises(ConfigError):
+            look(wrong)
 
 
 def test_a_healthy_bucket_has_nothing(s3: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shlex import quote
 from textwrap import wrap
 from typing import Any
 
@@ -91,7 +92,7 @@ def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
         if one.section:
             _say("see", f"{_PAGE}: {one.section}")
         if one.fix and not fix:
-            _say("fix", f"relight doctor {path} --fix")
+            _say("fix", f"relight doctor {quote(path)} --fix")
         click.echo()
     for what, why in list(facts.unseen.items())[:8]:
         click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")

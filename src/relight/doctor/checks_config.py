@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 from urllib.parse import urlsplit
 
 from relight.doctor.facts import Facts
@@ -25,7 +26,7 @@ def _unknown(facts: Facts) -> Iterator[Found]:
         )
 
 
-@check("setting-bad", "error", "config", "the value of a setting is none that it can have")
+@check("setting-bad", "error", "config", "the value of a setting is none that it can have", "config")
 def _bad(facts: Facts) -> Iterator[Found]:
     for name, trouble in facts.config.bad:
         yield Found(
@@ -38,7 +39,7 @@ def _bad(facts: Facts) -> Iterator[Found]:
         )
 
 
-@check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown key or a value that it cannot have")
+@check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown key or a value that it cannot have", "config")
 def _toml(facts: Facts) -> Iterator[Found]:
     error = facts.config.file_error
     if error is not None:
@@ -74,7 +75,7 @@ def _key_file(facts: Facts) -> Iterator[Found]:
                 f"its mode is {one.mode & 0o7777:04o}",
                 "who reads it opens every checkpoint",
                 "keep it to yourself; if somebody may have read it, exchange the key",
-                f"chmod 600 {one.path}",
+                f"chmod 600 {quote(one.path)}",
             )
 
 
@@ -88,7 +89,7 @@ def _key_inside(facts: Facts) -> Iterator[Found]:
                 facts.store.url,
                 "whoever has the store has the key: it is as if not encrypted",
                 "move it elsewhere, and exchange it",
-                f"relight keys status {facts.store.url}",
+                f"relight keys status {quote(facts.store.url)}",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from relight.doctor.facts import Facts
 from relight.doctor.finding import Found, check, gb, span
@@ -222,7 +223,7 @@ def _clock_order(facts: Facts) -> Iterator[Found]:
                 f"a record is {span(run.back_s)} older than the one before it",
                 "nothing is decided by clocks, but keep=relight.keep(within=…) goes by them",
                 "keep all machines' clocks by NTP",
-                f"relight log {run.path}",
+                f"relight log {quote(run.path)}",
             )
 
 
@@ -312,5 +313,5 @@ def _names(facts: Facts) -> Iterator[Found]:
             "name an address of this machine that other nodes reach"
             if setting == "RELIGHT_PEERS_HOST"
             else "correct the name, or the resolver",
-            f"getent hosts {host}",
+            f"getent hosts {quote(host)}",
         )

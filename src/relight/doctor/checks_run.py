@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from shlex import quote
 
 from relight.doctor.checks_machine import numbers
 from relight.doctor.facts import Facts, RunFacts
@@ -21,7 +22,7 @@ _DAY_S = 86400.0
 _SAME_MAX = 3
 
 
-@check("run-unreadable", "error", "run", "a run's log cannot be read")
+@check("run-unreadable", "error", "run", "a run's log cannot be read", "corrupt")
 def _unreadable(facts: Facts) -> Iterator[Found]:
     for run in facts.runs:
         if run.error is not None and run.error.kind != "wrong_key":
@@ -31,7 +32,7 @@ def _unreadable(facts: Facts) -> Iterator[Found]:
                 run.error.what,
                 "it cannot be gone on from",
                 run.error.hint or "restore its log from a copy, or from a further tier",
-                f"relight verify {run.path}",
+                f"relight verify {quote(run.path)}",
             )
 
 
@@ -47,7 +48,7 @@ def _log_damaged(facts: Facts) -> Iterator[Found]:
                 f"{reason}{more}",
                 "what it committed is not there, and leftovers of dead attempts are not deleted as they may be that",
                 "restore the file from a copy; look at the disk",
-                f"relight log {run.path}",
+                f"relight log {quote(run.path)}",
             )
 
 
@@ -65,7 +66,7 @@ def _damaged(facts: Facts) -> Iterator[Found]:
                 f"step {bad[-1].step}: {bad[-1].damage[0]}",
                 "a resume passes it over, and goes on from the one before" if newest else "it cannot be restored",
                 "mend it from another tier, if there is one; else look at the disk",
-                f"relight scrub {run.path}" if run.tiers else f"relight verify {run.path} {bad[-1].id}",
+                f"relight scrub {quote(run.path)}" if run.tiers else f"relight verify {quote(run.path)} {bad[-1].id}",
             )
 
 
@@ -80,7 +81,7 @@ def _none_left(facts: Facts) -> Iterator[Found]:
                 f"{len(looked)} are there, and all are damaged",
                 "a resume is refused",
                 "bring one back: from another tier, a copy, or by relight recall",
-                f"relight recall {run.path}",
+                f"relight recall {quote(run.path)}",
             )
 
 
@@ -96,7 +97,7 @@ def _empty(facts: Facts) -> Iterator[Found]:
                     f"its last attempt began {span(since)} ago, on {run.attempts[-1].host}",
                     "all that was trained is lost",
                     "look at that job's log; is step() called, and save= short enough?",
-                    f"relight log {run.path}",
+                    f"relight log {quote(run.path)}",
                 )
 
 
@@ -114,7 +115,7 @@ def _stale(facts: Facts) -> Iterator[Found]:
                 f"the newest is {span(age)} old; one came every {span(usual)}",
                 "all steps since are lost with the next failure",
                 "look at the job's warnings: a save that fails says why",
-                f"relight incidents {run.path}",
+                f"relight incidents {quote(run.path)}",
             )
 
 
@@ -134,7 +135,7 @@ def _no_progress(facts: Facts) -> Iterator[Found]:
                 f"{barren} attempts without a checkpoint, on {', '.join(hosts[:4])}",
                 "machines' time is spent on nothing",
                 "see what ends it",
-                f"relight incidents {run.path}",
+                f"relight incidents {quote(run.path)}",
             )
 
 
@@ -143,7 +144,7 @@ def _no_progress(facts: Facts) -> Iterator[Found]:
     "warning",
     "run",
     "an attempt went on committing after another had taken charge: two jobs write one run",
-    "Attempt … was superseded by attempt … there",
+    "fenced",
 )
 def _superseded(facts: Facts) -> Iterator[Found]:
     for run in facts.runs:
@@ -154,7 +155,7 @@ def _superseded(facts: Facts) -> Iterator[Found]:
                 run.void[-1] + (f"; {len(run.void)} such records" if len(run.void) > 1 else ""),
                 "what the superseded one saved counts for nothing",
                 "stop it, or give it a run of its own",
-                f"relight log {run.path}",
+                f"relight log {quote(run.path)}",
             )
 
 
@@ -174,7 +175,7 @@ def _suspect(facts: Facts) -> Iterator[Found]:
                 f"step {run.newest.step}: ranks held different values of one tensor",
                 "a resume passes over it; a rank computes wrongly, or the component is each rank's own",
                 "name what is each rank's own in per_rank=[…]; else look at the machines",
-                f"relight show {run.path}",
+                f"relight show {quote(run.path)}",
             )
 
 
@@ -191,7 +192,7 @@ def _loss(facts: Facts) -> Iterator[Found]:
                     f"step {run.newest.step}: {odd[0]} is {run.newest.metrics[odd[0]]}",
                     "training has diverged; what follows is worth nothing",
                     "go back to before it, as relight run does",
-                    f"relight branch {run.path}@{good[-1].id} NEW" if good else f"relight ls {run.path}",
+                    f"relight branch {quote(run.path)}@{good[-1].id} NEW" if good else f"relight ls {quote(run.path)}",
                 )
 
 
@@ -205,7 +206,7 @@ def _leftovers(facts: Facts) -> Iterator[Found]:
                 f"{run.leftovers[0][0]}: {run.leftovers[0][1]}",
                 "they take room until the run's next attempt, or a sweep",
                 "sweep them",
-                f"relight prune {run.path} --sweep",
+                f"relight prune {quote(run.path)} --sweep",
                 fix="leftovers",
             )
 
@@ -220,7 +221,7 @@ def _temporaries(facts: Facts) -> Iterator[Found]:
                 ", ".join(run.temporaries[:3]),
                 "they take an inode each",
                 "sweep them",
-                f"relight prune {run.path} --sweep",
+                f"relight prune {quote(run.path)} --sweep",
                 fix="leftovers",
             )
 
@@ -242,7 +243,7 @@ def _tier_away(facts: Facts) -> Iterator[Found]:
                     tier.error.what,
                     "nothing is copied there, and nothing read from it",
                     tier.error.hint or "make it answer",
-                    f"relight ls {tier.url}",
+                    f"relight ls {quote(tier.url)}",
                 )
 
 
@@ -257,7 +258,7 @@ def _tier_behind(facts: Facts) -> Iterator[Found]:
                     f"it lacks {tier.lacks} checkpoint{'s' if tier.lacks > 1 else ''}, the oldest for {span(tier.lacks_s)}",
                     "what is not there yet is lost with this disk",
                     "copy it now",
-                    f"relight drain {run.path}",
+                    f"relight drain {quote(run.path)}",
                 )
 
 
@@ -273,7 +274,7 @@ def _stopped(facts: Facts) -> Iterator[Found]:
                 f"{last.kind}: {last.why[:160]}",
                 "nobody trains",
                 "do what that asks for, and start it again",
-                f"relight incidents {run.path} latest",
+                f"relight incidents {quote(run.path)} latest",
             )
 
 
@@ -290,7 +291,7 @@ def _again(facts: Facts) -> Iterator[Found]:
                     f"{len(same)} times within a day; last: {same[-1].why[:140]}",
                     "each time costs the steps since the last save",
                     "find the cause; relight run only keeps it alive",
-                    f"relight incidents {run.path}",
+                    f"relight incidents {quote(run.path)}",
                 )
 
 
@@ -304,7 +305,7 @@ def _inexact(facts: Facts) -> Iterator[Found]:
                 run.exact[0],
                 "it trains on, but not through the same numbers",
                 "see whether that matters to you, and what a script can do",
-                f"relight show {run.path}",
+                f"relight show {quote(run.path)}",
             )
 
 
@@ -330,7 +331,7 @@ def _software(facts: Facts) -> Iterator[Found]:
                 "; ".join(other),
                 "kernels may add in another order",
                 "use the same, or accept it",
-                f"relight show {run.path}",
+                f"relight show {quote(run.path)}",
             )
 
 
@@ -359,7 +360,7 @@ def _chain(facts: Facts) -> Iterator[Found]:
                 f"it needs bytes of {run.newest.requires} others",
                 "none of these can go, and a restore opens all of them",
                 "have it stand by itself",
-                f"relight repack {run.path} {run.newest.id}",
+                f"relight repack {quote(run.path)} {run.newest.id}",
             )
 
 

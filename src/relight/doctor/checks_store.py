@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from relight.doctor.facts import Facts
 from relight.doctor.finding import Found, check, gb, span
@@ -29,7 +30,7 @@ def growth_bps(facts: Facts) -> float | None:
     return total or None
 
 
-@check("store-away", "error", "store", "the store cannot be listed: it is away, or refuses")
+@check("store-away", "error", "store", "the store cannot be listed: it is away, or refuses", "store")
 def _away(facts: Facts) -> Iterator[Found]:
     error = facts.store.error
     said_before = error is not None and error.kind == "config" and bool(facts.config.bad)  # which is why it cannot be opened
@@ -40,11 +41,24 @@ def _away(facts: Facts) -> Iterator[Found]:
             error.what,
             "nothing is saved, and nothing restored",
             error.hint or "look at the mount, the network and the credentials",
-            f"relight ls {facts.store.url}",
+            f"relight ls {quote(facts.store.url)}",
         )
 
 
-@check("wrong-key", "error", "store", "the store is encrypted and no key at hand opens it, or it is not and a key was given")
+@check("nothing-there", "note", "store", "there is neither a store nor a run at that path yet", "not_found")
+def _absent(facts: Facts) -> Iterator[Found]:
+    if facts.store.absent and facts.store.error is None and facts.store.is_directory:
+        yield Found(
+            "nothing was saved there yet",
+            facts.store.url,
+            facts.store.absent,
+            "if something was, the path is another",
+            "check the path; a run's first save makes it",
+            "relight ls .",
+        )
+
+
+@check("wrong-key", "error", "store", "the store is encrypted and no key at hand opens it, or it is not and a key was given", "wrong_key")
 def _wrong_key(facts: Facts) -> Iterator[Found]:
     errors = [facts.store.error, facts.store.record, *(run.error for run in facts.runs)]
     error = next((one for one in errors if one is not None and one.kind == "wrong_key"), None)
@@ -55,7 +69,7 @@ def _wrong_key(facts: Facts) -> Iterator[Found]:
             error.what,
             "nothing is saved, and nothing restored",
             error.hint or "say where its key is: RELIGHT_KEY=file:PATH",
-            f"relight keys status {facts.store.url}",
+            f"relight keys status {quote(facts.store.url)}",
         )
 
 
@@ -68,7 +82,7 @@ def _not_a_directory(facts: Facts) -> Iterator[Found]:
             "it is no directory",
             "nothing can be saved there",
             "choose another place, or move the file away",
-            f"ls -l {facts.store.url}",
+            f"ls -l {quote(facts.store.url)}",
         )
 
 
@@ -82,11 +96,17 @@ def _record(facts: Facts) -> Iterator[Found]:
             record.what,
             "runs that are there can be read still; whether they belong here is known from their records alone",
             "restore it from a copy; a run's next attempt makes one that is gone anew",
-            f"relight verify {facts.store.url} --quick",
+            f"relight verify {quote(facts.store.url)} --quick",
         )
 
 
-@check("unwritable", "error", "store", "a small file cannot be written there, for want of permission or as the file system is read-only")
+@check(
+    "unwritable",
+    "error",
+    "store",
+    "a small file cannot be written there, for want of permission or as the file system is read-only",
+    "store",
+)
 def _unwritable(facts: Facts) -> Iterator[Found]:
     probe = facts.store.probe
     if probe is not None and probe.kind not in ("no_space", "corrupt", "wrong_key", "config"):
@@ -97,11 +117,11 @@ def _unwritable(facts: Facts) -> Iterator[Found]:
             probe.what,
             "every save fails",
             probe.hint or "check who owns it, and its permissions",
-            f"findmnt -T {facts.store.url}" if read_only else f"ls -ld {facts.store.url}",
+            f"findmnt -T {quote(facts.store.url)}" if read_only else f"ls -ld {quote(facts.store.url)}",
         )
 
 
-@check("full", "error", "store", "there is no room, quota or inode for even a small file")
+@check("full", "error", "store", "there is no room, quota or inode for even a small file", "no_space")
 def _full(facts: Facts) -> Iterator[Found]:
     probe = facts.store.probe
     if probe is not None and probe.kind == "no_space":
@@ -111,11 +131,11 @@ def _full(facts: Facts) -> Iterator[Found]:
             probe.what,
             "every save fails",
             "make room: relight prune removes what no rule keeps, and says why",
-            f"relight prune {_run_or_store(facts)} --keep-last 3 --dry-run",
+            f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
         )
 
 
-@check("bytes-differ", "error", "store", "other bytes come back than were written")
+@check("bytes-differ", "error", "store", "other bytes come back than were written", "corrupt")
 def _bytes_differ(facts: Facts) -> Iterator[Found]:
     probe = facts.store.probe
     if probe is not None and probe.kind == "corrupt":
@@ -125,11 +145,11 @@ def _bytes_differ(facts: Facts) -> Iterator[Found]:
             probe.what,
             "what is saved is damaged from the beginning",
             "do not train on this: look at disk, memory and controller",
-            f"relight verify {facts.store.url}",
+            f"relight verify {quote(facts.store.url)}",
         )
 
 
-@check("space", "error", "store", "the next checkpoint does not fit")
+@check("space", "error", "store", "the next checkpoint does not fit", "no_space")
 def _space(facts: Facts) -> Iterator[Found]:
     free, need = facts.store.free_bytes, facts.newest_bytes
     if free is not None and need and free < need:
@@ -139,11 +159,13 @@ def _space(facts: Facts) -> Iterator[Found]:
             f"{gb(free)} are free, the newest takes {gb(need)}",
             "every save fails",
             "make room, or keep fewer: keep=relight.keep(last=…)",
-            f"relight prune {_run_or_store(facts)} --keep-last 3 --dry-run",
+            f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
         )
 
 
-@check("space-low", "warning", "store", "there is room for fewer than two checkpoints, or less than 1 GB where there is none yet")
+@check(
+    "space-low", "warning", "store", "there is room for fewer than two checkpoints, or less than 1 GB where there is none yet", "no_space"
+)
 def _space_low(facts: Facts) -> Iterator[Found]:
     free, need = facts.store.free_bytes, facts.newest_bytes
     if free is not None and need and need <= free < 2 * need:
@@ -153,7 +175,7 @@ def _space_low(facts: Facts) -> Iterator[Found]:
             f"{gb(free)} are free, the newest takes {gb(need)}",
             "a save needs room before the one that it replaces goes",
             "make room, or keep fewer: keep=relight.keep(last=…)",
-            f"relight prune {_run_or_store(facts)} --keep-last 3 --dry-run",
+            f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
         )
     elif free is not None and not need and free < _LOW_BYTES and facts.store.error is None:
         yield Found(
@@ -162,7 +184,7 @@ def _space_low(facts: Facts) -> Iterator[Found]:
             f"{gb(free)} are free, and nothing says how large a checkpoint will be",
             "a checkpoint of a model with its optimizer takes 12 to 16 bytes a parameter",
             "choose a larger disk, or make room",
-            f"df -h {facts.store.url}",
+            f"df -h {quote(facts.store.url)}",
         )
 
 
@@ -176,7 +198,7 @@ def _space_soon(facts: Facts) -> Iterator[Found]:
             f"runs grow by {gb(rate * 3600)} an hour, {gb(free)} are free",
             "saves fail from then on",
             "say what to keep: keep=relight.keep(last=…, budget=…)",
-            f"relight prune {_run_or_store(facts)} --keep-last 3 --dry-run",
+            f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
         )
 
 
@@ -192,7 +214,7 @@ def _retention(facts: Facts) -> Iterator[Found]:
                 f"{len(run.checkpoints)} checkpoints take {gb(taken)} of {gb(size)}",
                 "the disk fills up, and saves fail",
                 "say what to keep: keep=relight.keep(last=…)",
-                f"relight prune {run.path} --keep-last 3 --dry-run",
+                f"relight prune {quote(run.path)} --keep-last 3 --dry-run",
             )
 
 
@@ -206,7 +228,7 @@ def _inodes(facts: Facts) -> Iterator[Found]:
             f"{free} are free: enough for {max(0, free // _INODES_A_SAVE)} checkpoints or so",
             "files cannot be made although there is room for bytes",
             "remove small files there, or make the file system with more",
-            f"df -i {facts.store.url}",
+            f"df -i {quote(facts.store.url)}",
         )
 
 
@@ -220,7 +242,7 @@ def _in_memory(facts: Facts) -> Iterator[Found]:
             f"{mount.point} is {mount.type}",
             "it is gone with the machine, and takes what training needs",
             "choose a disk; Relight keeps copies in memory by itself",
-            f"findmnt -T {facts.store.url}",
+            f"findmnt -T {quote(facts.store.url)}",
         )
 
 
@@ -242,7 +264,7 @@ def _barriers(facts: Facts) -> Iterator[Found]:
             f"mounted {mount.type} with {', '.join(bad)}",
             "a power cut takes checkpoints that were told to be stored, or the whole file system",
             "mount it without",
-            f"findmnt -T {facts.store.url}",
+            f"findmnt -T {quote(facts.store.url)}",
         )
 
 
@@ -257,7 +279,7 @@ def _fsync(facts: Facts) -> Iterator[Found]:
             f"4 KiB were durable after {took * 1e6:.1f} µs; no device is that fast",
             "a power cut takes checkpoints that were told to be stored",
             "look for a preloaded library, or a disk that is set to lie",
-            f"findmnt -T {facts.store.url}",
+            f"findmnt -T {quote(facts.store.url)}",
         )
 
 
@@ -270,7 +292,7 @@ def _links(facts: Facts) -> Iterator[Found]:
             "two creations of one name both succeeded",
             "two processes that commit at once would both believe they did",
             "choose another file system",
-            f"findmnt -T {facts.store.url}",
+            f"findmnt -T {quote(facts.store.url)}",
         )
 
 
@@ -312,7 +334,7 @@ def _nfs_soft(facts: Facts) -> Iterator[Found]:
             f"options: {','.join(sorted(mount.options))[:160]}",
             "a server that is busy looks like one that refuses: saves fail, and other programs' writes may be lost",
             "mount it hard",
-            f"nfsstat -m {mount.point}",
+            f"nfsstat -m {quote(mount.point)}",
         )
 
 
@@ -327,7 +349,7 @@ def _nfs_old(facts: Facts) -> Iterator[Found]:
             f"vers={version}",
             "the creation of a name whose answer was lost cannot be told from another's; 4.0, 4.1 and 4.2 are tested",
             "mount it with vers=4.2",
-            f"nfsstat -m {mount.point}",
+            f"nfsstat -m {quote(mount.point)}",
         )
 
 
@@ -341,7 +363,7 @@ def _nfs_nocto(facts: Facts) -> Iterator[Found]:
             "nocto",
             "what another machine has committed may not be seen: a run could begin from nothing",
             "mount it without nocto",
-            f"nfsstat -m {mount.point}",
+            f"nfsstat -m {quote(mount.point)}",
         )
 
 
@@ -369,7 +391,7 @@ def _far(facts: Facts) -> Iterator[Found]:
             f"a small read takes {took:.1f} s",
             "listing a run takes one for each record, a commit some",
             "choose a nearer region, or a nearer tier: relight.Tiers(hot=…, cold=…)",
-            f"relight ls {facts.store.url}",
+            f"relight ls {quote(facts.store.url)}",
         )
 
 
@@ -385,7 +407,7 @@ def _slow(facts: Facts) -> Iterator[Found]:
                 f"the newest takes {span(newest.new_bytes / rate)} at {gb(rate)}/s, and one comes every {span(between)}",
                 "saves are put off, and more steps are lost with each failure",
                 "save less often, or on a faster disk",
-                f"relight bench {facts.store.url}",
+                f"relight bench {quote(facts.store.url)}",
             )
 
 
@@ -399,7 +421,7 @@ def _direct(facts: Facts) -> Iterator[Found]:
             f"O_DIRECT is refused by {mount.type if mount is not None else 'the file system'}",
             "saves and restores push out what other programs have in the page cache",
             "nothing has to be done; XFS and ext4 have it",
-            f"relight bench {facts.store.url}",
+            f"relight bench {quote(facts.store.url)}",
         )
 
 
@@ -413,7 +435,7 @@ def _shared_write(facts: Facts) -> Iterator[Found]:
             f"its mode is {mode & 0o7777:04o}",
             "anybody can delete or replace checkpoints",
             "take it from others",
-            f"chmod o-w {facts.store.url}",
+            f"chmod o-w {quote(facts.store.url)}",
         )
 
 
@@ -427,7 +449,7 @@ def _keys_old(facts: Facts) -> Iterator[Found]:
                 f"{key.label}: {key.age_days:.0f} days",
                 "the longer a key is in use, the more places it has been to",
                 "exchange it; nothing is encrypted anew for that",
-                f"relight keys status {facts.store.url} --max-age 365",
+                f"relight keys status {quote(facts.store.url)} --max-age 365",
             )
 
 
@@ -440,7 +462,7 @@ def _keys_one(facts: Facts) -> Iterator[Found]:
             f"that is {facts.store.keys[0].label}",
             "who loses it has lost every checkpoint",
             "add one that is kept elsewhere",
-            f"relight keys add {facts.store.url} file:NEW",
+            f"relight keys add {quote(facts.store.url)} file:NEW",
         )
 
 
@@ -454,7 +476,7 @@ def _bench(facts: Facts) -> Iterator[Found]:
             ", ".join(left[:4]),
             "they take room",
             "remove them, unless a bench is running",
-            f"rm -r {facts.store.url}/{left[0]}",
+            f"rm -r {quote(facts.store.url)}/{quote(left[0])}",
         )
 
 

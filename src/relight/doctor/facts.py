@@ -121,6 +121,8 @@ class StoreFacts:
     """``disk``, ``stripe``, ``object``, ``web``, ``memory``."""
     there: bool = True
     """Whether there is something at that place."""
+    absent: str = ""
+    """What there is instead, if no store or run is."""
     error: Trouble | None = None
     """Why it cannot be listed or opened."""
     record: Trouble | None = None

@@ -67,7 +67,7 @@ def look_at_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     room = seen("room", lambda: os.statvfs(_nearest(root)), None) if root else None
     record = seen("relight.json", lambda: _trouble(lambda: read_store(store)), None) if there else None
     wrong_key = record is not None and record.kind == "wrong_key"
-    tried = there and not wrong_key and kind in ("disk", "stripe", "object", "memory")
+    tried = there and not wrong_key and (kind in ("disk", "object", "memory") or (kind == "stripe" and bool(runs)))  # trying one makes one
     found = seen("writing", lambda: _trouble(lambda: _probe(store, runs)), None, 30.0) if tried else None
     measured: _Tries | None = None
     if tried and found is None and root:

@@ -11,7 +11,7 @@ from relight.doctor.facts_config import look_at_config
 from relight.doctor.facts_machine import look_at_machine
 from relight.doctor.facts_run import look_at_run, measure_restore
 from relight.doctor.facts_store import look_at_store
-from relight.errors import CheckpointNotFound, RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 
@@ -31,20 +31,24 @@ def look(
     say: Say = lambda what: None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Facts:
-    """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. Never raises for what is wrong with
-    these: that is a fact, too. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint is read, up to 4 GiB or a
+    """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. What is wrong with these is a fact,
+    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint is read, up to 4 GiB or a
     minute of it."""
+    if not path or "\0" in path:
+        raise ConfigError("an empty path, or one with a zero byte, is no store")
     url = absolute(path)
     say("settings")
     config = look_at_config(url)
     say("machine")
     machine = look_at_machine(url, quick=quick)
     try:
-        place = _place(path)
+        place, absent = _place(path)
     except RelightError as error:
+        if isinstance(error, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
+            raise  # it is the path that is wrong
         return Facts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=Trouble.of(error, url)))
     say("store")
-    store = look_at_store(place.store, quick=quick)
+    store = replace(look_at_store(place.store, quick=quick), absent=absent)
     names = ([place.run] if place.run is not None else list(store.runs)) if store.there and _opens(store) else []
     runs = []
     for name in names[:RUNS_MAX]:
@@ -58,12 +62,12 @@ def look(
     return Facts(machine=machine, config=config, store=store, runs=tuple(runs))
 
 
-def _place(path: str) -> Place:
-    """Where it leads; to a store that is to be, if there is nothing."""
+def _place(path: str) -> tuple[Place, str]:
+    """Where it leads; to a store that is to be, if there is nothing, and what there is instead."""
     try:
-        return locate(path)
-    except CheckpointNotFound:
-        return Place(open_bytes(absolute(path)), None)
+        return locate(path), ""
+    except CheckpointNotFound as error:
+        return Place(open_bytes(absolute(path)), None), f"{error.what}; {error.hint}" if error.hint else error.what
 
 
 def _opens(store: StoreFacts) -> bool:

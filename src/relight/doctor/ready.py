@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, NamedTuple
 
 from relight.doctor.checks_machine import numbers, slots_bytes
@@ -101,17 +102,19 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             10,
             0.0 if seen.damage else 1.0 if seen.whole else 0.9,
             seen.damage[0] if seen.damage else f"step {newest.step}: {what} as committed",
-            f"relight verify {path} latest",
+            f"relight verify {quote(path)} latest",
         )
     elif newest.damage is None:
-        yield named("the newest checkpoint can be restored", 10, None, "it could not be looked into", f"relight verify {path} latest")
+        yield named(
+            "the newest checkpoint can be restored", 10, None, "it could not be looked into", f"relight verify {quote(path)} latest"
+        )
     else:
         yield named(
             "the newest checkpoint can be restored",
             10,
             0.0 if newest.damage else 0.75,
             newest.damage[0] if newest.damage else "metadata and sizes as committed; its bytes were not read",
-            f"relight ready {path} --measure",
+            f"relight ready {quote(path)} --measure",
         )
     good = sum(not one.damage for one in run.checkpoints) if run is not None else 0
     yield named(
@@ -119,30 +122,30 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         6,
         min(1.0, max(0, good - 1) / 2) if run is not None and newest is not None else None,
         f"{good} checkpoints, none known to be damaged" if good else "no checkpoint yet",
-        f"relight ls {path}",
+        f"relight ls {quote(path)}",
     )
     yield named(
         "copies are elsewhere",
         8,
         _tiers(run),
         _tiers_text(run),
-        f"relight push {path} REMOTE" if run is None or not run.tiers else f"relight drain {path}",
+        f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
     )
-    yield named("coming back was rehearsed", 8, _drilled(facts, run), _drilled_text(facts, run), f"relight drill --remember {path}")
+    yield named("coming back was rehearsed", 8, _drilled(facts, run), _drilled_text(facts, run), f"relight drill --remember {quote(path)}")
     every = run.interval_s if run is not None else None
     yield named(
         "little is lost with a failure",
         6,
         None if every is None else _steps(every, (600, 1800, 3600, 14400)),
         "fewer than four checkpoints" if every is None else f"a checkpoint every {span(every)}",
-        f"relight bench {facts.store.url}",
+        f"relight bench {quote(facts.store.url)}",
     )
     yield named(
         "one commit has one winner",
         6,
         _yes(facts.store.exclusive),
         {None: "not tried", True: "of two creations of one name one failed", False: "a name was created twice"}[facts.store.exclusive],
-        f"relight doctor {facts.store.url}",
+        f"relight doctor {quote(facts.store.url)}",
     )
     if facts.store.kind == "disk":
         mount, took = facts.store.mount, facts.store.fsync_s
@@ -155,7 +158,7 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             "not tried"
             if took is None
             else f"4 KiB durable in {took * 1e3:.2f} ms on {mount.type if mount is not None else 'this file system'}",
-            f"findmnt -T {facts.store.url}",
+            f"findmnt -T {quote(facts.store.url)}",
         )
     if run is not None:
         yield named(
@@ -163,7 +166,7 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             6,
             0.0 if run.faults or run.error is not None else 1.0,
             f"{run.records} records, {len(run.faults)} damaged" if run.error is None else run.error.what,
-            f"relight log {path}",
+            f"relight log {quote(path)}",
         )
         yield named(
             "somebody keeps it alive",
@@ -182,7 +185,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
         6,
         _yes(store.encrypted),
         {None: "the store cannot be opened", True: f"{len(store.keys)} keys open it", False: "bytes lie in the clear"}[store.encrypted],
-        f"relight rekey {url} --plain",
+        f"relight rekey {quote(url)} --plain",
     )
     if store.encrypted:
         yield named(
@@ -190,7 +193,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
             4,
             min(1.0, max(0, len(store.keys) - 1)),
             f"{len(store.keys)} keys open it",
-            f"relight keys add {url} file:NEW",
+            f"relight keys add {quote(url)} file:NEW",
         )
         oldest = max((key.age_days for key in store.keys), default=None)
         yield named(
@@ -198,7 +201,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
             2,
             None if oldest is None else 1.0 if oldest <= 365 else 0.25,
             "no key could be read" if oldest is None else f"the oldest is {oldest:.0f} days old",
-            f"relight keys rotate {url} OLD NEW",
+            f"relight keys rotate {quote(url)} OLD NEW",
         )
     if facts.config.key_files:
         open_to = [one for one in facts.config.key_files if one.mode & 0o077]
@@ -228,7 +231,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
         mode = store.mode
         score = None if mode is None else 0.0 if mode & 0o002 else 0.75 if mode & 0o020 else 1.0
         yield named(
-            "others cannot write there", 6, score, "it is not there yet" if mode is None else f"mode {mode:04o}", f"chmod go-w {url}"
+            "others cannot write there", 6, score, "it is not there yet" if mode is None else f"mode {mode:04o}", f"chmod go-w {quote(url)}"
         )
     if store.kind == "object":
         clear = any(one.name == "endpoint-clear" for one in findings)
@@ -249,7 +252,7 @@ def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         6,
         None if not need or memory is None else min(1.0, memory / need),
         "no checkpoint yet, so its size is not known" if not need else f"{gb(need)} needed, {gb(memory or 0)} available",
-        f"relight bench {store.url}",
+        f"relight bench {quote(store.url)}",
     )
     newest, every = (run.newest, run.interval_s) if run is not None else (None, None)
     rate = store.write_bps
@@ -260,10 +263,12 @@ def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             6,
             _steps(takes / every, (0.25, 0.5, 0.75, 1.0)),
             f"{span(takes)} at {gb(rate)}/s, one every {span(every)}",
-            f"relight bench {store.url}",
+            f"relight bench {quote(store.url)}",
         )
     else:
-        yield named("a save is durable before the next is due", 6, None, "no rate, or no usual interval", f"relight bench {store.url}")
+        yield named(
+            "a save is durable before the next is due", 6, None, "no rate, or no usual interval", f"relight bench {quote(store.url)}"
+        )
     seen = run.measured if run is not None else None
     if seen is not None and seen.seconds > 0 and newest is not None:
         whole_s = seen.seconds * newest.bytes / max(1, seen.bytes)
@@ -272,7 +277,7 @@ def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             6,
             _steps(whole_s, (60, 180, 600, 1800)),
             f"{gb(seen.bytes)} in {seen.seconds:.2f} s ({gb(seen.bytes / seen.seconds)}/s)",
-            f"relight bench {store.url}",
+            f"relight bench {quote(store.url)}",
         )
     else:
         yield named(
@@ -288,14 +293,14 @@ def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             2,
             _yes(store.direct),
             {None: "not tried", True: "O_DIRECT works", False: "O_DIRECT is refused"}[store.direct],
-            f"relight bench {store.url}",
+            f"relight bench {quote(store.url)}",
         )
     yield named(
         "the store answers quickly",
         3,
         None if store.answer_s is None else _steps(store.answer_s, (0.1, 0.5, 1.0, 2.0)),
         "not asked" if store.answer_s is None else f"a small read takes {store.answer_s * 1e3:.1f} ms",
-        f"relight ls {store.url}",
+        f"relight ls {quote(store.url)}",
     )
 
 
@@ -311,10 +316,12 @@ def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             "no checkpoint yet, so its size is not known"
             if not need or free is None
             else f"{gb(free)} free: {free // need} more of the newest",
-            f"relight prune {path} --keep-last 3 --dry-run",
+            f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
         if store.free_inodes is not None:
-            yield named("there are inodes", 2, min(1.0, store.free_inodes / 100_000), f"{store.free_inodes:,} free", f"df -i {store.url}")
+            yield named(
+                "there are inodes", 2, min(1.0, store.free_inodes / 100_000), f"{store.free_inodes:,} free", f"df -i {quote(store.url)}"
+            )
     if run is not None and len(run.checkpoints) + run.retired >= 4:
         growth = growth_bps(facts)
         lasts = free / growth if growth and free is not None else math.inf
@@ -325,10 +332,10 @@ def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             5,
             score,
             text + (f"; full in {span(lasts)}" if math.isfinite(lasts) and not run.retired else ""),
-            f"relight prune {path} --keep-last 3 --dry-run",
+            f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
     else:
-        yield named("what is old goes", 5, None, "too few checkpoints to tell", f"relight prune {path} --keep-last 3 --dry-run")
+        yield named("what is old goes", 5, None, "too few checkpoints to tell", f"relight prune {quote(path)} --keep-last 3 --dry-run")
     files = facts.machine.limits.get("open files")
     yield named(
         "limits allow many ranks",
@@ -343,7 +350,7 @@ def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             2,
             _steps(run.records, (10_000, 50_000, 200_000, 1_000_000)),
             f"{run.records:,} records",
-            f"relight log {path}",
+            f"relight log {quote(path)}",
         )
     if facts.machine.accelerators or facts.machine.fabric:
         limited = any(one.name == "memlock" for one in findings)
@@ -365,7 +372,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
         8,
         0.0 if errors else max(0.25, 1.0 - 0.25 * warnings),
         f"{errors} errors, {warnings} warnings",
-        f"relight doctor {target}",
+        f"relight doctor {quote(target)}",
     )
     packages = facts.machine.packages
     old = [one for one in packages if not one.installed or (one.least and numbers(one.installed) < numbers(one.least))]
@@ -386,7 +393,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
         5,
         0.0 if bad else 1.0,
         f"{bad} wrong" if bad else f"{len(facts.config.settings)} set, all known",
-        f"relight doctor {target}",
+        f"relight doctor {quote(target)}",
     )
     yield named(
         "the end of a machine is known",
@@ -397,7 +404,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
     )
     if run is not None:
         left = len(run.leftovers) + len(run.temporaries)
-        yield named("nothing is left lying", 2, 1.0 if not left else 0.5, f"{left} leftovers", f"relight doctor {target} --fix")
+        yield named("nothing is left lying", 2, 1.0 if not left else 0.5, f"{left} leftovers", f"relight doctor {quote(target)} --fix")
         skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
         yield named(
             "clocks agree",
@@ -409,7 +416,11 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
         failed = [one for one in run.incidents if one.time_s is not None and facts.machine.now - one.time_s < 7 * _DAY_S]
         if run.supervised:
             yield named(
-                "a quiet week", 3, _steps(len(failed), (0, 2, 5, 20)), f"{len(failed)} failures in 7 days", f"relight incidents {target}"
+                "a quiet week",
+                3,
+                _steps(len(failed), (0, 2, 5, 20)),
+                f"{len(failed)} failures in 7 days",
+                f"relight incidents {quote(target)}",
             )
 
 
