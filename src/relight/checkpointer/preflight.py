@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
-from relight.log import read_store
+from relight.log.tried import probe
 from relight.observe import emit
-from relight.store import ByteStore, put
+from relight.store import ByteStore
 
-PROBE_BYTES = 8192
-
-
-def probe(store: ByteStore, run: str) -> None:
-    """Write, read back and delete a small file; the store's own error, with what to do about it, if that fails."""
-    with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
-        read_store(store)  # nothing is put into a store that is encrypted, and was opened without its key
-    prefix = f"{run}/.probe-{secrets.token_hex(6)}"
-    key, data = f"{prefix}/probe", secrets.token_bytes(PROBE_BYTES)
-    try:
-        put(store, key, data)
-        if store.get(key, PROBE_BYTES) != data:
-            raise CorruptCheckpoint(
-                "the store gives back other bytes than were written", where=key, hint="do not train on this disk: check it"
-            )
-    finally:
-        store.delete(key)
-        store.delete_dir(prefix)
+__all__ = ["check_room", "probe"]
 
 
 def check_room(store: ByteStore, state_bytes: int, checkpoints: int) -> str | None:

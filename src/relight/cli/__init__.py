@@ -57,6 +57,8 @@ COMMANDS = {
     "alerts": "what is worth an alert: check, list the rules, send a test",
     "predict": "failures seen coming: train on histories, and what that is worth",
     "simulate": "months of a fleet in seconds: what policies make of its failures",
+    "doctor": "what is wrong with machine, store, run and settings, and what to do",
+    "ready": "how ready is all of it for a run that matters? measured and graded",
     "drill": "break a job on purpose, and see whether it goes on as it should",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",

@@ -81,6 +81,11 @@ def is_a_loss(words: str) -> bool:
     return (_spoken(words) or ("", 0))[0] == "network"
 
 
+def kernel_kind(line: str) -> str | None:
+    """The kind of failure that a line of the kernel's log speaks of; None if it speaks of none."""
+    return next((kind for pattern, kind, _ in _KERNEL if pattern.search(line)), None)
+
+
 def alike(words: str) -> str:
     """Words without what differs between two failures of one kind."""
     return _NUMBERS.sub("#", " ".join(words.split()))[:300]

@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Supervisor:
         """When saves that are made more often began last, and until when they are."""
         self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
         top = Path(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir())
-        _sweep(top)
+        sweep_memory(top)
         self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=top))
         self._held = _hold(self._directory)
         self._book = Book(fallback)
@@ -432,12 +432,10 @@ def _hold(directory: Path) -> int:
     return descriptor
 
 
-def _sweep(top: Path) -> None:
-    """What supervisors left that were killed: nobody needs it."""
-    for one in top.glob(f"{_PREFIX}*"):
-        pid = one.name.removeprefix(_PREFIX).partition("-")[0]
-        if not pid.isdecimal() or look_at(int(pid)).state:
-            continue
+def sweep_memory(top: Path) -> list[Path]:
+    """Remove what supervisors left there that were killed: nobody needs it. What was removed."""
+    removed = []
+    for one in _dead_in(top):
         with contextlib.suppress(OSError):
             descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -445,6 +443,31 @@ def _sweep(top: Path) -> None:
                 shutil.rmtree(one, ignore_errors=True)
             finally:
                 os.close(descriptor)
+            if not one.exists():
+                removed.append(one)
+    return removed
+
+
+def left_in(top: Path) -> list[Path]:
+    """What ``sweep_memory`` would remove there."""
+    found = []
+    for one in _dead_in(top):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found.append(one)
+            finally:
+                os.close(descriptor)
+    return found
+
+
+def _dead_in(top: Path) -> Iterator[Path]:
+    """Directories of supervisors whose process is not there, as far as this container sees."""
+    for one in sorted(top.glob(f"{_PREFIX}*")):
+        pid = one.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and len(pid) < 10 and not one.is_symlink() and not look_at(int(pid)).state:
+            yield one
 
 
 def directories() -> dict[int, Path]:

@@ -1,0 +1,170 @@
+"""``relight doctor``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from shlex import quote
+from textwrap import wrap
+from typing import Any
+
+import click
+
+from relight.catalog.locate import locate
+from relight.cli.common import json_option
+from relight.cli.output import Styled, emit_json, escape, paint, plural, table
+from relight.doctor import CHECKS, Explained, Facts, Finding, FixPlan, FixReport, execute_fix, explain, judge, look, plan_fix
+from relight.doctor.explain import read_log
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.store import ByteStore
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_WIDTH = 84
+_INDENT = " " * 9
+_PAGE = "docs/troubleshooting.md"
+
+
+@click.command("doctor")
+@click.argument("path", default="runs")
+@click.option("--quick", is_flag=True, help="Leave out what takes time: rates, names, the kernel's log, older checkpoints.")
+@click.option("--fix", is_flag=True, help="Remove leftovers that nobody can need; shows them, and asks.")
+@click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
+@click.option("--error", metavar="TEXT", help="Say what these words mean, instead of looking.")
+@click.option("--log", metavar="FILE", help="Say why the job that wrote this log failed, instead of looking.")
+@json_option
+def command(path: str, quick: bool, fix: bool, yes: bool, error: str | None, log: str | None, as_json: bool) -> int:
+    """Look at this machine, the store or run at PATH, and the settings, and say what is wrong and what to do.
+
+    PATH need not exist yet. Nothing is changed but for small files that are written to see whether that works, and removed again. Exit code
+    1 if there is an error or a warning; notes alone are 0. docs/doctor.md lists what is looked for.
+
+    \b
+    Examples:
+      relight doctor runs/demo
+      relight doctor runs --fix
+      relight doctor --error "OSError: [Errno 28] No space left on device"
+      relight doctor --log train.log
+    """
+    if error is not None or log is not None:
+        if error is not None and log is not None:
+            raise ConfigError("--error and --log are two ways to ask the same", hint="give one of them")
+        return _explain(explain(error if error is not None else read_log(str(log))), as_json)
+    with status() as say:
+        facts = look(path, quick=quick, say=say)
+    findings = judge(facts)
+    plan, report = FixPlan((), ()), None
+    if fix:
+        store = locate(path).store if facts.runs else None
+        plan = plan_fix(store, findings, [run.name for run in facts.runs])
+        report = _fix(plan, store, yes, as_json)
+        if report is not None:  # it looks again: what it says is what is so now
+            with status() as say:
+                facts = look(path, quick=quick, say=say)
+            findings = judge(facts)
+    if as_json:
+        emit_json(_to_dict(path, facts, findings, plan if fix else None, report))
+    else:
+        _show(path, facts, findings, fix)
+    return 1 if any(one.severity != "note" for one in findings) else 0
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """What is being looked at, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status("looking") as shown:
+        yield lambda what: shown.update(f"looking: {escape(what)}")
+
+
+def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
+    for one in findings:
+        name = paint(one.severity.ljust(7), _COLOURS[one.severity])
+        click.echo(f"{name}  {paint(escape(one.what), 'bold')}  ({one.name})")
+        for head, text in (("where", one.where), ("seen", one.evidence), ("hurts", one.hurts), ("do", one.do)):
+            _say(head, text)
+        if one.command:
+            _say("run", one.command)
+        if one.section:
+            _say("see", f"{_PAGE}: {one.section}")
+        if one.fix and not fix:
+            _say("fix", f"relight doctor {quote(path)} --fix")
+        click.echo()
+    for what, why in list(facts.unseen.items())[:8]:
+        click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")
+    counts = [plural(count, severity) for severity in _COLOURS if (count := sum(one.severity == severity for one in findings))]
+    unseen = f", {plural(len(facts.unseen), 'thing')} could not be seen" if facts.unseen else ""
+    found = ", ".join(counts) if counts else paint("nothing wrong", "green")
+    click.echo(f"{escape(path)}: {found}; {plural(len(CHECKS), 'check')}{unseen}")
+
+
+def _say(head: str, text: str) -> None:
+    """A line of a finding; what can be typed is never broken."""
+    if not text:
+        return
+    lines = (
+        [text] if head == "run" else wrap(escape(text), _WIDTH - len(_INDENT) - 7, break_long_words=False, break_on_hyphens=False) or [""]
+    )
+    click.echo(f"{_INDENT}{head:5}  {escape(lines[0])}")
+    for line in lines[1:]:
+        click.echo(f"{_INDENT}{'':5}  {escape(line)}")
+
+
+def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> FixReport | None:
+    """Show what would be done, ask, do it; None if nothing was."""
+    if not plan.rows:
+        if not as_json:
+            click.echo("there is nothing that can be put right without asking what was meant\n")
+        return None
+    if not as_json:
+        table(
+            ["leftover", "fate", "because"], [[what, Styled("goes", "red"), why] for what, why in plan.rows], wrap=("leftover", "because")
+        )
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError("this removes leftovers, and there is nobody to ask", hint="say --yes; without --fix nothing is removed")
+        if not click.confirm("Remove them?", err=True):
+            return None
+    report = execute_fix(plan, store)
+    if not as_json:
+        click.echo(f"removed {plural(len(report.removed), 'leftover')}; looking again\n")
+        for name in report.left:
+            click.echo(f"{escape(name)} could not be removed yet")
+    return report
+
+
+def _to_dict(path: str, facts: Facts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "path": path, "ok": all(one.severity == "note" for one in findings), "findings": [one.to_dict() for one in findings],
+        "checks": len(CHECKS), "unseen": facts.unseen,
+    }  # fmt: skip
+    if plan is not None:
+        told["fix"] = {
+            "plan": plan.to_dict(),
+            "removed": list(report.removed) if report else [],
+            "left": list(report.left) if report else [],
+        }
+    return told
+
+
+def _explain(found: Explained, as_json: bool) -> int:
+    """What words mean. Words that nobody knows are a no."""
+    if as_json:
+        emit_json(found.to_dict())
+        return 0 if found.known else 1
+    if not found.known:
+        raise CheckpointNotFound(
+            "nothing known is in these words",
+            where=found.line[:80],
+            hint="give more of the log: relight doctor --log FILE; or run it under relight run",
+        )
+    click.echo(f"{paint(found.kind, 'bold')}: {escape(found.kind_means)}")
+    for head, text in (("line", found.line), ("means", found.means), ("do", found.do), ("run", found.command)):
+        _say(head, text)
+    if found.section:
+        _say("see", f"{_PAGE}: {found.section}")
+    return 0

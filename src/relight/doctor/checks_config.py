@@ -1,0 +1,160 @@
+"""What can be wrong with settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+from urllib.parse import urlsplit
+
+from relight.doctor.facts import Facts
+from relight.doctor.finding import Found, check
+
+_OTHERS = 0o077
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@check("setting-unknown", "warning", "config", "a `RELIGHT_…` variable is set that is no setting")
+def _unknown(facts: Facts) -> Iterator[Found]:
+    for name, close in facts.config.unknown:
+        yield Found(
+            f"{name} is no setting",
+            "environment",
+            f"did you mean {close}?" if close else "docs/reference.md lists them",
+            "what it was to set is not set",
+            f"set {close}" if close else "take it away",
+            f"unset {name}",
+        )
+
+
+@check("setting-bad", "error", "config", "the value of a setting is none that it can have", "config")
+def _bad(facts: Facts) -> Iterator[Found]:
+    for name, trouble in facts.config.bad:
+        yield Found(
+            f"{name} has a value that it cannot have",
+            name,
+            trouble.what,
+            "whoever needs it stops there",
+            trouble.hint or "correct it",
+            f"unset {name}",
+        )
+
+
+@check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown key or a value that it cannot have", "config")
+def _toml(facts: Facts) -> Iterator[Found]:
+    error = facts.config.file_error
+    if error is not None:
+        yield Found(
+            "relight.toml is not as it should be",
+            error.where or facts.config.file,
+            error.what,
+            "relight run does not start",
+            error.hint or "correct it",
+            "relight run --help",
+        )
+
+
+@check("toml-table", "warning", "config", "`relight.toml` has a table whose name is nearly that of one there is")
+def _table(facts: Facts) -> Iterator[Found]:
+    for name, close in facts.config.tables:
+        yield Found(
+            f"relight.toml has a table [{name}], which nobody reads",
+            facts.config.file,
+            f"did you mean [{close}]?",
+            "what it says counts for nothing",
+            f"call it [{close}]",
+        )
+
+
+@check("key-file", "warning", "config", "others may read a file that holds a key")
+def _key_file(facts: Facts) -> Iterator[Found]:
+    for one in facts.config.key_files:
+        if one.mode & _OTHERS:
+            yield Found(
+                "others may read a key",
+                one.path,
+                f"its mode is {one.mode & 0o7777:04o}",
+                "who reads it opens every checkpoint",
+                "keep it to yourself; if somebody may have read it, exchange the key",
+                f"chmod 600 {quote(one.path)}",
+            )
+
+
+@check("key-inside", "error", "config", "a key lies in the store that it opens")
+def _key_inside(facts: Facts) -> Iterator[Found]:
+    for one in facts.config.key_files:
+        if one.in_store:
+            yield Found(
+                "the key lies in the store that it opens",
+                one.path,
+                facts.store.url,
+                "whoever has the store has the key: it is as if not encrypted",
+                "move it elsewhere, and exchange it",
+                f"relight keys status {quote(facts.store.url)}",
+            )
+
+
+@check("core-dumps", "warning", "config", "processes that hold keys may leave core dumps (`RELIGHT_CORE_DUMPS=1`)")
+def _dumps(facts: Facts) -> Iterator[Found]:
+    if {"RELIGHT_CORE_DUMPS", "RELIGHT_KEY"} <= facts.config.settings:
+        yield Found(
+            "core dumps may hold keys",
+            "RELIGHT_CORE_DUMPS",
+            "it is set, and so is RELIGHT_KEY",
+            "a crash writes the key to disk, in the clear",
+            "set it only to find a crash",
+            "unset RELIGHT_CORE_DUMPS",
+        )
+
+
+@check("endpoint-clear", "warning", "config", "an object store is reached without TLS, on another machine")
+def _endpoint(facts: Facts) -> Iterator[Found]:
+    address = urlsplit(facts.config.endpoint)
+    if facts.store.kind == "object" and address.scheme == "http" and address.hostname not in _HERE:
+        yield Found(
+            "the object store is reached in the clear",
+            "AWS_ENDPOINT_URL",
+            facts.config.endpoint,
+            "whoever is on the way reads weights, and can change them",
+            "use https://",
+            facts.config.endpoint and f"export AWS_ENDPOINT_URL=https://{address.netloc}",
+        )
+
+
+@check("single-writer", "warning", "config", "one writer is promised for a store that needs no such promise")
+def _single(facts: Facts) -> Iterator[Found]:
+    if facts.config.single_writer and facts.store.exclusive:
+        yield Found(
+            "a promise that is not needed",
+            "RELIGHT_SINGLE_WRITER",
+            f"{facts.store.url} lets a name be created once only",
+            "set by habit, it takes the guard away where one is missing",
+            "take it away",
+            "unset RELIGHT_SINGLE_WRITER",
+        )
+
+
+@check("cache", "warning", "config", "the cache's directory cannot be used")
+def _cache(facts: Facts) -> Iterator[Found]:
+    if facts.config.cache is not None:
+        yield Found(
+            "the cache cannot be used",
+            facts.config.cache.where or "RELIGHT_CACHE",
+            facts.config.cache.what,
+            "everything is read from far away again",
+            facts.config.cache.hint or "name a directory of a local disk that you may write to",
+            "unset RELIGHT_CACHE",
+        )
+
+
+@check("cache-far", "warning", "config", "the cache lies on a network file system or in memory")
+def _cache_far(facts: Facts) -> Iterator[Found]:
+    mount = facts.config.cache_mount
+    if mount is not None and (mount.is_network or mount.is_memory):
+        yield Found(
+            "the cache is on no local disk",
+            "RELIGHT_CACHE",
+            f"{mount.point} is {mount.type}",
+            "it takes the memory that training needs" if mount.is_memory else "it is not nearer than the store",
+            "name a directory of a local disk",
+            'findmnt -T "$RELIGHT_CACHE"',
+        )

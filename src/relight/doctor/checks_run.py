@@ -1,0 +1,369 @@
+"""What can be wrong with a run. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from shlex import quote
+
+from relight.doctor.checks_machine import numbers
+from relight.doctor.facts import Facts, RunFacts
+from relight.doctor.finding import Found, check, span
+from relight.version import VERSION
+
+_BARREN = 5
+"""Attempts in a row without a checkpoint that are too many."""
+_LATE_LEAST_S, _LATE_TIMES = 600.0, 10.0
+"""A run under way is late once its newest checkpoint is so old, at the least and in usual intervals."""
+_LAG_S = 3600.0
+"""So long a further tier may lack what it should have."""
+_DONORS_MAX = 50
+_DAY_S = 86400.0
+_SAME_MAX = 3
+
+
+@check("run-unreadable", "error", "run", "a run's log cannot be read", "corrupt")
+def _unreadable(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.error is not None and run.error.kind != "wrong_key":
+            yield Found(
+                "the run cannot be read",
+                run.error.where or run.path,
+                run.error.what,
+                "it cannot be gone on from",
+                run.error.hint or "restore its log from a copy, or from a further tier",
+                f"relight verify {quote(run.path)}",
+            )
+
+
+@check("log-damaged", "error", "run", "a record of a run's log is damaged or missing", "A record of the log counts for nothing")
+def _log_damaged(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.faults:
+            file, reason = run.faults[0]
+            more = f"; {len(run.faults) - 1} more" if len(run.faults) > 1 else ""
+            yield Found(
+                "a record of the log counts for nothing",
+                f"{run.path}: {file}",
+                f"{reason}{more}",
+                "what it committed is not there, and leftovers of dead attempts are not deleted as they may be that",
+                "restore the file from a copy; look at the disk",
+                f"relight log {quote(run.path)}",
+            )
+
+
+@check("checkpoint-damaged", "error", "run", "metadata or sizes of a checkpoint are not what was committed", "A checkpoint is passed over")
+def _damaged(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        bad = [one for one in run.checkpoints if one.damage]
+        if bad:
+            assert bad[-1].damage
+            newest = bad[-1] is run.newest
+            yield Found(
+                f"{'the newest checkpoint' if newest else 'a checkpoint'} is damaged"
+                + (f", and {len(bad) - 1} more" if len(bad) > 1 else ""),
+                f"{run.path}@{bad[-1].id}",
+                f"step {bad[-1].step}: {bad[-1].damage[0]}",
+                "a resume passes it over, and goes on from the one before" if newest else "it cannot be restored",
+                "mend it from another tier, if there is one; else look at the disk",
+                f"relight scrub {quote(run.path)}" if run.tiers else f"relight verify {quote(run.path)} {bad[-1].id}",
+            )
+
+
+@check("none-left", "error", "run", "all of a run's checkpoints are damaged")
+def _none_left(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        looked = [one for one in run.checkpoints if one.damage is not None]
+        if looked and len(looked) == len(run.checkpoints) and all(one.damage for one in looked):
+            yield Found(
+                "no checkpoint of this run can be restored",
+                run.path,
+                f"{len(looked)} are there, and all are damaged",
+                "a resume is refused",
+                "bring one back: from another tier, a copy, or by relight recall",
+                f"relight recall {quote(run.path)}",
+            )
+
+
+@check("empty", "warning", "run", "a run was begun and has no checkpoint, though nobody is training it here")
+def _empty(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.attempts and not run.checkpoints and not run.retired and run.error is None and not _is_live(facts, run):
+            since = facts.machine.now - (run.attempts[-1].time_s or facts.machine.now)
+            if since > _LATE_LEAST_S:
+                yield Found(
+                    "the run has no checkpoint",
+                    run.path,
+                    f"its last attempt began {span(since)} ago, on {run.attempts[-1].host}",
+                    "all that was trained is lost",
+                    "look at that job's log; is step() called, and save= short enough?",
+                    f"relight log {quote(run.path)}",
+                )
+
+
+@check("stale", "warning", "run", "a run that is under way here has not saved for ten usual intervals")
+def _stale(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        newest, usual = run.newest, run.interval_s
+        if newest is None or newest.time_s is None or usual is None or not _is_live(facts, run):
+            continue
+        age = facts.machine.now - newest.time_s
+        if age > max(_LATE_LEAST_S, _LATE_TIMES * usual):
+            yield Found(
+                "the run is under way and does not save any more",
+                run.path,
+                f"the newest is {span(age)} old; one came every {span(usual)}",
+                "all steps since are lost with the next failure",
+                "look at the job's warnings: a save that fails says why",
+                f"relight incidents {quote(run.path)}",
+            )
+
+
+@check("no-progress", "error", "run", "five attempts in a row have committed nothing")
+def _no_progress(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        barren = 0
+        for attempt in reversed(run.attempts):
+            if attempt.commits:
+                break
+            barren += 1
+        if barren >= _BARREN and not _is_live(facts, run):
+            hosts = sorted({one.host for one in run.attempts[-barren:]})
+            yield Found(
+                "the job is started again and again without progress",
+                run.path,
+                f"{barren} attempts without a checkpoint, on {', '.join(hosts[:4])}",
+                "machines' time is spent on nothing",
+                "see what ends it",
+                f"relight incidents {quote(run.path)}",
+            )
+
+
+@check(
+    "superseded",
+    "warning",
+    "run",
+    "an attempt went on committing after another had taken charge: two jobs write one run",
+    "fenced",
+)
+def _superseded(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.void:
+            yield Found(
+                "two jobs have written this run",
+                run.path,
+                run.void[-1] + (f"; {len(run.void)} such records" if len(run.void) > 1 else ""),
+                "what the superseded one saved counts for nothing",
+                "stop it, or give it a run of its own",
+                f"relight log {quote(run.path)}",
+            )
+
+
+@check(
+    "suspect",
+    "warning",
+    "run",
+    "ranks differed in what they should have had in common when the newest checkpoint was saved",
+    "… is not what it is on …, a suspect checkpoint",
+)
+def _suspect(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.newest is not None and run.newest.suspect:
+            yield Found(
+                "the newest checkpoint is suspect",
+                f"{run.path}@{run.newest.id}",
+                f"step {run.newest.step}: ranks held different values of one tensor",
+                "a resume passes over it; a rank computes wrongly, or the component is each rank's own",
+                "name what is each rank's own in per_rank=[…]; else look at the machines",
+                f"relight show {quote(run.path)}",
+            )
+
+
+@check("loss", "warning", "run", "a metric of the newest checkpoint is no number")
+def _loss(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.newest is not None:
+            odd = sorted(name for name, value in run.newest.metrics.items() if not math.isfinite(value))
+            if odd:
+                good = [one for one in run.checkpoints if all(math.isfinite(value) for value in one.metrics.values())]
+                yield Found(
+                    f"{odd[0]} is no number",
+                    f"{run.path}@{run.newest.id}",
+                    f"step {run.newest.step}: {odd[0]} is {run.newest.metrics[odd[0]]}",
+                    "training has diverged; what follows is worth nothing",
+                    "go back to before it, as relight run does",
+                    f"relight branch {quote(run.path)}@{good[-1].id} NEW" if good else f"relight ls {quote(run.path)}",
+                )
+
+
+@check("leftovers", "note", "run", "superseded attempts have left what they had not committed")
+def _leftovers(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.leftovers:
+            yield Found(
+                f"{len(run.leftovers)} leftover{'s' if len(run.leftovers) > 1 else ''} of attempts that are over",
+                run.path,
+                f"{run.leftovers[0][0]}: {run.leftovers[0][1]}",
+                "they take room until the run's next attempt, or a sweep",
+                "sweep them",
+                f"relight prune {quote(run.path)} --sweep",
+                fix="leftovers",
+            )
+
+
+@check("temporaries", "note", "run", "files lie there that were to become a record and never can")
+def _temporaries(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.temporaries:
+            yield Found(
+                f"{len(run.temporaries)} temporary file{'s' if len(run.temporaries) > 1 else ''} of writers that were killed",
+                run.path,
+                ", ".join(run.temporaries[:3]),
+                "they take an inode each",
+                "sweep them",
+                f"relight prune {quote(run.path)} --sweep",
+                fix="leftovers",
+            )
+
+
+@check(
+    "tier-away",
+    "error",
+    "run",
+    "a further tier cannot be read",
+    "The nearest tier has no checkpoint, and … may have some, but does not answer",
+)
+def _tier_away(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        for tier in run.tiers:
+            if tier.error is not None:
+                yield Found(
+                    f"the tier {tier.name} does not answer",
+                    tier.url,
+                    tier.error.what,
+                    "nothing is copied there, and nothing read from it",
+                    tier.error.hint or "make it answer",
+                    f"relight ls {quote(tier.url)}",
+                )
+
+
+@check("tier-behind", "warning", "run", "a further tier lacks for an hour what it should have")
+def _tier_behind(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        for tier in run.tiers:
+            if tier.error is None and tier.lacks and tier.lacks_s > _LAG_S:
+                yield Found(
+                    f"the tier {tier.name} is behind",
+                    tier.url,
+                    f"it lacks {tier.lacks} checkpoint{'s' if tier.lacks > 1 else ''}, the oldest for {span(tier.lacks_s)}",
+                    "what is not there yet is lost with this disk",
+                    "copy it now",
+                    f"relight drain {quote(run.path)}",
+                )
+
+
+@check("stopped", "warning", "run", "`relight run` gave the job up, and nobody has trained since")
+def _stopped(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        last = run.incidents[-1] if run.incidents else None
+        since = run.newest.time_s if run.newest is not None else None
+        if last is not None and last.action == "stop" and not _is_live(facts, run) and (last.time_s or 0.0) >= (since or 0.0):
+            yield Found(
+                "the job was given up",
+                run.path,
+                f"{last.kind}: {last.why[:160]}",
+                "nobody trains",
+                "do what that asks for, and start it again",
+                f"relight incidents {quote(run.path)} latest",
+            )
+
+
+@check("again", "warning", "run", "a job failed three times within a day in the same way")
+def _again(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        recent = [one for one in run.incidents if one.time_s is not None and facts.machine.now - one.time_s < _DAY_S]
+        for kind in sorted({one.kind for one in recent} - {"preemption"}):
+            same = [one for one in recent if one.kind == kind]
+            if len(same) >= _SAME_MAX:
+                yield Found(
+                    f"it keeps failing: {kind}",
+                    run.path,
+                    f"{len(same)} times within a day; last: {same[-1].why[:140]}",
+                    "each time costs the steps since the last save",
+                    "find the cause; relight run only keeps it alive",
+                    f"relight incidents {quote(run.path)}",
+                )
+
+
+@check("inexact", "note", "run", "the newest checkpoint says why a resume from it is not bit-exact", "This resume may not be bit-exact")
+def _inexact(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.exact:
+            yield Found(
+                "a resume from here is not bit-exact",
+                run.path,
+                run.exact[0],
+                "it trains on, but not through the same numbers",
+                "see whether that matters to you, and what a script can do",
+                f"relight show {quote(run.path)}",
+            )
+
+
+@check(
+    "software",
+    "note",
+    "run",
+    "the newest checkpoint was made with other versions or threads than this environment's",
+    "This resume may not be bit-exact",
+)
+def _software(facts: Facts) -> Iterator[Found]:
+    installed = {one.name: one.installed for one in facts.machine.packages if one.installed}
+    for run in facts.runs:
+        made, here = str(run.environment.get("torch", "")), installed.get("torch", "")
+        other = [f"torch {made} → {here}"] if made and here and numbers(made) != numbers(here) else []
+        threads = run.environment.get("threads")
+        if facts.config.threads and threads is not None and str(threads) != facts.config.threads:
+            other.append(f"{threads} threads → OMP_NUM_THREADS={facts.config.threads}")
+        if other:
+            yield Found(
+                "this resume may not be bit-exact",
+                run.path,
+                "; ".join(other),
+                "kernels may add in another order",
+                "use the same, or accept it",
+                f"relight show {quote(run.path)}",
+            )
+
+
+@check("newer-relight", "warning", "run", "the newest checkpoint was written by a newer Relight than this one")
+def _newer(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        wrote = str(run.environment.get("relight", ""))
+        if numbers(wrote) > numbers(VERSION):
+            yield Found(
+                "a newer Relight has written this run",
+                run.path,
+                f"it was {wrote}, this is {VERSION}",
+                "it may use what this one refuses",
+                "upgrade here",
+                f"pip install --upgrade 'relight>={wrote}'",
+            )
+
+
+@check("chain", "note", "run", "the newest checkpoint needs the bytes of more than fifty others")
+def _chain(facts: Facts) -> Iterator[Found]:
+    for run in facts.runs:
+        if run.newest is not None and run.newest.requires > _DONORS_MAX:
+            yield Found(
+                "the newest checkpoint leans on many others",
+                f"{run.path}@{run.newest.id}",
+                f"it needs bytes of {run.newest.requires} others",
+                "none of these can go, and a restore opens all of them",
+                "have it stand by itself",
+                f"relight repack {quote(run.path)} {run.newest.id}",
+            )
+
+
+def _is_live(facts: Facts, run: RunFacts) -> bool:
+    """Whether a process on this machine is training it."""
+    return any(one.run == run.name and one.url.rstrip("/") == facts.store.url.rstrip("/") for one in facts.machine.live)

@@ -1,0 +1,132 @@
+"""Looking at what is set: the environment, ``relight.toml``, files that hold keys."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from relight.doctor.facts import Config, KeyFile, Trouble
+from relight.doctor.facts_store import mount_of
+from relight.errors import ConfigError, RelightError
+from relight.keys import Guard
+from relight.policy.units import bytes_of
+from relight.store.object_client import Patience
+from relight.store.probe import single_writer_promised
+from relight.supervise.settings import FILE, read_settings
+
+SETTINGS = (
+    "RELIGHT_ANCHOR", "RELIGHT_BACKGROUND", "RELIGHT_BEFORE", "RELIGHT_CACHE", "RELIGHT_CACHE_BYTES", "RELIGHT_CORE_DUMPS",
+    "RELIGHT_DEBUG", "RELIGHT_GRACE_S", "RELIGHT_KEY", "RELIGHT_LOSSY", "RELIGHT_LR_CUT", "RELIGHT_NODE", "RELIGHT_PEERS_HOST",
+    "RELIGHT_PULSE", "RELIGHT_RACK", "RELIGHT_SIGN", "RELIGHT_SINGLE_WRITER", "RELIGHT_SKIP", "RELIGHT_SPIKES", "RELIGHT_SPLIT",
+    "RELIGHT_STACKS", "RELIGHT_STORE_PATIENCE_S", "RELIGHT_TRUST",
+)  # fmt: skip
+"""All that there are: a test compares them with the reference."""
+_OURS = "RELIGHT_"
+_OF_TESTS = f"{_OURS}TEST_"
+TABLES = ("supervise",)
+
+
+def look_at_config(url: str) -> Config:
+    """What counts for a process that starts here, and uses the store at ``url``."""
+    given = {name: value for name, value in os.environ.items() if name.startswith(_OURS) and value}
+    unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
+    file = Path(FILE)
+    there = file.is_file()
+    error = _tried(lambda: read_settings(None)) if there else None
+    cache = os.environ.get("RELIGHT_CACHE", "")
+    return Config(
+        settings=frozenset(given),
+        unknown=tuple((name, next(iter(get_close_matches(name, SETTINGS, 1, 0.75)), "")) for name in unknown),
+        bad=tuple(_bad(given)),
+        file=str(file.absolute()) if there else "",
+        file_error=error,
+        tables=tuple(_tables(file)) if there and error is None else (),
+        key_files=tuple(_key_files(url)),
+        endpoint=next(
+            (value for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if (value := os.environ.get(name, ""))), ""
+        ),
+        cache=_cache(cache) if cache else None,
+        cache_mount=mount_of(cache) if cache else None,
+        single_writer=os.environ.get("RELIGHT_SINGLE_WRITER", "").lower() in ("1", "true", "yes"),
+        threads=os.environ.get("OMP_NUM_THREADS", ""),
+        grace=bool(os.environ.get("RELIGHT_GRACE_S")) or (there and error is None and _knows_the_end()),
+    )
+
+
+def _knows_the_end() -> bool:
+    """Whether ``relight.toml`` says how a machine is wanted back."""
+    told = read_settings(None)
+    return bool(told.start.grace_s or told.announced.notices)
+
+
+def _tried(call: Callable[[], object]) -> Trouble | None:
+    try:
+        call()
+    except RelightError as error:
+        return Trouble.of(error)
+    return None
+
+
+def _bad(given: dict[str, str]) -> Iterator[tuple[str, Trouble]]:
+    tries: dict[str, Callable[[], object]] = {
+        "RELIGHT_STORE_PATIENCE_S": Patience.usual,
+        "RELIGHT_SINGLE_WRITER": single_writer_promised,
+        "RELIGHT_CACHE_BYTES": lambda: bytes_of(given["RELIGHT_CACHE_BYTES"], "RELIGHT_CACHE_BYTES"),
+        "RELIGHT_GRACE_S": lambda: _seconds("RELIGHT_GRACE_S", given["RELIGHT_GRACE_S"]),
+        "RELIGHT_KEY": lambda: Guard.of(sign="", trust=(), anchor=""),
+        "RELIGHT_SIGN": lambda: Guard.of(encrypt=(), trust=(), anchor=""),
+        "RELIGHT_TRUST": lambda: Guard.of(encrypt=(), sign="", anchor=""),
+    }
+    for name, call in tries.items():
+        if name in given and (found := _tried(call)) is not None:
+            yield name, found
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise ConfigError(f"{name} is a number of seconds, at most a day, not {text[:40]!r}")
+    return value
+
+
+def _tables(file: Path) -> Iterator[tuple[str, str]]:
+    for name, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        close = get_close_matches(name, TABLES, 1, 0.75)
+        if isinstance(value, dict) and name not in TABLES and close:
+            yield name[:80], close[0]
+
+
+def _key_files(url: str) -> Iterator[KeyFile]:
+    """Files that specs name, of keys at hand and of who signs."""
+    top = None if "://" in url or url.startswith("stripe:") else os.path.realpath(os.path.expanduser(url))
+    specs = [*os.environ.get("RELIGHT_KEY", "").split(), *os.environ.get("RELIGHT_SIGN", "").split()]
+    for spec in specs:
+        path = spec.rpartition("file:")[2] if "file:" in spec else ""
+        if not path:
+            continue
+        real = os.path.realpath(os.path.expanduser(path))
+        try:
+            mode = os.stat(real).st_mode & 0o7777
+        except OSError:  # what is no key is said of the setting
+            continue
+        yield KeyFile(path, mode, top is not None and (real == top or real.startswith(top.rstrip("/") + "/")))
+
+
+def _cache(folder: str) -> Trouble | None:
+    """Why it cannot be used; what is not there yet is made when it is first needed."""
+    if "\0" in folder or "://" in folder:
+        return Trouble("config", "RELIGHT_CACHE is a directory of a local disk", folder[:200])
+    path = os.path.abspath(os.path.expanduser(folder))
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return Trouble("config", "it is no directory", path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        return Trouble("store", "it may not be written to", path)
+    return None

@@ -1,0 +1,192 @@
+"""Looking at this machine: some small reads of what the kernel, the environment and installed packages say."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+
+from relight.arena import available_bytes
+from relight.doctor.bounded import Looking
+from relight.doctor.facts import Live, Machine, Package
+from relight.pulse import read_beat
+from relight.supervise.classify import kernel_kind
+from relight.supervise.procfs import kernel_lines, look_at
+from relight.supervise.supervisor import directories, left_in
+
+_LIMITS = {
+    "memlock": resource.RLIMIT_MEMLOCK, "open files": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE,
+    "address space": resource.RLIMIT_AS, "processes": resource.RLIMIT_NPROC,
+}  # fmt: skip
+_SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
+_NEED = re.compile(r"([A-Za-z0-9_.-]+)\s*(?:\[[^\]]*\])?\s*(?:>=\s*([\w.]+))?[^;]*(?:;\s*(.*))?")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+_PYTHON = re.compile(r"python_version\s*<\s*['\"](\d+)\.(\d+)['\"]")
+_HOUR_S = 3600.0
+_SCHEMES = {
+    "s3": "obstore",
+    "s3a": "obstore",
+    "gs": "obstore",
+    "gcs": "obstore",
+    "az": "obstore",
+    "azure": "obstore",
+    "http": "obstore",
+    "https": "obstore",
+}
+_SPECS = {"kms": "boto3", "vault": "hvac"}
+_PAGES_MAX = 4096
+
+
+def look_at_machine(url: str, *, quick: bool = False) -> Machine:
+    """This machine, as a process that used the store at ``url`` would find it. Cost: some ms; names that do not resolve, longer."""
+    looking = Looking()
+    seen = looking.at
+    shm = seen("shared memory", lambda: os.statvfs(_SHM), None)
+    return Machine(
+        host=socket.gethostname()[:64],
+        now=time.time(),
+        memory_bytes=seen("memory", available_bytes, None),
+        commit_bytes=seen("overcommit", _commit_left, None),
+        shm_bytes=shm.f_blocks * shm.f_frsize if shm is not None else None,
+        shm_free_bytes=shm.f_bavail * shm.f_frsize if shm is not None else None,
+        limits={name: soft for name, which in _LIMITS.items() if (soft := resource.getrlimit(which)[0]) != resource.RLIM_INFINITY},
+        accelerators=seen("accelerators", _accelerators, 0),
+        fabric=seen("fabric", lambda: any(Path("/sys/class/infiniband").glob("*")), False),
+        preload=os.environ.get("LD_PRELOAD", ""),
+        kernel=() if quick else seen("kernel's log", _kernel, ()),
+        dead_supervisors=seen("memory files", dead_supervisors, ()),
+        packages=seen("packages", partial(_packages, url), ()),
+        live=seen("jobs", _live, ()),
+        names=() if quick else seen("names", lambda: tuple(_names()), ()),
+        unseen=looking.unseen,
+    )
+
+
+def memory_places() -> list[Path]:
+    """Where ``relight run`` makes its pages."""
+    return [Path(top) for top in dict.fromkeys((_SHM, tempfile.gettempdir()))]
+
+
+def dead_supervisors() -> tuple[str, ...]:
+    """Directories of memory that a ``relight run`` has left whose process is gone."""
+    return tuple(str(one) for top in memory_places() for one in left_in(top))
+
+
+def _commit_left() -> int | None:
+    """What may still be promised, where the kernel promises no more than there is."""
+    if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() != "2":
+        return None
+    table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if ":" in line)
+    limit, taken = (int(table[name].split()[0]) << 10 for name in ("CommitLimit", "Committed_AS"))
+    return max(0, limit - taken)
+
+
+def _accelerators() -> int:
+    return sum(one.name[6:].isdecimal() for one in Path("/dev").glob("nvidia*")) + Path("/dev/kfd").exists()
+
+
+def _kernel() -> tuple[tuple[str, str], ...]:
+    since = max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - _HOUR_S)
+    return tuple((kind, line[:300]) for line in kernel_lines(since) if (kind := kernel_kind(line)) is not None)[-200:]
+
+
+def _live() -> tuple[Live, ...]:
+    """What the pages say of ranks that are under ``relight run`` here."""
+    found = []
+    for folder in directories().values():
+        for page in sorted(folder.glob("pulse-*"))[:_PAGES_MAX]:
+            beat = read_beat(page)
+            if beat is not None and beat.pid and beat.run and look_at(beat.pid).state not in ("", "Z", "X"):
+                found.append(Live(beat.pid, beat.url, beat.run))
+    return tuple(found)
+
+
+# -- packages ------------------------------------------------------------------------------------------------------------------------
+
+
+def _packages(url: str) -> tuple[Package, ...]:
+    """All that Relight cannot do without, what this store and its keys need, and of what is optional that which is there."""
+    wanted = {_SCHEMES[scheme]: f"{scheme}://" for scheme in [url.partition("://")[0]] if scheme in _SCHEMES and "://" in url}
+    for spec in os.environ.get("RELIGHT_KEY", "").split():
+        wanted.setdefault("cryptography", "RELIGHT_KEY")
+        kind = spec.partition(":")[0]
+        if kind in _SPECS:
+            wanted[_SPECS[kind]] = f"{kind}:"
+    found: dict[str, Package] = {}
+    for name, least, optional in _needs():
+        there = _version(name)
+        if not optional or there or name in wanted:
+            found.setdefault(name, Package(name, least, there, wanted.get(name, "")))
+    for name, by in wanted.items():
+        found.setdefault(name, Package(name, "", _version(name), by))
+    return tuple(found.values())
+
+
+def _needs() -> Iterator[tuple[str, str, bool]]:
+    """``(name, oldest version, whether it is optional)``, as Relight's own metadata say it."""
+    import sys
+
+    for line in _requirements():
+        match = _NEED.fullmatch(line.strip())
+        if match is None or match[1].lower() == "relight":
+            continue
+        marker = match[3] or ""
+        extra, python = _EXTRA.search(marker), _PYTHON.search(marker)
+        if python is not None and sys.version_info[:2] >= (int(python[1]), int(python[2])):
+            continue
+        if extra is None or extra[1] not in ("test", "dev"):
+            yield match[1].lower(), match[2] or "", extra is not None
+
+
+def _requirements() -> list[str]:
+    try:
+        return requires("relight") or []
+    except PackageNotFoundError:
+        return []
+
+
+def _version(name: str) -> str:
+    try:
+        return distribution(name).version or ""
+    except PackageNotFoundError:
+        return ""
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _names() -> Iterator[tuple[str, str, str]]:
+    master = os.environ.get("MASTER_ADDR", "")
+    if master and (why := _unresolved(master)):
+        yield "MASTER_ADDR", master, why
+    peers = os.environ.get("RELIGHT_PEERS_HOST", "")
+    if peers:
+        why = _unresolved(peers) or _not_ours(peers)
+        if why:
+            yield "RELIGHT_PEERS_HOST", peers, why
+
+
+def _unresolved(host: str) -> str:
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+def _not_ours(host: str) -> str:
+    """Why an address cannot be listened at here; "" if it can."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as one:
+            try:
+                one.bind(address)
+            except OSError as error:
+                return f"it is no address of this machine ({error.strerror})"
+    return ""

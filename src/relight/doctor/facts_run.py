@@ -1,0 +1,157 @@
+"""Looking at a run: its log, what its newest checkpoints are by metadata and sizes, its further tiers, what ``relight run`` wrote down."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from relight.catalog.find import metric_value
+from relight.catalog.opened import open_checkpoint
+from relight.catalog.tiers import drained_to, newest_seq, read_tier, tiers_of
+from relight.catalog.tiers import open_tier as opened_tier
+from relight.catalog.verify import verify_checkpoint
+from relight.doctor.bounded import Looking
+from relight.doctor.facts import AttemptFacts, IncidentFacts, Measured, RunFacts, Stored, TierFacts, Trouble
+from relight.errors import RelightError
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.log.identity import seconds_since_epoch
+from relight.policy.tiers import Tier, owed
+from relight.reclaim import SweepPlan, plan_sweep
+from relight.reclaim.prune import candidates_of
+from relight.store import ByteStore
+from relight.store.around import guard_of
+from relight.supervise.incidents import DIRECTORY as INCIDENTS
+from relight.supervise.incidents import Incident, once_each, read_incidents
+
+_CHECKED_MAX = 8
+"""So many of the newest checkpoints are looked into."""
+_CHECK_S = 20.0
+_LONG_S = 30.0
+
+
+class _Enough(Exception):
+    """As much was read as was to be."""
+
+
+def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) -> RunFacts:
+    """The run ``name``; ``path`` is how a command names it. Cost: reading its log, the metadata of some checkpoints, a listing."""
+    looking = Looking(_LONG_S)
+    seen = looking.at
+    view = seen("log", lambda: Log(store, name).read(), None)
+    if view is None:
+        return RunFacts(name=name, path=path, error=_reason(store, name, looking), unseen={})
+    history = fold(view)
+    damage = _damage(store, view, history, looking, 1 if quick else _CHECKED_MAX)
+    newest = history.live[-1] if history.live else None
+    opened = None
+    if newest is not None and not damage.get(newest.id):
+        opened = seen(
+            "newest checkpoint", lambda: open_checkpoint(store, name, newest, store_id=view.store_id, run_id=view.run_id), None
+        )  # fmt: skip
+    sweep = seen("leftovers", lambda: plan_sweep(store, name), SweepPlan(name, [], []))
+    times = [found for record in view.records if (found := seconds_since_epoch(record.time)) is not None]
+    none: list[Incident] = []
+    incidents = none if quick else seen("incidents", lambda: once_each(read_incidents(store, name))[-200:], none)
+    return RunFacts(
+        name=name, path=path, records=view.head + 1,
+        faults=tuple((fault.file, fault.reason) for fault in view.faults),
+        void=tuple(f"record {record.seq}: {why}" for record, why in history.void),
+        attempts=_attempts(history),
+        checkpoints=tuple(_stored(one, history, damage.get(one.id)) for one in history.live),
+        newest_record_s=times[-1] if times else None,
+        back_s=max((before - after for before, after in itertools.pairwise(times)), default=0.0),
+        retired=len(history.retired),
+        leftovers=tuple(sweep.directories), held=tuple(sweep.held), temporaries=tuple(sweep.temporaries),
+        environment=opened.root.environment if opened is not None else {},
+        exact=tuple(opened.root.exact) if opened is not None else (),
+        tiers=tuple(seen(f"tier {tier.name}", partial(_tier, store, history, tier), _silent(tier)) for tier in tiers_of(history)),
+        incidents=tuple(IncidentFacts(seconds_since_epoch(one.at), one.kind, one.action, one.why) for one in incidents),
+        supervised=bool(incidents) or seen("accounts", lambda: any(True for _ in store.list(f"{name}/{INCIDENTS}")), False),
+        signed=guard_of(store).trust is not None,
+        unseen=looking.unseen,
+    )  # fmt: skip
+
+
+def measure_restore(
+    store: ByteStore, name: str, *, bytes_max: int, seconds_max: float, progress: Callable[[int], None] = lambda count: None
+) -> Measured | None:
+    """Read the newest checkpoint as a restore does, every chunk hashed, into nothing; None if there is none. Stops at either bound."""
+    view = Log(store, name).read()
+    live = fold(view).live
+    if not live:
+        return None
+    began, done = time.perf_counter(), 0
+
+    def count(length: int) -> None:
+        nonlocal done
+        done += length
+        progress(length)
+        if done >= bytes_max or time.perf_counter() - began >= seconds_max:
+            raise _Enough
+
+    try:
+        findings = verify_checkpoint(store, view, live[-1], progress=count)
+    except _Enough:
+        whole = done >= live[-1].body.stored_bytes
+        return Measured(done, time.perf_counter() - began, whole)
+    return Measured(done, time.perf_counter() - began, True, tuple(f"{one.file}: {one.detail}" for one in findings))
+
+
+def _reason(store: ByteStore, name: str, looking: Looking) -> Trouble:
+    """The error itself, which says where and what to do; what took too long has none."""
+    if looking.unseen["log"].startswith("no answer"):
+        return Trouble("store", looking.unseen["log"], f"{store.url}/{name}")
+    try:
+        Log(store, name).read()
+    except RelightError as error:
+        return Trouble.of(error, f"{store.url}/{name}")
+    return Trouble("store", looking.unseen["log"], f"{store.url}/{name}", "it could be read the second time: look again")
+
+
+def _damage(store: ByteStore, view: View, history: History, looking: Looking, at_most: int) -> dict[str, tuple[str, ...]]:
+    """What is wrong with the newest checkpoints, as far as metadata and sizes tell. Goes on to older ones while there is no good one."""
+    found: dict[str, tuple[str, ...]] = {}
+    ends = time.monotonic() + _CHECK_S
+    for one in reversed(history.live):
+        good = any(not damage for damage in found.values())
+        if (len(found) >= at_most and good) or time.monotonic() > ends:
+            break
+        findings = looking.at(f"checkpoint {one.id}", partial(verify_checkpoint, store, view, one, data=False), None)
+        if findings is not None and not any(finding.is_silence for finding in findings):
+            found[one.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
+    return found
+
+
+def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None) -> Stored:
+    metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
+    return Stored(
+        one.id, one.step, seconds_since_epoch(one.time), one.body.stored_bytes, one.body.new_bytes, one.body.suspect, damage,
+        len(one.requires), metrics, one.id in history.set_aside,
+    )  # fmt: skip
+
+
+def _attempts(history: History) -> tuple[AttemptFacts, ...]:
+    """Each with what it committed, whether or not that is live still."""
+    commits = Counter(one.epoch for one in [*history.live, *history.retired.values()])
+    return tuple(
+        AttemptFacts(fence.epoch, seconds_since_epoch(fence.time), fence.writer.partition(":")[0], commits[fence.epoch])
+        for fence in history.fences
+    )
+
+
+def _silent(tier: Tier) -> TierFacts:
+    return TierFacts(tier.name, tier.url, Trouble("store", "it does not answer", tier.url))
+
+
+def _tier(store: ByteStore, history: History, tier: Tier) -> TierFacts:
+    far, run = opened_tier(tier, guard_of(store))
+    reach = read_tier(tier.name, far, run)
+    if reach.error is not None:
+        return TierFacts(tier.name, tier.url, Trouble.of(reach.error, tier.url))
+    copied = drained_to(history).get(tier.name, set())
+    lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied))) - copied
+    since = [found for one in history.live if one.id in lacks and (found := seconds_since_epoch(one.time)) is not None]
+    return TierFacts(tier.name, tier.url, None, len(lacks), max(0.0, time.time() - min(since)) if since else 0.0)

@@ -1,0 +1,101 @@
+"""Looking at everything: a path as people type it, in; facts, out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from relight.catalog.locate import Place, locate
+from relight.doctor.facts import Drilled, Facts, RunFacts, StoreFacts, Trouble
+from relight.doctor.facts_config import look_at_config
+from relight.doctor.facts_machine import look_at_machine
+from relight.doctor.facts_run import look_at_run, measure_restore
+from relight.doctor.facts_store import look_at_store
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.store import ByteStore, open_bytes
+from relight.store.urls import absolute
+
+RUNS_MAX = 32
+"""So many runs of a store are looked into: name one to have that looked at."""
+MEASURE_BYTES, MEASURE_S = 4 << 30, 60.0
+Say = Callable[[str], None]
+Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
+
+
+def look(
+    path: str,
+    *,
+    quick: bool = False,
+    measure: bool = False,
+    drills: Remembered | None = None,
+    say: Say = lambda what: None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Facts:
+    """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. What is wrong with these is a fact,
+    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint is read, up to 4 GiB or a
+    minute of it."""
+    if not path or "\0" in path:
+        raise ConfigError("an empty path, or one with a zero byte, is no store")
+    url = absolute(path)
+    say("settings")
+    config = look_at_config(url)
+    say("machine")
+    machine = look_at_machine(url, quick=quick)
+    try:
+        place, absent = _place(path)
+    except RelightError as error:
+        if isinstance(error, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
+            raise  # it is the path that is wrong
+        return Facts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=Trouble.of(error, url)))
+    say("store")
+    store = replace(look_at_store(place.store, quick=quick), absent=absent)
+    names = ([place.run] if place.run is not None else list(store.runs)) if store.there and _opens(store) else []
+    runs = []
+    for name in names[:RUNS_MAX]:
+        say(f"run {name}")
+        run = look_at_run(
+            place.store, name, f"{path.rstrip('/')}/{name}" if place.run is None else _without_which(path, place), quick=quick
+        )
+        runs.append(_more(place.store, run, measure, drills, progress))
+    if len(names) > RUNS_MAX:
+        store = replace(store, unseen={**store.unseen, "runs": f"{len(names)} runs, of which the first {RUNS_MAX} were looked at"})
+    return Facts(machine=machine, config=config, store=store, runs=tuple(runs))
+
+
+def _place(path: str) -> tuple[Place, str]:
+    """Where it leads; to a store that is to be, if there is nothing, and what there is instead."""
+    try:
+        return locate(path), ""
+    except CheckpointNotFound as error:
+        return Place(open_bytes(absolute(path)), None), f"{error.what}; {error.hint}" if error.hint else error.what
+
+
+def _opens(store: StoreFacts) -> bool:
+    """Whether runs can be read: not without the key."""
+    return store.record is None or store.record.kind != "wrong_key"
+
+
+def _without_which(path: str, place: Place) -> str:
+    """A run's path, where a checkpoint of it was named."""
+    if place.which is not None and path.endswith(f"@{place.which}"):
+        return path[: -len(place.which) - 1]
+    return path.rstrip("/") if place.which is None else f"{place.store.url}/{place.run}"
+
+
+def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | None, progress: Callable[[int], None]) -> RunFacts:
+    if run.error is not None:
+        return run
+    unseen = dict(run.unseen)
+    found: Sequence[Drilled] = ()
+    if drills is not None:
+        try:
+            found = drills(store, run.name)
+        except RelightError as error:
+            unseen["drills"] = error.what
+    measured = None
+    if measure:
+        try:
+            measured = measure_restore(store, run.name, bytes_max=MEASURE_BYTES, seconds_max=MEASURE_S, progress=progress)
+        except RelightError as error:
+            unseen["restore"] = error.what
+    return replace(run, drills=tuple(found), measured=measured, unseen=unseen)

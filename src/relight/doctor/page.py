@@ -1,0 +1,31 @@
+"""The table of checks in docs/doctor.md, made from the register: ``python -m relight.doctor.page docs/doctor.md`` puts it in anew."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from relight.doctor.finding import all_checks
+
+BEGIN, END = "<!-- made by python -m relight.doctor.page -->", "<!-- end -->"
+PARTS = {"machine": "This machine", "store": "The store", "run": "A run", "config": "Settings"}
+
+
+def table_of_checks() -> str:
+    """Markdown: a table a part."""
+    blocks = []
+    for part, title in PARTS.items():
+        rows = [f"| `{one.name}` | {one.severity} | {one.about} |" for one in all_checks().values() if one.part == part]
+        blocks.append("\n".join([f"### {title}", "", "| check | | found when |", "|---|---|---|", *rows]))
+    return "\n\n".join(blocks)
+
+
+def put_in(text: str) -> str:
+    """``text`` with the table between its marks."""
+    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda match: f"{BEGIN}\n{table_of_checks()}\n{END}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(put_in(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,487 @@
+"""How ready a set-up is for a run that matters: five parts, each line measured, weighed and graded. Pure.
+
+A line's score is what was seen, from 0 to 1; None: it could not be measured here, which is counted as such and earns nothing. What does
+not apply, such as a server's conditions on a local disk, is no line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any, NamedTuple
+
+from relight.doctor.checks_machine import numbers, slots_bytes
+from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
+from relight.doctor.facts import Facts, RunFacts
+from relight.doctor.finding import Finding, gb, span
+
+PARTS = ("reliability", "security", "performance", "scalability", "operations")
+_GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
+_DAY_S = 86400.0
+
+
+class Line(NamedTuple):
+    """One line of the list."""
+
+    part: str
+    name: str
+    weight: int
+    score: float | None
+    evidence: str
+    command: str
+    """What would raise it; "" where there is nothing to do."""
+
+    @property
+    def grade(self) -> str:
+        """A letter; "–" for what could not be measured."""
+        return "–" if self.score is None else grade_of(self.score)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """All lines."""
+
+    lines: tuple[Line, ...]
+
+    def score(self, part: str | None = None) -> float:
+        """What was earned of what there was to earn, of one part or of all; what could not be measured earns nothing."""
+        mine = [one for one in self.lines if part in (None, one.part)]
+        total = sum(one.weight for one in mine)
+        return sum(one.weight * (one.score or 0.0) for one in mine) / total if total else 0.0
+
+    def grade(self, part: str | None = None) -> str:
+        """The letter of it; "–" for a part of which nothing could be measured."""
+        mine = [one for one in self.lines if part in (None, one.part)]
+        return "–" if all(one.score is None for one in mine) else grade_of(self.score(part))
+
+    @property
+    def unmeasured(self) -> list[Line]:
+        """Lines that could not be measured here."""
+        return [one for one in self.lines if one.score is None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "grade": self.grade(),
+            "score": round(self.score(), 4),
+            "lines": len(self.lines),
+            "not_measurable": len(self.unmeasured),
+            "parts": {part: {"grade": self.grade(part), "score": round(self.score(part), 4)} for part in PARTS},
+            "list": [{**one._asdict(), "grade": one.grade} for one in self.lines],
+        }
+
+
+def grade_of(score: float) -> str:
+    """A to F."""
+    return next((letter for least, letter in _GRADES if score >= least - 1e-9), "F")
+
+
+def grade(facts: Facts, findings: list[Finding]) -> Readiness:
+    """The list, for the run there is, or the one whose newest checkpoint is the newest. ``findings`` are the doctor's."""
+    run = max(facts.runs, key=_recent, default=None)
+    return Readiness(tuple(line for part in _PARTS for line in part(facts, run, findings)))
+
+
+def _recent(run: RunFacts) -> tuple[float, int]:
+    return (run.newest.time_s or 0.0, run.newest.step) if run.newest is not None else (-1.0, -1)
+
+
+def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+    path = run.path if run is not None else facts.store.url
+    named = _line("reliability")
+    newest = run.newest if run is not None else None
+    if newest is None:
+        yield named("the newest checkpoint can be restored", 10, None, "there is none yet", "relight demo")
+    elif run is not None and run.measured is not None:
+        seen = run.measured
+        what = "every byte read" if seen.whole else f"{gb(seen.bytes)} of {gb(newest.bytes)} read"
+        yield named(
+            "the newest checkpoint can be restored",
+            10,
+            0.0 if seen.damage else 1.0 if seen.whole else 0.9,
+            seen.damage[0] if seen.damage else f"step {newest.step}: {what} as committed",
+            f"relight verify {quote(path)} latest",
+        )
+    elif newest.damage is None:
+        yield named(
+            "the newest checkpoint can be restored", 10, None, "it could not be looked into", f"relight verify {quote(path)} latest"
+        )
+    else:
+        yield named(
+            "the newest checkpoint can be restored",
+            10,
+            0.0 if newest.damage else 0.75,
+            newest.damage[0] if newest.damage else "metadata and sizes as committed; its bytes were not read",
+            f"relight ready {quote(path)} --measure",
+        )
+    good = sum(not one.damage for one in run.checkpoints) if run is not None else 0
+    yield named(
+        "there is another to fall back on",
+        6,
+        min(1.0, max(0, good - 1) / 2) if run is not None and newest is not None else None,
+        f"{good} checkpoints, none known to be damaged" if good else "no checkpoint yet",
+        f"relight ls {quote(path)}",
+    )
+    yield named(
+        "copies are elsewhere",
+        8,
+        _tiers(run),
+        _tiers_text(run),
+        f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
+    )
+    yield named("coming back was rehearsed", 8, _drilled(facts, run), _drilled_text(facts, run), f"relight drill --remember {quote(path)}")
+    every = run.interval_s if run is not None else None
+    yield named(
+        "little is lost with a failure",
+        6,
+        None if every is None else _steps(every, (600, 1800, 3600, 14400)),
+        "fewer than four checkpoints" if every is None else f"a checkpoint every {span(every)}",
+        f"relight bench {quote(facts.store.url)}",
+    )
+    yield named(
+        "one commit has one winner",
+        6,
+        _yes(facts.store.exclusive),
+        {None: "not tried", True: "of two creations of one name one failed", False: "a name was created twice"}[facts.store.exclusive],
+        f"relight doctor {quote(facts.store.url)}",
+    )
+    if facts.store.kind == "disk":
+        mount, took = facts.store.mount, facts.store.fsync_s
+        lies = mount is not None and (mount.is_memory or (mount.source.startswith("/dev/") and took is not None and took < FSYNC_LEAST_S))
+        bad = lies or any(one.name in ("preload", "barriers", "fsync") for one in findings)
+        yield named(
+            "what is stored survives a power cut",
+            8,
+            None if took is None else 0.0 if bad else 1.0,
+            "not tried"
+            if took is None
+            else f"4 KiB durable in {took * 1e3:.2f} ms on {mount.type if mount is not None else 'this file system'}",
+            f"findmnt -T {quote(facts.store.url)}",
+        )
+    if run is not None:
+        yield named(
+            "the log is whole",
+            6,
+            0.0 if run.faults or run.error is not None else 1.0,
+            f"{run.records} records, {len(run.faults)} damaged" if run.error is None else run.error.what,
+            f"relight log {quote(path)}",
+        )
+        yield named(
+            "somebody keeps it alive",
+            5,
+            1.0 if run.supervised else 0.0,
+            "it ran under relight run" if run.supervised else "no job of it ran under relight run",
+            "relight run SCRIPT",
+        )
+
+
+def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+    store, named = facts.store, _line("security")
+    url = store.url
+    yield named(
+        "what is stored is encrypted",
+        6,
+        _yes(store.encrypted),
+        {None: "the store cannot be opened", True: f"{len(store.keys)} keys open it", False: "bytes lie in the clear"}[store.encrypted],
+        f"relight rekey {quote(url)} --plain",
+    )
+    if store.encrypted:
+        yield named(
+            "a lost key is no lost run",
+            4,
+            min(1.0, max(0, len(store.keys) - 1)),
+            f"{len(store.keys)} keys open it",
+            f"relight keys add {quote(url)} file:NEW",
+        )
+        oldest = max((key.age_days for key in store.keys), default=None)
+        yield named(
+            "keys are exchanged",
+            2,
+            None if oldest is None else 1.0 if oldest <= 365 else 0.25,
+            "no key could be read" if oldest is None else f"the oldest is {oldest:.0f} days old",
+            f"relight keys rotate {quote(url)} OLD NEW",
+        )
+    if facts.config.key_files:
+        open_to = [one for one in facts.config.key_files if one.mode & 0o077]
+        yield named(
+            "keys are kept to oneself",
+            6,
+            0.0 if open_to else 1.0,
+            f"{open_to[0].path} is {open_to[0].mode:04o}" if open_to else f"{len(facts.config.key_files)} files, for their owner alone",
+            f"chmod 600 {(open_to or facts.config.key_files)[0].path}",
+        )
+    trusted = "RELIGHT_TRUST" in facts.config.settings
+    yield named(
+        "records are believed if signed",
+        4,
+        1.0 if trusted else 0.0,
+        "RELIGHT_TRUST says whose count" if trusted else "whoever can write there can add a record",
+        "relight keys new --signing FILE",
+    )
+    yield named(
+        "rolling back would be noticed",
+        2,
+        1.0 if "RELIGHT_ANCHOR" in facts.config.settings else 0.0,
+        "RELIGHT_ANCHOR is set" if "RELIGHT_ANCHOR" in facts.config.settings else "how far the log went is written down nowhere else",
+        "export RELIGHT_ANCHOR=URL",
+    )
+    if store.kind == "disk":
+        mode = store.mode
+        score = None if mode is None else 0.0 if mode & 0o002 else 0.75 if mode & 0o020 else 1.0
+        yield named(
+            "others cannot write there", 6, score, "it is not there yet" if mode is None else f"mode {mode:04o}", f"chmod go-w {quote(url)}"
+        )
+    if store.kind == "object":
+        clear = any(one.name == "endpoint-clear" for one in findings)
+        yield named(
+            "nothing travels in the clear",
+            6,
+            0.0 if clear else 1.0,
+            facts.config.endpoint or "the provider's own endpoint",
+            "export AWS_ENDPOINT_URL=https://…",
+        )
+
+
+def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+    store, named = facts.store, _line("performance")
+    need, memory = slots_bytes(facts), facts.machine.memory_bytes
+    yield named(
+        "saves need no waiting: memory for two copies",
+        6,
+        None if not need or memory is None else min(1.0, memory / need),
+        "no checkpoint yet, so its size is not known" if not need else f"{gb(need)} needed, {gb(memory or 0)} available",
+        f"relight bench {quote(store.url)}",
+    )
+    newest, every = (run.newest, run.interval_s) if run is not None else (None, None)
+    rate = store.write_bps
+    if rate and newest is not None and every:
+        takes = newest.new_bytes / rate
+        yield named(
+            "a save is durable before the next is due",
+            6,
+            _steps(takes / every, (0.25, 0.5, 0.75, 1.0)),
+            f"{span(takes)} at {gb(rate)}/s, one every {span(every)}",
+            f"relight bench {quote(store.url)}",
+        )
+    else:
+        yield named(
+            "a save is durable before the next is due", 6, None, "no rate, or no usual interval", f"relight bench {quote(store.url)}"
+        )
+    seen = run.measured if run is not None else None
+    if seen is not None and seen.seconds > 0 and newest is not None:
+        whole_s = seen.seconds * newest.bytes / max(1, seen.bytes)
+        yield named(
+            "coming back is quick",
+            6,
+            _steps(whole_s, (60, 180, 600, 1800)),
+            f"{gb(seen.bytes)} in {seen.seconds:.2f} s ({gb(seen.bytes / seen.seconds)}/s)",
+            f"relight bench {quote(store.url)}",
+        )
+    else:
+        yield named(
+            "coming back is quick",
+            6,
+            None,
+            "not measured: --measure reads the newest",
+            f"relight ready {run.path if run is not None else store.url} --measure",
+        )
+    if store.kind == "disk":
+        yield named(
+            "saves leave the page cache alone",
+            2,
+            _yes(store.direct),
+            {None: "not tried", True: "O_DIRECT works", False: "O_DIRECT is refused"}[store.direct],
+            f"relight bench {quote(store.url)}",
+        )
+    yield named(
+        "the store answers quickly",
+        3,
+        None if store.answer_s is None else _steps(store.answer_s, (0.1, 0.5, 1.0, 2.0)),
+        "not asked" if store.answer_s is None else f"a small read takes {store.answer_s * 1e3:.1f} ms",
+        f"relight ls {quote(store.url)}",
+    )
+
+
+def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+    store, named = facts.store, _line("scalability")
+    path = run.path if run is not None else store.url
+    need, free = facts.newest_bytes, store.free_bytes
+    if store.kind in ("disk", "stripe"):
+        yield named(
+            "there is room for more",
+            6,
+            None if free is None or not need else min(1.0, free / need / 10),
+            "no checkpoint yet, so its size is not known"
+            if not need or free is None
+            else f"{gb(free)} free: {free // need} more of the newest",
+            f"relight prune {quote(path)} --keep-last 3 --dry-run",
+        )
+        if store.free_inodes is not None:
+            yield named(
+                "there are inodes", 2, min(1.0, store.free_inodes / 100_000), f"{store.free_inodes:,} free", f"df -i {quote(store.url)}"
+            )
+    if run is not None and len(run.checkpoints) + run.retired >= 4:
+        growth = growth_bps(facts)
+        lasts = free / growth if growth and free is not None else math.inf
+        score = 1.0 if run.retired else None if growth is None else _steps(-lasts, (-90 * _DAY_S, -30 * _DAY_S, -7 * _DAY_S, -_DAY_S))
+        text = f"{run.retired} checkpoints were retired" if run.retired else "nothing was retired yet"
+        yield named(
+            "what is old goes",
+            5,
+            score,
+            text + (f"; full in {span(lasts)}" if math.isfinite(lasts) and not run.retired else ""),
+            f"relight prune {quote(path)} --keep-last 3 --dry-run",
+        )
+    else:
+        yield named("what is old goes", 5, None, "too few checkpoints to tell", f"relight prune {quote(path)} --keep-last 3 --dry-run")
+    files = facts.machine.limits.get("open files")
+    yield named(
+        "limits allow many ranks",
+        3,
+        1.0 if files is None else _steps(-files, (-16384, -4096, -1024, -512)),
+        "no limit of open files" if files is None else f"{files:,} open files",
+        "ulimit -n 65536",
+    )
+    if run is not None:
+        yield named(
+            "the log stays short",
+            2,
+            _steps(run.records, (10_000, 50_000, 200_000, 1_000_000)),
+            f"{run.records:,} records",
+            f"relight log {quote(path)}",
+        )
+    if facts.machine.accelerators or facts.machine.fabric:
+        limited = any(one.name == "memlock" for one in findings)
+        yield named(
+            "memory may be locked",
+            3,
+            0.0 if limited else 1.0,
+            "too little" if limited else "enough for fabrics and pinned buffers",
+            "ulimit -l unlimited",
+        )
+
+
+def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+    named = _line("operations")
+    errors, warnings = (sum(one.severity == severity for one in findings) for severity in ("error", "warning"))
+    target = run.path if run is not None else facts.store.url
+    yield named(
+        "the doctor finds nothing",
+        8,
+        0.0 if errors else max(0.25, 1.0 - 0.25 * warnings),
+        f"{errors} errors, {warnings} warnings",
+        f"relight doctor {quote(target)}",
+    )
+    packages = facts.machine.packages
+    old = [one for one in packages if not one.installed or (one.least and numbers(one.installed) < numbers(one.least))]
+    yield named(
+        "software is as tested",
+        4,
+        None if not packages else 0.0 if old else 1.0,
+        "Relight's own metadata are not there"
+        if not packages
+        else f"{old[0].name} {old[0].installed or 'is missing'}"
+        if old
+        else f"{len(packages)} packages",
+        "pip install --upgrade relight",
+    )
+    bad = len(facts.config.unknown) + len(facts.config.bad) + (facts.config.file_error is not None)
+    yield named(
+        "settings are what they seem",
+        5,
+        0.0 if bad else 1.0,
+        f"{bad} wrong" if bad else f"{len(facts.config.settings)} set, all known",
+        f"relight doctor {quote(target)}",
+    )
+    yield named(
+        "the end of a machine is known",
+        3,
+        1.0 if facts.config.grace else 0.0,
+        "RELIGHT_GRACE_S or relight.toml says it" if facts.config.grace else "nobody has said how long there is behind SIGTERM",
+        "export RELIGHT_GRACE_S=30",
+    )
+    if run is not None:
+        left = len(run.leftovers) + len(run.temporaries)
+        yield named("nothing is left lying", 2, 1.0 if not left else 0.5, f"{left} leftovers", f"relight doctor {quote(target)} --fix")
+        skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
+        yield named(
+            "clocks agree",
+            3,
+            0.0 if skew else 1.0,
+            "a record is from the future, or goes back" if skew else f"{run.records} records in order",
+            "chronyc tracking",
+        )
+        failed = [one for one in run.incidents if one.time_s is not None and facts.machine.now - one.time_s < 7 * _DAY_S]
+        if run.supervised:
+            yield named(
+                "a quiet week",
+                3,
+                _steps(len(failed), (0, 2, 5, 20)),
+                f"{len(failed)} failures in 7 days",
+                f"relight incidents {quote(target)}",
+            )
+
+
+_PARTS: tuple[Callable[[Facts, RunFacts | None, list[Finding]], Iterator[Line]], ...] = (
+    _reliability,
+    _security,
+    _performance,
+    _scalability,
+    _operations,
+)
+
+
+def _line(part: str) -> Callable[[str, int, float | None, str, str], Line]:
+    return lambda name, weight, score, evidence, command: Line(part, name, weight, score, evidence, "" if score == 1.0 else command)
+
+
+def _yes(value: bool | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _steps(value: float, bounds: tuple[float, float, float, float]) -> float:
+    """1 up to the first bound, then 0.75, 0.5, 0.25, and 0 behind the last."""
+    return next((1.0 - 0.25 * number for number, bound in enumerate(bounds) if value <= bound), 0.0)
+
+
+def _tiers(run: RunFacts | None) -> float | None:
+    if run is None or run.newest is None:
+        return None
+    if not run.tiers:
+        return 0.0
+    return (
+        1.0
+        if any(one.error is None and not one.lacks for one in run.tiers)
+        else 0.5
+        if any(one.error is None for one in run.tiers)
+        else 0.0
+    )
+
+
+def _tiers_text(run: RunFacts | None) -> str:
+    if run is None or run.newest is None:
+        return "no checkpoint yet"
+    if not run.tiers:
+        return "the run has no further tier"
+    return ", ".join(
+        f"{one.name}: {'does not answer' if one.error else f'lacks {one.lacks}' if one.lacks else 'has all it should'}" for one in run.tiers
+    )
+
+
+def _drilled(facts: Facts, run: RunFacts | None) -> float | None:
+    if run is None:
+        return None
+    last = run.drills[-1] if run.drills else None
+    if last is None or not last.ok or last.time_s is None:
+        return 0.0
+    return _steps((facts.machine.now - last.time_s) / _DAY_S, (30, 90, 180, 365))
+
+
+def _drilled_text(facts: Facts, run: RunFacts | None) -> str:
+    last = run.drills[-1] if run is not None and run.drills else None
+    if last is None:
+        return "no drill is remembered with it"
+    when = f"{span(max(0.0, facts.machine.now - last.time_s))} ago" if last.time_s is not None else "at no known time"
+    return f"the last drill, {when}: {last.summary}"

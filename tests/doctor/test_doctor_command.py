@@ -1,0 +1,126 @@
+"""The command: what it shows, its exit codes, what ``--fix`` does and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import at_hand
+import pytest
+
+from relight.doctor.facts_config import SETTINGS
+from relight.format.names import LOG_DIR
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):  # noqa: ANN201
+    """``relight doctor``, in this process."""
+    return lambda *arguments: at_hand.in_process(monkeypatch, capfd, ["doctor", *map(str, arguments)])
+
+
+def leave(runs: Path, memory: Path) -> list[Path]:
+    """What is nobody's any more: of a superseded attempt, of a writer that was killed, of a dead supervisor."""
+    record = sorted((runs / "demo" / LOG_DIR).iterdir())[1]
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    left = [runs / "demo" / "0000000111-aaaaaaaaaa-e1", record.parent / f".tmp-{record.name}-0123456789abcdef", memory / f"relight-run-{gone.pid}-x"]
+    left[0].mkdir()
+    (left[0] / "pack-00000-000.safetensors").write_bytes(b"half")
+    left[1].write_bytes(b"half")
+    left[2].mkdir()
+    return left
+
+
+def test_healthy(ask, tmp_path: Path) -> None:  # noqa: ANN001
+    """One line, exit code 0; a store that is yet to be is fine."""
+    at_hand.fill(tmp_path / "runs")
+    answer = ask(tmp_path / "runs")
+    assert answer.code == 0 and answer.err == "" and "nothing wrong" in answer.out and len(answer.out.splitlines()) == 1
+    assert ask(tmp_path / "to-come").code == 0
+    assert ask(tmp_path / "runs", "--json").json["findings"] == []
+
+
+def test_a_finding_is_whole_and_fits_a_screen(ask, tmp_path: Path) -> None:  # noqa: ANN001
+    """Worst first; what, where, what was seen, why it hurts, what to do, one command; exit code 1."""
+    at_hand.fill(tmp_path / "runs")
+    (pack,) = at_hand.directory(tmp_path / "runs", 3).glob("pack-*")
+    os.truncate(pack, 100)
+    (tmp_path / "runs").chmod(0o777)
+    answer = ask(tmp_path / "runs" / "demo")
+    lines = answer.out.splitlines()
+    assert answer.code == 1 and lines[0].startswith("error    the newest checkpoint is damaged  (checkpoint-damaged)")
+    for head in ("where", "seen", "hurts", "do", "run", "see"):
+        assert any(line.startswith(f"         {head:5}  ") for line in lines[:10]), head
+    assert any(line.startswith("warning  everybody may write there") for line in lines)
+    assert len(lines) <= 24 and "1 error, 1 warning" in lines[-1]
+    told = ask(tmp_path / "runs" / "demo", "--json")
+    assert told.code == 1 and not told.json["ok"] and [one["severity"] for one in told.json["findings"]] == ["error", "warning"]
+
+
+def test_notes_alone_are_no_failure(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
+    """Leftovers are worth knowing; exit code 0."""
+    at_hand.fill(tmp_path / "runs")
+    leave(tmp_path / "runs", memory)
+    answer = ask(tmp_path / "runs")
+    assert answer.code == 0 and "3 notes" in answer.out
+
+
+def test_fix_does_nothing_unasked(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
+    """Without --yes and a terminal it is refused; what it would do is in the JSON of nobody's asking."""
+    at_hand.fill(tmp_path / "runs")
+    left = leave(tmp_path / "runs", memory)
+    answer = ask(tmp_path / "runs", "--fix")
+    assert answer.code == 2 and "--yes" in answer.err and "0000000111-aaaaaaaaaa-e1" in answer.out
+    assert all(path.exists() for path in left)
+
+
+def test_fix_removes_what_it_shows_and_no_checkpoint(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
+    """All leftovers are gone, everything else is as it was, and it looks again."""
+    at_hand.fill(tmp_path / "runs")
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    left = leave(tmp_path / "runs", memory)
+    mine = memory / f"relight-run-{os.getpid()}-x"
+    mine.mkdir()
+    answer = ask(tmp_path / "runs", "--fix", "--yes", "--json")
+    assert answer.code == 0 and answer.json["findings"] == [] and len(answer.json["fix"]["removed"]) == 3 == len(answer.json["fix"]["plan"])
+    assert not any(path.exists() for path in left) and mine.exists()
+    assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()} == before
+    assert "nothing that can be put right" in ask(tmp_path / "runs", "--fix", "--yes").out
+
+
+def test_fix_keeps_what_a_damaged_log_might_need(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
+    """A record is damaged: what lies there may be what it committed."""
+    at_hand.fill(tmp_path / "runs")
+    left = leave(tmp_path / "runs", memory)
+    at_hand.flip(sorted(path for path in (tmp_path / "runs" / "demo" / LOG_DIR).iterdir() if not path.name.startswith("."))[3], 40)
+    answer = ask(tmp_path / "runs", "--fix", "--yes", "--json")
+    assert answer.code == 1 and left[0].exists()
+
+
+def test_a_person_is_asked(tmp_path: Path) -> None:
+    """On a terminal: the plan, a question; no is no."""
+    at_hand.fill(tmp_path / "runs")
+    (tmp_path / "runs" / "demo" / "0000000111-aaaaaaaaaa-e1").mkdir()
+    answer = at_hand.on_terminal("doctor", tmp_path / "runs", "--fix", "--quick", typed="n\n", prompt="Remove them?")
+    assert "goes" in answer.out and (tmp_path / "runs" / "demo" / "0000000111-aaaaaaaaaa-e1").exists()
+
+
+def test_hostile_text_is_shown_and_not_obeyed(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+    """Names of variables and tables, and the words of a log, are somebody else's."""
+    monkeypatch.setenv("RELIGHT_\x1b[31mX", "1")
+    Path("relight.toml").write_text('[supervise]\n"\\u001b]0;x\\u0007" = 1\n')
+    answer = ask(tmp_path / "to-come")
+    assert answer.code == 1 and not at_hand.CONTROL.search(answer.out.replace("\n", ""))
+    explained = ask("--error", f"OSError: No space left on device {at_hand.HOSTILE}")
+    assert not at_hand.CONTROL.search(explained.out.replace("\n", ""))
+
+
+def test_settings_are_those_of_the_reference() -> None:
+    """A new setting is not called unknown."""
+    import re
+
+    assert set(SETTINGS) == set(re.findall(r"^\| `(RELIGHT_[A-Z_]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))

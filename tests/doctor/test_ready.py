@@ -1,0 +1,173 @@
+"""The list: lines are graded by what was measured, weights add up, what was not measured earns nothing and is said."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import at_hand
+import pytest
+from planted_faults import FAULTS, HEALTHY, NOW, RUN, config, run, store, stored
+
+from relight.doctor import Facts, Line, Readiness, grade, judge
+from relight.doctor.facts import Config, Drilled, KeyFile, Measured, RunFacts, StoreKey, TierFacts
+from relight.doctor.ready import PARTS, grade_of
+from relight.drill.record import remember
+from relight.drill.report import DrillReport, Outcome
+from relight.log.identity import now_text
+from relight.store import open_bytes
+
+MEASURED = Measured(2 * 10**9, 2.0, True)
+DRILLED = Drilled(NOW - 86400, True, "12 passed; 240 s")
+
+
+def listed(facts: Facts) -> dict[str, Line]:
+    """The lines by name."""
+    return {one.name: one for one in grade(facts, judge(facts)).lines}
+
+
+def excellent() -> Facts:
+    """A set-up in which nothing is left to do."""
+    facts = run(measured=MEASURED, drills=(DRILLED,))
+    keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
+    set_up = Config(settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True)
+    limits = {"open files": 65536, "memlock": 1 << 40}
+    return replace(
+        facts, store=replace(facts.store, encrypted=True, keys=keys), config=set_up, machine=replace(facts.machine, limits=limits)
+    )  # fmt: skip
+
+
+def test_an_excellent_set_up_gets_an_a_in_every_part() -> None:
+    """Full marks in every line, and no command is left."""
+    found = grade(excellent(), judge(excellent()))
+    assert [one.name for one in found.lines if one.score != 1.0] == []
+    assert found.grade() == "A" and found.score() == 1.0 and {found.grade(part) for part in PARTS} == {"A"}
+    assert not any(one.command for one in found.lines)
+    assert len(found.lines) >= 25
+
+
+LOWERED: list[tuple[str, Facts, float | None]] = [
+    ("the newest checkpoint can be restored", run(), 0.75),
+    ("the newest checkpoint can be restored", run(measured=Measured(10**9, 1.0, False)), 0.9),
+    ("the newest checkpoint can be restored", run(measured=Measured(10**9, 1.0, True, ("pack: chunk 3",))), 0.0),
+    ("the newest checkpoint can be restored", run(checkpoints=(stored(5, damage=None),)), None),
+    ("there is another to fall back on", run(checkpoints=(stored(5),)), 0.0),
+    ("copies are elsewhere", run(tiers=()), 0.0),
+    ("copies are elsewhere", run(tiers=(TierFacts("cold", "s3://b/r", None, 2, 60.0),)), 0.5),
+    ("coming back was rehearsed", run(), 0.0),
+    ("coming back was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
+    ("coming back was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
+    ("little is lost with a failure", run(checkpoints=(stored(5),)), None),
+    ("little is lost with a failure", run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))), 0.25),
+    ("one commit has one winner", store(exclusive=False), 0.0),
+    ("one commit has one winner", store(exclusive=None), None),
+    ("what is stored survives a power cut", store(fsync_s=1e-6), 0.0),
+    ("what is stored survives a power cut", store(fsync_s=None), None),
+    ("the log is whole", FAULTS["a record is damaged"][0](), 0.0),
+    ("somebody keeps it alive", run(supervised=False), 0.0),
+    ("what is stored is encrypted", store(), 0.0),
+    ("a lost key is no lost run", store(encrypted=True, keys=(StoreKey("a", 1.0, True),)), 0.0),
+    ("keys are exchanged", store(encrypted=True, keys=(StoreKey("a", 900.0, True),)), 0.25),
+    ("keys are kept to oneself", config(key_files=(KeyFile("/k", 0o644, False),)), 0.0),
+    ("others cannot write there", store(mode=0o775), 0.75),
+    ("others cannot write there", store(mode=0o777), 0.0),
+    ("nothing travels in the clear", FAULTS["in the clear"][0](), 0.0),
+    ("saves need no waiting: memory for two copies", FAULTS["no memory for a copy"][0](), 0.243),
+    ("a save is durable before the next is due", store(write_bps=2.5e6), 0.0),
+    ("a save is durable before the next is due", store(write_bps=None), None),
+    ("coming back is quick", run(measured=Measured(10**9, 200.0, False)), 0.5),
+    ("coming back is quick", run(), None),
+    ("the store answers quickly", store(answer_s=0.7), 0.5),
+    ("there is room for more", store(free_bytes=10 * 10**9), 0.5),
+    ("what is old goes", FAULTS["full by tonight"][0](), 0.0),
+    ("limits allow many ranks", FAULTS["few open files"][0](), 0.0),
+    ("memory may be locked", FAULTS["memlock with a fabric"][0](), 0.0),
+    ("the doctor finds nothing", FAULTS["the next does not fit"][0](), 0.0),
+    ("software is as tested", FAULTS["a package is old"][0](), 0.0),
+    ("settings are what they seem", FAULTS["a name that is none"][0](), 0.0),
+    ("the end of a machine is known", HEALTHY, 0.0),
+    ("nothing is left lying", FAULTS["leftovers"][0](), 0.5),
+    ("clocks agree", FAULTS["a record of tomorrow"][0](), 0.0),
+    ("a quiet week", FAULTS["fails again and again"][0](), 0.5),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "score"), LOWERED, ids=range(len(LOWERED)))
+def test_a_line_is_graded_by_what_was_seen(name: str, facts: Facts, score: float | None) -> None:
+    """Each line, lowered; with a command that would raise it, or the word that it could not be measured."""
+    line = listed(facts)[name]
+    assert line.score == (score if score is None else pytest.approx(score, abs=0.01))
+    assert line.command and line.evidence
+    assert line.grade == ("–" if score is None else grade_of(score))
+
+
+def test_what_could_not_be_measured_earns_nothing() -> None:
+    """A list of which nothing is known has no grade in its parts, and an F at most."""
+    lines = (Line("security", "a", 3, 1.0, "seen", ""), Line("security", "b", 1, None, "not seen", "look"), Line("operations", "c", 4, None, "", ""))
+    found = Readiness(lines)
+    assert found.score("security") == 0.75 and found.grade("security") == "B"
+    assert found.grade("operations") == "–" and found.score() == 0.375 and found.grade() == "D"
+    assert found.to_dict()["not_measurable"] == 2
+
+
+def test_a_store_without_a_run_is_graded_as_far_as_it_can_be() -> None:
+    """No checkpoint: that is not measured, and not passed."""
+    for facts in (replace(HEALTHY, runs=()), replace(HEALTHY, runs=(RunFacts(name="demo", path="p"),))):
+        assert listed(facts)["the newest checkpoint can be restored"].score is None
+        assert grade(facts, judge(facts)).grade() != "A"
+
+
+@pytest.mark.parametrize(("score", "letter"), [(1.0, "A"), (0.9, "A"), (0.89, "B"), (0.75, "B"), (0.5, "C"), (0.25, "D"), (0.0, "F")])
+def test_letters(score: float, letter: str) -> None:
+    """From 90, 75, 50, 25 on."""
+    assert grade_of(score) == letter
+
+
+def drill(ok: bool) -> DrillReport:
+    """What a drill leaves."""
+    outcome = Outcome("kill", "a rank is killed", "passed" if ok else "failed", "it went on")
+    return DrillReport(f"{int(time.time() * 1000):013d}-a", now_text(), "node-1", "train.py", [outcome], 12.0)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Measured on a store that is there: the restore with its rate, the drill that is remembered, exit codes by the grade."""
+    at_hand.fill(tmp_path / "runs")
+    path = str(tmp_path / "runs" / "demo")
+
+    def ready(*more: str) -> at_hand.Answer:
+        return at_hand.in_process(monkeypatch, capfd, ["ready", path, *more])
+
+    def line(answer: Any, name: str) -> Any:
+        (found,) = [one for one in answer.json["list"] if one["name"] == name]
+        return found
+
+    before = ready("--json")
+    assert before.code == (0 if before.json["grade"] in "ABC" else 1)
+    assert line(before, "coming back was rehearsed")["score"] == 0.0
+    assert line(before, "coming back is quick")["score"] is None and before.json["not_measurable"] >= 1
+    remember(open_bytes(tmp_path / "runs"), "demo", drill(ok=True))
+    after = ready("--json", "--measure")
+    assert line(after, "coming back was rehearsed")["score"] == 1.0 and "1 passed" in line(after, "coming back was rehearsed")["evidence"]
+    assert "4.4 kB in " in line(after, "coming back is quick")["evidence"]
+    assert after.json["score"] > before.json["score"]
+    shown = ready("--measure").out
+    assert all(f"  {part}\n" in shown for part in PARTS) and "with nothing to do" in shown
+    assert max(len(one) for one in shown.splitlines() if path not in one and str(tmp_path) not in one) <= 84
+    assert len(ready("--all").out.splitlines()) > len(shown.splitlines()) - 2
+    for number in range(4):
+        (pack,) = at_hand.directory(tmp_path / "runs", number).glob("pack-*")
+        pack.unlink()
+    broken = ready("--json")
+    assert line(broken, "the newest checkpoint can be restored")["grade"] == "F"
+    assert broken.json["score"] < before.json["score"]
+
+
+def test_the_healthy_values_are_graded_as_the_doctor_sees_them() -> None:
+    """What the doctor finds lowers the grade, whatever it is."""
+    base = grade(HEALTHY, judge(HEALTHY)).score()
+    assert RUN in HEALTHY.runs
+    for name in ("two jobs", "NFS soft", "an unknown key", "eatmydata", "the store is away"):
+        facts = FAULTS[name][0]()
+        assert grade(facts, judge(facts)).score() < base, name

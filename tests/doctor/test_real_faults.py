@@ -1,0 +1,475 @@
+"""Real faults: made, looked at as a user would, and found; and a healthy set-up, of which nothing is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import at_hand
+import pytest
+from tests.store.proxy import Request, proxied
+from tests.store.servers import Server
+
+from relight.catalog.tiers import announce
+from relight.commit import Attempt
+from relight.doctor import Facts, judge, look
+from relight.doctor.bounded import Looking
+from relight.doctor.facts_run import measure_restore
+from relight.doctor.facts_store import mount_of
+from relight.errors import ConfigError
+from relight.format.names import STORE_FILE
+from relight.keys import write_key_file
+from relight.log import Log
+from relight.policy.tiers import Tier
+from relight.pulse import Beat, Page
+from relight.pulse.page import make_page
+from relight.store import open_bytes
+from relight.store.disk import Disk
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A store with two runs, on a disk."""
+    at_hand.fill(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def names(path: object, **more: Any) -> set[str]:
+    """What is found there."""
+    return {one.name for one in judge(look(str(path), **more))}
+
+
+def named(facts: Facts, name: str) -> Any:
+    """The one finding of that name."""
+    (found,) = [one for one in judge(facts) if one.name == name]
+    return found
+
+
+@contextlib.contextmanager
+def mounted(where: Path, *options: str) -> Iterator[Path]:
+    """Mount, and unmount afterwards; where that is not permitted the test says so."""
+    where.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+# -- healthy ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_found_on_a_healthy_set_up(runs: Path) -> None:
+    """No finding, and everything was seen, of a store with two runs as of one of them."""
+    for path in (runs, runs / "demo", f"{runs}/demo@latest"):
+        facts = look(str(path))
+        assert judge(facts) == []
+        assert facts.unseen == {}
+        assert facts.store.probed and facts.store.exclusive and facts.store.write_bps
+    assert len(facts.runs) == 1
+
+
+def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
+    """Not a file more, less or other; a store that is not there is not made."""
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    directories = {path for path in runs.rglob("*") if path.is_dir()}
+    look(str(runs))
+    assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == before
+    assert {path for path in runs.rglob("*") if path.is_dir()} == directories
+    assert names(runs.parent / "to" / "come") == {"nothing-there"}
+    assert not (runs.parent / "to").exists()
+    (runs.parent / "empty").mkdir()
+    assert names(runs.parent / "empty") == {"nothing-there"}
+    (runs.parent / "other").mkdir()
+    assert names(f"stripe:{runs.parent}/empty,{runs.parent}/other,") == {"nothing-there"}
+    assert not any([*(runs.parent / "empty").iterdir(), *(runs.parent / "other").iterdir()])
+
+
+def test_a_typo_is_told_with_what_was_meant(runs: Path) -> None:
+    """The name that is nearest; what is no URL at all is bad usage."""
+    assert "did you mean demo?" in named(look(f"{runs}/dmo"), "nothing-there").evidence
+    for wrong in ("xyz://a", "", "s3://", "runs\0"):
+        with pytest.raises(ConfigError):
+            look(wrong)
+
+
+def test_a_healthy_bucket_has_nothing(s3: str) -> None:
+    """An object store that honours conditions, with a run: no finding."""
+    Attempt.begin(open_bytes(f"{s3}/runs"), "demo").save(at_hand.request(99))
+    facts = look(f"{s3}/runs/demo")
+    assert judge(facts) == []
+    assert facts.store.exclusive and facts.store.kind == "object" and len(facts.runs) == 1
+
+
+# -- stores ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_file_system(tmp_path: Path) -> None:
+    """A tmpfs to its last byte: there is no room, and it lies in memory."""
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "none") as root:
+        at_hand.fill(root / "runs")
+        with open(root / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        assert {"full", "in-memory"} <= names(root / "runs")
+
+
+def test_a_file_system_without_inodes(tmp_path: Path) -> None:
+    """Room for bytes and none for names."""
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m,nr_inodes=80", "none") as root:
+        at_hand.fill(root / "runs")
+        found = named(look(str(root / "runs")), "inodes")
+        assert "are free" in found.evidence
+        number = 0
+        with contextlib.suppress(OSError):
+            for number in range(80):
+                (root / f"file-{number}").touch()
+        assert number < 79
+        assert {"full", "inodes"} <= names(root / "runs")
+
+
+def test_a_read_only_file_system(tmp_path: Path) -> None:
+    """It can be read, and not written."""
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m", "none") as root:
+        at_hand.fill(root / "runs")
+        subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+        found = named(look(str(root / "runs")), "unwritable")
+        assert "read-only" in found.what and "findmnt" in found.command
+
+
+AS_NOBODY = """
+import json, os, sys
+from relight.doctor import judge, look
+judge(look(sys.argv[2]))  # all that it imports is imported, while that can be read
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+print(json.dumps([one.name for one in judge(look(sys.argv[1], quick=True))]))
+"""
+
+
+def test_a_directory_without_permission(tmp_path: Path) -> None:
+    """A store that may be read and not written: another user's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        runs = Path(name) / "runs"
+        at_hand.fill(runs)
+        at_hand.fill(tmp_path / "other")
+        for path in (runs, *runs.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        command = [sys.executable, "-c", AS_NOBODY, str(runs), str(tmp_path / "other")]
+        done = subprocess.run(command, capture_output=True, text=True, env=at_hand.environment(), check=False, cwd="/")
+        for path in (runs, *runs.rglob("*")):
+            path.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["unwritable"]
+
+
+def test_a_file_where_the_store_should_be(tmp_path: Path) -> None:
+    """Not a traceback: a finding."""
+    (tmp_path / "file").write_text("hello")
+    assert names(tmp_path / "file") == {"not-a-directory"}
+
+
+def test_an_fsync_that_does_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers at once has not asked the disk."""
+    mount = mount_of(str(runs))
+    if mount is None or not mount.source.startswith("/dev/"):
+        pytest.skip("these tests do not run on a disk")
+    monkeypatch.setattr(Disk, "fsync", lambda self, fd: None)
+    assert names(runs) == {"fsync"}
+
+
+def test_a_preloaded_liar(runs: Path) -> None:
+    """eatmydata is found by its name, in the process that it would lie to."""
+    done = at_hand.in_child("doctor", runs, "--quick", "--json", LD_PRELOAD="libeatmydata.so")
+    assert "preload" in [one["name"] for one in done.json["findings"]]
+
+
+def test_everybody_may_write(runs: Path) -> None:
+    """A world-writable store; one with the sticky bit is fine."""
+    runs.chmod(0o777)
+    assert names(runs) == {"shared-write"}
+    runs.chmod(0o777 | stat.S_ISVTX)
+    assert names(runs) == set()
+
+
+def test_what_a_killed_bench_has_left(runs: Path) -> None:
+    """Named, so that it can be removed."""
+    (runs / ".relight-bench-12345678").mkdir()
+    assert named(look(str(runs)), "bench-leftovers").command.endswith("/.relight-bench-12345678")
+
+
+def conditions_ignored(request: Request) -> str:
+    return "unconditional" if request.conditional else ""
+
+
+def test_a_server_that_ignores_conditions(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried, whatever was found of it before; a promise takes the command away, not the finding."""
+    Attempt.begin(open_bytes(f"{s3}/runs"), "demo").save(at_hand.request(99))
+    with proxied(s3_server.address, conditions_ignored) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        found = named(look(f"{s3}/runs"), "conditional-writes")
+        assert found.section == "This server ignores 'create if absent'" and found.command == "export RELIGHT_SINGLE_WRITER=1"
+        monkeypatch.setenv("RELIGHT_SINGLE_WRITER", "1")
+        assert named(look(f"{s3}/runs"), "conditional-writes").command == ""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.address)
+    assert names(f"{s3}/runs") == {"single-writer"}
+
+
+def test_a_bucket_that_is_not_there(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the patience of a command, and as a finding."""
+    monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "3")
+    assert "store-away" in names("s3://no-such-bucket-7f3a/runs")
+
+
+# -- keys and settings -----------------------------------------------------------------------------------------------------------------
+
+
+def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone; none; another's; one that everybody can read; one inside the store."""
+    write_key_file(str(tmp_path / "a.key"))
+    write_key_file(str(tmp_path / "b.key"))
+    monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'a.key'}")
+    at_hand.fill(tmp_path / "runs")
+    assert names(tmp_path / "runs") == {"keys-one"}
+    (tmp_path / "a.key").chmod(0o644)
+    assert names(tmp_path / "runs") == {"setting-bad", "key-file"}
+    (tmp_path / "a.key").chmod(0o600)
+    shutil.copy(tmp_path / "a.key", tmp_path / "runs" / "a.key")
+    monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'runs' / 'a.key'}")
+    assert names(tmp_path / "runs") == {"keys-one", "key-inside"}
+    monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'b.key'}")
+    assert "wrong-key" in names(tmp_path / "runs")
+    monkeypatch.delenv("RELIGHT_KEY")
+    found = judge(look(str(tmp_path / "runs")))
+    assert [one.name for one in found] == ["wrong-key"]
+
+
+def test_settings(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is none, values that are none, a file that has a key too many, a table that nobody reads."""
+    monkeypatch.setenv("RELIGHT_CASHE", "/x")
+    monkeypatch.setenv("RELIGHT_GRACE_S", "soon")
+    facts = look(str(runs))
+    assert "RELIGHT_CACHE" in named(facts, "setting-unknown").evidence
+    assert "soon" in named(facts, "setting-bad").evidence
+    monkeypatch.delenv("RELIGHT_CASHE")
+    monkeypatch.setenv("RELIGHT_GRACE_S", "30")
+    Path("relight.toml").write_text("[supervise]\nsparse = true\n")
+    assert "sparse" in named(look(str(runs)), "toml").evidence
+    Path("relight.toml").write_text("[supervice]\nspares = true\n")
+    assert names(runs) == {"toml-table"}
+    Path("relight.toml").write_text("[supervise\n")
+    assert names(runs) == {"toml"}
+
+
+def test_a_cache_that_is_a_file(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be used; a directory that is yet to be made can."""
+    monkeypatch.setenv("RELIGHT_CACHE", str(tmp_path / "cache" / "new"))
+    assert names(runs) == set()
+    (tmp_path / "cache").write_text("")
+    assert names(runs) == {"cache"}
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_limits_of_a_process(runs: Path) -> None:
+    """Lowered in a child: open files, the size of files, address space, locked memory (for what needs some)."""
+    script = """
+import resource, sys, json
+import relight.doctor.facts_machine as machine
+from relight.doctor import judge, look
+machine._accelerators = lambda: 8
+for which, value in (("NOFILE", 200), ("FSIZE", 1 << 20), ("AS", 3 << 30), ("MEMLOCK", 16 << 10)):
+    resource.setrlimit(getattr(resource, f"RLIMIT_{which}"), (value, value))
+print(json.dumps([one.name for one in judge(look(sys.argv[1], quick=True))]))
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(runs)], capture_output=True, text=True, env=at_hand.environment(), check=True)
+    assert {"open-files", "file-size", "address-space", "memlock"} <= set(json.loads(done.stdout))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 200
+
+
+def test_pages_of_a_supervisor_that_was_killed(runs: Path, memory: Path) -> None:
+    """Found if its process is gone; one that is there is somebody's."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    (memory / f"relight-run-{gone.pid}-abc").mkdir()
+    (memory / f"relight-run-{os.getpid()}-abc").mkdir()
+    found = named(look(str(runs)), "dead-supervisors")
+    assert str(gone.pid) in found.evidence and str(os.getpid()) not in found.evidence
+
+
+def test_an_old_package(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metadata of an older version, first on the path, is what Python would import by."""
+    folder = tmp_path / "site" / "msgspec-0.11.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: msgspec\nVersion: 0.11.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = named(look(str(runs)), "package-old")
+    assert "0.11.0" in found.evidence and found.command.startswith("pip install --upgrade 'msgspec>=")
+
+
+def test_a_package_that_a_store_needs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket without the library for it: which to install, and no traceback."""
+    import relight.doctor.facts_machine as machine
+
+    there = machine._version
+    monkeypatch.setattr(machine, "_version", lambda name: "" if name == "obstore" else there(name))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "1")
+    assert {"package-missing", "store-away"} <= names("s3://bucket/runs")
+    assert "package-missing" not in names(runs)
+
+
+def test_names_that_nobody_knows(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of MASTER_ADDR that does not resolve, an address that peers are told and that is another machine's."""
+    monkeypatch.setenv("MASTER_ADDR", "node-0.invalid")
+    monkeypatch.setenv("RELIGHT_PEERS_HOST", "192.0.2.1")
+    found = [one.what for one in judge(look(str(runs))) if one.name == "names"]
+    assert len(found) == 2
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("RELIGHT_PEERS_HOST", "127.0.0.1")
+    assert names(runs) == set()
+
+
+def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told as unseen, after its time and no later; an error is told in its words."""
+    looking = Looking(0.2)
+    began = time.monotonic()
+    assert looking.at("a mount", lambda: time.sleep(30) or "late", "otherwise") == "otherwise"
+    assert time.monotonic() - began < 5
+    assert looking.at("a file", lambda: Path("/no/such/file").read_text(), "") == ""
+    assert "no answer within" in looking.unseen["a mount"] and "/no/such/file" in looking.unseen["a file"]
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pack_that_was_cut(runs: Path) -> None:
+    """The newest checkpoint's: named by file and sizes, with the section that is about it."""
+    (pack,) = at_hand.directory(runs, 3).glob("pack-*")
+    os.truncate(pack, 100)
+    found = named(look(str(runs / "demo")), "checkpoint-damaged")
+    assert pack.name in found.evidence and "100 bytes" in found.evidence and found.section == "A checkpoint is passed over"
+
+
+def test_all_checkpoints_gone(runs: Path) -> None:
+    """None can be restored, and that is said beside the damage."""
+    for number in range(4):
+        shutil.rmtree(at_hand.directory(runs, number))
+    assert {"checkpoint-damaged", "none-left"} <= names(runs / "demo")
+
+
+def test_a_record_with_a_flipped_bit(runs: Path) -> None:
+    """The log's file is named."""
+    record = sorted((runs / "demo" / "log").iterdir())[2]
+    at_hand.flip(record, 40)
+    assert record.name in named(look(str(runs / "demo")), "log-damaged").where
+
+
+def test_relight_json_is_gone_or_damaged(runs: Path) -> None:
+    """Both are told; neither keeps the runs from being looked at."""
+    at_hand.flip(runs / STORE_FILE, 20)
+    assert "relight-json" in names(runs)
+    (runs / STORE_FILE).unlink()
+    assert "relight-json" in names(runs)
+    assert look(str(runs)).runs
+
+
+def test_leftovers_of_a_dead_attempt(runs: Path) -> None:
+    """A directory of a superseded attempt, and a temporary of a record that is there."""
+    (runs / "demo" / "0000000111-aaaaaaaaaa-e1").mkdir()
+    record = sorted((runs / "demo" / "log").iterdir())[1]
+    (record.parent / f".tmp-{record.name}-0123456789abcdef").write_bytes(b"half")
+    assert names(runs / "demo") == {"leftovers", "temporaries"}
+
+
+def test_a_superseded_attempt_that_went_on(tmp_path: Path) -> None:
+    """What it committed is void, and that two jobs were at it is said."""
+    at_hand.fenced(tmp_path / "runs")
+    assert "superseded" in names(tmp_path / "runs")
+
+
+def saved_at(attempt: Attempt, then: float, step: int) -> None:
+    """A checkpoint, committed by a machine whose clock says so."""
+    attempt._place.log._now = lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then))
+    attempt.save(at_hand.request(step))
+
+
+def test_clocks(tmp_path: Path) -> None:
+    """A record of tomorrow, written by a machine whose clock is; and one that goes back behind it."""
+    attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
+    saved_at(attempt, time.time() + 86400, 99)
+    assert names(tmp_path / "runs") == {"clock-records"}
+    saved_at(attempt, time.time(), 199)
+    assert names(tmp_path / "runs") == {"clock-order"}
+
+
+def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> None:
+    """Its process is here, by its page; its newest checkpoint is hours old, and one came every minute. Without the process: nothing."""
+    attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
+    for number in range(5):
+        saved_at(attempt, time.time() - 7200 + 60 * number, 100 * number + 99)
+    assert "stale" not in names(tmp_path / "runs")
+    folder = memory / f"relight-run-{os.getpid()}-abc"
+    folder.mkdir()
+    make_page(folder / "pulse-0")
+    Page(folder / "pulse-0").write(Beat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
+    assert "stale" in names(tmp_path / "runs" / "demo")
+
+
+def test_restarts_without_progress(tmp_path: Path) -> None:
+    """Five attempts, no checkpoint."""
+    store = open_bytes(tmp_path / "runs")
+    Attempt.begin(store, "demo").save(at_hand.request(99))
+    for _ in range(5):
+        Attempt.begin(store, "demo", reason="restart")
+    assert names(tmp_path / "runs") == {"no-progress"}
+
+
+def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    """And the checkpoint from which to go on."""
+    attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
+    attempt.save(at_hand.request(99))
+    attempt.save(at_hand.request(199, metrics={"loss": float("nan")}))
+    assert f"@{at_hand.ids(tmp_path / 'runs')[0]} " in named(look(str(tmp_path / "runs")), "loss").command
+
+
+def test_tiers(runs: Path, tmp_path: Path) -> None:
+    """One that lacks what it should have is behind only after a while; one whose log is no directory does not answer."""
+    log = Log(open_bytes(runs), "demo")
+    announce(log, [Tier(f"{runs}/demo", name="hot"), Tier(f"{tmp_path}/far/demo", name="cold")], 2)
+    facts = look(str(runs / "demo"))
+    assert [(one.name, one.lacks > 0) for one in facts.runs[0].tiers] == [("cold", True)]
+    assert judge(facts) == []
+    (tmp_path / "far" / "demo").mkdir(parents=True)
+    (tmp_path / "far" / "demo" / "log").write_text("no directory")
+    assert names(runs / "demo") == {"tier-away"}
+
+
+def test_a_restore_is_measured_and_bounded(runs: Path) -> None:
+    """Every byte of the newest is read; a bound is heeded; damage is told."""
+    store = open_bytes(runs)
+    whole = measure_restore(store, "demo", bytes_max=1 << 30, seconds_max=60)
+    assert whole is not None and whole.whole and not whole.damage and whole.bytes == 4384
+    part = measure_restore(store, "demo", bytes_max=1, seconds_max=60)
+    assert part is not None and part.bytes >= 1
+    (pack,) = at_hand.directory(runs, 3).glob("pack-*")
+    at_hand.flip(pack)
+    damaged = measure_restore(store, "demo", bytes_max=1 << 30, seconds_max=60)
+    assert damaged is not None and damaged.damage

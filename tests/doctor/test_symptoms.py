@@ -1,0 +1,272 @@
+"""Every symptom of docs/troubleshooting.md: made by the code that says it, and diagnosed to that very section."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import at_hand
+import pytest
+import torch
+from tests.store.proxy import proxied
+from tests.store.servers import Server
+from torch import nn
+from torch.utils.data import DataLoader
+
+import relight
+from relight import errors
+from relight.catalog.tiers import Further
+from relight.checkpointer.carried import carry
+from relight.checkpointer.outwards import read_further
+from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.replicas import Difference
+from relight.checkpointer.resume import Resumed, say_restored
+from relight.checkpointer.stale import Stale
+from relight.commit import Attempt
+from relight.commit.attempt import take_over
+from relight.commit.together import OthersFailed
+from relight.doctor import explain
+from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
+from relight.doctor.finding import all_checks
+from relight.errors import ConfigError, RelightError, SaveFailed
+from relight.log import Log, fold
+from relight.observe import subscribe
+from relight.store import open_bytes
+from relight.store.again import decoded
+from relight.store.base import Uncertain
+from relight.supervise.facts import KINDS
+from relight.world.base import LateRanks, late
+
+PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+HEADINGS = [one.replace('"', "") for one in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)]
+ROWS = re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE)
+
+
+@contextmanager
+def said() -> Iterator[list[str]]:
+    """What events say meanwhile, as they stand in a job's log."""
+    lines: list[str] = []
+    end = subscribe(lambda event: lines.append(f"WARNING relight: {event.fields['say']}"))
+    try:
+        yield lines
+    finally:
+        end()
+
+
+def printed(error: BaseException) -> str:
+    """As it ends a process: a traceback."""
+    return "".join(traceback.format_exception(error))
+
+
+def other_threads(tmp_path: Path) -> str:
+    at_hand.fill(tmp_path / "runs")
+    with said() as lines:
+        say_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), environment={"threads": 8}), 300, {"threads": 2})
+    return "\n".join(lines)
+
+
+def _newest(path: Path) -> Any:
+    return fold(Log(open_bytes(path), "demo").read()).live[-1]
+
+
+def not_the_trained_model(tmp_path: Path) -> str:
+    model = nn.Linear(2, 2)
+    stale = Stale({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    with said() as lines:
+        for step in (9, 19):
+            stale.notice(SimpleNamespace(step=step, id="a"), 9 if step > 9 else None, b"same", 16)  # type: ignore[arg-type]
+    return "\n".join(lines)
+
+
+def lost_ranks(tmp_path: Path) -> str:
+    ranks = Ranks.__new__(Ranks)
+    ranks._lost = True
+    ranks._per_rank = ()
+    with pytest.raises(LateRanks) as caught:
+        ranks.capture({}, micro_step=None, recall=None)
+    return printed(caught.value)
+
+
+def odd_rank(tmp_path: Path) -> str:
+    return f"WARNING relight: {Difference('model/layer.weight', (3,), (0, 1, 2, 3))}: the checkpoint is suspect"
+
+
+def other_ranks(tmp_path: Path) -> str:
+    loader = DataLoader(list(range(8)), batch_size=2)  # type: ignore[arg-type]
+    found = carry({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
+    at_hand.fill(tmp_path / "runs")
+    with said() as lines:
+        say_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=found.notes), 300, {})
+    return "\n".join(lines)
+
+
+def damaged_pack(tmp_path: Path) -> str:
+    at_hand.fill(tmp_path / "runs")
+    (pack,) = at_hand.directory(tmp_path / "runs", 3).glob("pack-*")
+    at_hand.flip(pack)
+    with said() as lines:
+        relight.load(str(tmp_path / "runs" / "demo"))
+    return "\n".join(lines)
+
+
+def damaged_record(tmp_path: Path) -> str:
+    at_hand.fill(tmp_path / "runs")
+    at_hand.flip(sorted((tmp_path / "runs" / "demo" / "log").iterdir())[2], 40)
+    return at_hand.in_child("ls", tmp_path / "runs" / "demo").err
+
+
+def silent_tier(tmp_path: Path) -> str:
+    (tmp_path / "far" / "demo").mkdir(parents=True)
+    (tmp_path / "far" / "demo" / "log").write_text("no directory")
+    further: list[Further] = [("cold", open_bytes(tmp_path / "far"), "demo")]
+    with pytest.raises(RelightError) as caught:
+        read_further(further, here_is_empty=True)
+    return printed(caught.value)
+
+
+def other_job(tmp_path: Path) -> str:
+    log = Log(open_bytes(tmp_path / "far"), "demo")
+    take_over(log, "first")
+    take_over(log, "second")
+    with pytest.raises(RelightError) as caught:
+        take_over(log, "first", earlier=[])
+    return printed(caught.value)
+
+
+def flipped_on_the_way(tmp_path: Path) -> str:
+    came = iter([b"x", b"whole"])
+
+    def decode(data: bytes) -> bytes:
+        if data != b"whole":
+            raise errors.CorruptCheckpoint("is not what was committed")
+        return data
+
+    with said() as lines:
+        decoded(lambda: next(came), decode, "demo/log/00000003.json")
+    return "\n".join(lines)
+
+
+MADE: dict[str, Callable[[Path], str]] = {
+    "This resume may not be bit-exact": other_threads,
+    "Every trainable tensor equals the one saved before": not_the_trained_model,
+    "No more saves are made, the ranks have lost each other": lost_ranks,
+    "… is not what it is on …, a suspect checkpoint": odd_rank,
+    "… ranks saved it and … go on": other_ranks,
+    "A checkpoint is passed over": damaged_pack,
+    "A record of the log counts for nothing": damaged_record,
+    "The nearest tier has no checkpoint, and … may have some, but does not answer": silent_tier,
+    "Attempt … was superseded by attempt … there": other_job,
+    "… came damaged, and whole when read once more": flipped_on_the_way,
+}
+"""Headings, and what has the code say it. The one that is missing takes a server: it has a test of its own."""
+SERVER = "This server ignores 'create if absent'"
+
+
+@pytest.mark.parametrize("heading", MADE)
+def test_a_symptom_is_made_and_known_again(heading: str, tmp_path: Path) -> None:
+    """What the code says when it happens leads to the section that is about it."""
+    text = MADE[heading](tmp_path)
+    assert text
+    found = explain(f"step 17 loss 2.31\n{text}\nstep 18 loss 2.30\n")
+    assert found.section == heading
+    assert found.line and found.means and found.do
+
+
+def test_a_server_without_conditions_is_known_again(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what a save to it says."""
+    with proxied(s3_server.address, lambda request: "unconditional" if request.conditional else "") as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        with pytest.raises(ConfigError) as caught:
+            Attempt.begin(open_bytes(f"{s3}/runs"), "demo")
+    assert explain(printed(caught.value)).section == SERVER
+
+
+def test_no_heading_is_without_its_symptom() -> None:
+    """Each section of the page is reproduced here; each symptom, and each check that names a section, names one that is there."""
+    assert {*MADE, SERVER} == set(HEADINGS)
+    assert {one.section for one in SYMPTOMS} == {*HEADINGS, *ROWS}
+    assert {one.section for one in all_checks().values()} - {""} <= {*HEADINGS, *ROWS}
+
+
+KINDS_OF_ERRORS: dict[str, Exception] = {
+    **{one.kind: one("something") for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RelightError)},
+    "uncertain": Uncertain("something"),
+    "late_ranks": LateRanks("something"),
+    "others_failed": OthersFailed("something"),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_an_error_is_known_by_its_name(kind: str) -> None:
+    """A traceback that ends in one of our errors leads to its row, whatever the error says."""
+    assert explain(printed(KINDS_OF_ERRORS[kind])).section == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "section"),
+    [
+        ("OSError: [Errno 28] No space left on device", "storage", "no_space"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "device memory", ""),
+        ("RuntimeError: DataLoader worker (pid(s) 41, 42) exited unexpectedly", "data", ""),
+        ("NCCL error: unhandled system error, ncclSystemError", "network", ""),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "hardware", ""),
+        ("OSError: [Errno 116] Stale file handle: '/data/runs'", "storage", "store"),
+        ("ModuleNotFoundError: No module named 'transformerz'", "user", ""),
+        ("relight.errors.Fenced: attempt 1 of this run was superseded by attempt 2", "fenced", "fenced"),
+        ("relight: this store is encrypted [/data/runs]", "unknown", "wrong_key"),
+        ("ValueError: loss is nan at step 9", "numerical", "diverged"),
+    ],
+)
+def test_others_errors_are_of_the_supervisors_kinds(text: str, kind: str, section: str) -> None:
+    """One taxonomy: what a failure is taken for is what ``relight run`` takes it for."""
+    found = explain(text)
+    assert (found.kind, found.section, found.known) == (kind, section, True)
+    assert found.kind_means == KINDS[kind]
+
+
+def test_the_cause_counts_not_its_consequence() -> None:
+    """A full disk behind a failed save behind a rank that waited: the full disk."""
+    try:
+        try:
+            raise errors.NoSpace("making a file failed: ENOSPC")
+        except errors.NoSpace as error:
+            raise SaveFailed("the save at step 9 failed") from error
+    except SaveFailed as error:
+        text = printed(error)
+    assert explain(f"{text}\n{late([1, 2], 'saving', 3.0)}").section == "no_space"
+
+
+def test_words_that_say_nothing_are_not_known() -> None:
+    """No guess."""
+    assert not explain("step 17 loss 2.31").known
+    assert not explain("").known
+
+
+def test_a_log_of_any_size_is_read_at_its_end(tmp_path: Path) -> None:
+    """Bounded: a log of gigabytes, of one line, of bytes that are no text."""
+    path = tmp_path / "train.log"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+        file.seek(0, 2)
+        file.write(b"\n\xff\xfe OSError: [Errno 28] No space left on device\n")
+    assert explain(read_log(str(path))).section == "no_space"
+    assert explain("No space left on device\n" * (3 * LINES_MAX)).section == "no_space"
+    for wrong in (tmp_path, tmp_path / "none.log"):
+        with pytest.raises(ConfigError):
+            read_log(str(wrong))
+
+
+def test_the_command_explains(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--error, --log, words that nobody knows, both at once."""
+    found = at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "No space left on device"])
+    assert found.code == 0 and "storage" in found.out and "troubleshooting.md: no_space" in found.out
+    (tmp_path / "train.log").write_text("\n".join(["step 1", "torch.OutOfMemoryError: CUDA out of memory", "bye"]))
+    found = at_hand.in_process(monkeypatch, capfd, ["doctor", "--log", str(tmp_path / "train.log"), "--json"])
+    assert found.code == 0 and found.json["kind"] == "device memory" and "CUDA out of memory" in found.json["line"]
+    assert at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "hello"]).code == 1
+    assert at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "x", "--log", "y"]).code == 2
