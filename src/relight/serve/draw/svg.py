@@ -54,4 +54,4 @@ def printable(says: str) -> str:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".") if value == value and abs(value) < 1e12 else "0"
-    return str(value)
+    return "".join(one if one.isprintable() else "�" for one in str(value))

@@ -75,18 +75,18 @@ def _row(row: Sequence[float], inside: Box) -> tuple[list[Box], Box]:
     """The row along the shorter side, and what is left."""
     whole, boxes = sum(row), []
     if inside.width >= inside.height:
-        thick, y = min(whole / inside.height, inside.width), inside.y
+        thick, y = min(whole / inside.height, inside.width) if inside.height > 0 else 0.0, inside.y
         for area in row:
             tall = area / thick if thick else 0.0
             boxes.append(Box(inside.x, y, thick, tall))
             y += tall
-        return boxes, Box(inside.x + thick, inside.y, inside.width - thick, inside.height)
-    thick, x = min(whole / inside.width, inside.height), inside.x
+        return boxes, Box(inside.x + thick, inside.y, max(inside.width - thick, 0.0), inside.height)
+    thick, x = min(whole / inside.width, inside.height) if inside.width > 0 else 0.0, inside.x
     for area in row:
         wide = area / thick if thick else 0.0
         boxes.append(Box(x, inside.y, wide, thick))
         x += wide
-    return boxes, Box(inside.x, inside.y + thick, inside.width, inside.height - thick)
+    return boxes, Box(inside.x, inside.y + thick, inside.width, max(inside.height - thick, 0.0))
 
 
 def _tile(tile: Tile, box: Box) -> Markup:
