@@ -35,8 +35,8 @@ def bar(shares: Sequence[Share], says: str) -> Markup:
             element("title", f"{share.name}: {share.says}"),
             element("rect", x=x, y=0, width=max(width - 1, 0.5), height=34, klass=f"share {share.kind}"),
         ]
-        if name := fitting(share.name, width - 12):
-            inside.append(text(x + 7, 22, name, klass="on"))
+        if fitting(share.name, width - 12) == share.name:
+            inside.append(text(x + 7, 22, share.name, klass="on"))
         parts.append(element("g", *inside))
         x += width
     return picture(WIDTH, 34, says, parts, "bar")

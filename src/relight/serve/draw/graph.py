@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from relight.serve.draw.line import number
-from relight.serve.draw.svg import element, fitting, picture, text
+from relight.serve.draw.svg import element, fitting, link, picture, text
 
 WIDTH = 960
 _LEFT, _RIGHT, _ROW = 190, 30, 40
@@ -54,6 +54,6 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
             parts.append(element("g", element("title", f"{tag}: step {step}"), element("path", d=f"M{across(step):.1f} {y - 5}l4-9h-8z"),
                                  text(across(step) + 6, y - 7, fitting(tag, 110), klass="small"), klass="tag"))  # fmt: skip
         name = text(_LEFT - 16, y + 4, fitting(fork.name, _LEFT - 24), klass="name", anchor="end")
-        parts.append(element("a", element("title", fork.name), name, href=fork.href) if fork.href else name)
+        parts.append(link([element("title", fork.name), name], fork.href) if fork.href else name)
         parts.append(text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end"))
     return picture(WIDTH, _ROW * max(len(shown), 1) + 10, says, parts, "graph")

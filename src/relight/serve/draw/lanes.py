@@ -35,8 +35,8 @@ class Lane:
     spans: Sequence[Span]
 
 
-def lanes(rows: Sequence[Lane], says: str) -> Markup:
-    """A row a lane, seconds to the right."""
+def lanes(rows: Sequence[Lane], says: str, unit: str = "s") -> Markup:
+    """A row a lane, time to the right."""
     shown = rows[:_LANES_MAX]
     spans = [span for row in shown for span in row.spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)]
     first, last = min((span.begin_s for span in spans), default=0.0), max((span.end_s for span in spans), default=1.0)
@@ -51,7 +51,7 @@ def lanes(rows: Sequence[Lane], says: str) -> Markup:
     for at in ticks(0.0, length, 8):
         x = across(first + at)
         parts.append(element("line", x1=x, x2=x, y1=0, y2=height - _FOOT, klass="grid"))
-        parts.append(text(x, height - 7, f"{at:.3g} s", klass="tick", anchor="middle"))
+        parts.append(text(x, height - 7, f"{at:.3g} {unit}", klass="tick", anchor="middle"))
     for index, row in enumerate(shown):
         y = index * _LANE
         parts.append(text(_LEFT - 8, y + 15, fitting(row.name, _LEFT - 12), klass="tick", anchor="end"))
@@ -63,8 +63,8 @@ def lanes(rows: Sequence[Lane], says: str) -> Markup:
                 element("title", f"{row.name}, {span.kind}: {span.says}"),
                 element("rect", x=across(span.begin_s), y=y + 3, width=width, height=_LANE - 6, klass=f"span {span.kind}"),
             ]
-            if name := fitting(span.kind, width - 8):
-                inside.append(text(across(span.begin_s) + 5, y + 15, name, klass="on"))
+            if fitting(span.kind, width - 8) == span.kind:
+                inside.append(text(across(span.begin_s) + 5, y + 15, span.kind, klass="on"))
             parts.append(element("g", *inside))
     if len(rows) > len(shown):
         parts.append(text(_LEFT, height - 7, f"and {len(rows) - len(shown)} lanes more", klass="tick"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from relight.serve.draw.svg import element, picture, text
+from relight.serve.draw.svg import element, link, picture, text
 
 WIDTH, HEIGHT = 960, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 30
@@ -71,7 +71,7 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
         else:
             shape = [element("path", d=f"M{x:.1f} {foot - 9}l5 9h-10z")]
         inside = element("g", title, *shape, klass=f"mark {mark.kind}")
-        parts.append(element("a", inside, href=mark.href, aria_label=mark.says) if mark.href else inside)
+        parts.append(link([inside], mark.href) if mark.href else inside)
     return picture(WIDTH, HEIGHT, says, parts, "line")
 
 

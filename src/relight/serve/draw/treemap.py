@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from relight.serve.draw.svg import element, fitting, picture, text
+from relight.serve.draw.svg import element, fitting, link, picture, text
 
 WIDTH, HEIGHT = 960, 420
 _TILES_MAX = 400
+_NAME_LEAST = 6
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Tile:
     says: str
     """Its size, and what else is to be told, in words."""
     href: str = ""
+    short: str = ""
+    """What stands on it where there is room, if not the name."""
     group: int = 0
     """Tiles of one group have one colour, of eight."""
 
@@ -94,10 +97,10 @@ def _tile(tile: Tile, box: Box) -> Markup:
         element("title", f"{tile.name}: {tile.says}"),
         element("rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"),
     ]
-    if box.height > 17 and (name := fitting(tile.name, box.width - 10)):
+    if box.height > 17 and len(name := fitting(tile.short or tile.name, box.width - 10)) > _NAME_LEAST:
         inside.append(text(box.x + 6, box.y + 15, name, klass="name"))
         if box.height > 33 and len(tile.says) * 6.2 < box.width - 10:
             inside.append(text(box.x + 6, box.y + 30, tile.says, klass="small"))
     if tile.href:
-        return element("a", *inside, href=tile.href, aria_label=f"{tile.name}: {tile.says}")
+        return link(inside, tile.href)
     return element("g", *inside)
