@@ -63,12 +63,12 @@ def incidents(evil: str = "") -> list[Any]:
 def checkpoint(evil: str = "", layers: int = 12) -> Any:
     """GPT-2 small with its optimizer."""
     tensors = []
-    for part, dtype, codec in (("model", "bf16", "zstd, planes"), ("optimizer.exp_avg", "f32", None), ("optimizer.exp_avg_sq", "f32", None)):
+    for part, dtype, codec in (("model", "bf16", "zstd, planes"), ("optimizer/exp_avg", "f32", None), ("optimizer/exp_avg_sq", "f32", None)):
         wide = 2 if dtype == "bf16" else 4
         for name, of in [("wte.weight", (50257, 768)), ("wpe.weight", (1024, 768)), ("ln_f.weight", (768,)), ("step", ())] + [
             (f"h.{i}.{name}", of) for i in range(layers) for name, of in (("attn.c_attn.weight", (768, 2304)), ("attn.c_proj.weight", (768, 768)), ("mlp.c_fc.weight", (768, 3072)), ("mlp.c_proj.weight", (3072, 768)), ("ln_1.weight", (768,)))
         ]:
-            tensors.append(Made(path=f"{part}.{name}{evil}", shape=of, dtype=dtype, bytes=math.prod(of) * wide, codec=codec, ratio=0.71 if codec else 1.0))
+            tensors.append(Made(path=f"{part}/{name}{evil}", shape=of, dtype=dtype, bytes=math.prod(of) * wide, codec=codec, ratio=0.71 if codec else 1.0))
     return Made(row=checkpoints(evil)[3], tensors=tensors, residency=[Made(name="main" + evil, there=True, bytes=1.4e9), Made(name="s3://far/gpt2", there=False, bytes=None)],
                 metrics={"loss": 2.1}, facts=[("world", "4"), ("metadata.note" + evil, "before the ablation" + evil)], verified_at=NOW - 4000)  # fmt: skip
 
@@ -77,7 +77,7 @@ def diff(evil: str = "") -> Any:
     """Most tensors changed, one came, one went."""
     found = [Made(name=one.path, kind="changed" if one.path.startswith("model") and len(one.shape) == 2 else "same", share=(0.97 - 0.004 * i) if one.path.startswith("model") and len(one.shape) == 2 else 0.0, largest=0.013 / (i + 1), bytes=one.bytes)
              for i, one in enumerate(checkpoint(evil).tensors[:64])]
-    found += [Made(name="model.lora.a" + evil, kind="added", share=None, largest=None, bytes=5), Made(name="model.head.bias" + evil, kind="removed", share=None, largest=None, bytes=5)]
+    found += [Made(name="model/lora.a" + evil, kind="added", share=None, largest=None, bytes=5), Made(name="model/head.bias" + evil, kind="removed", share=None, largest=None, bytes=5)]
     return Made(a="gpt2-small@step=9000" + evil, b="gpt2-small@latest", tensors=found, values=[("scheduler.last_epoch" + evil, 9000, "12000" + evil)])
 
 
@@ -105,3 +105,118 @@ def risks(evil: str = "") -> list[Any]:
 def audit(evil: str = "") -> list[Any]:
     """What was done."""
     return [Made(seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how) for i, (what, how) in enumerate([("tag", "ok"), ("prune", "refused"), ("verify", "")])]
+
+
+def settings(evil: str = "") -> Any:
+    """A token, a rule, a policy."""
+    return Made(
+        tokens=[Made(id="rl_7Q2", name="grafana" + evil, role="viewer", scope="main" + evil, made_at=NOW - 9e5, ends_at=NOW + 9e6, state="valid"),
+                Made(id="rl_9ZZ", name="anna", role="operator", scope="", made_at=NOW - 9e6, ends_at=None, state="revoked")],
+        alerts=[Made(name="no good checkpoint" + evil, says="none for 30 min", severity="page", firing=True)],
+        policies=[("gpt2-small" + evil, "the last 3, and each 5000th" + evil)],
+    )  # fmt: skip
+
+
+class MadeIndex:
+    """Gives all of the above, as the server's index does."""
+
+    def __init__(self, evil: str = "", count: int = 6) -> None:
+        self.evil, self.count = evil, count
+
+    def stores(self) -> list[Any]:
+        """Both."""
+        return stores(self.evil)
+
+    def runs(self, after: str | None, limit: int) -> Any:
+        """All, in one piece."""
+        return Made(rows=rows(self.evil, self.count), next=None, total=self.count)
+
+    def run(self, store: str, run: str) -> Any:
+        """One for all."""
+        return detail(self.evil)
+
+    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
+        """A page, and one behind it."""
+        return Made(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
+
+    def checkpoint(self, store: str, run: str, which: str) -> Any:
+        """With statistics of one tensor."""
+        found = checkpoint(self.evil)
+        found.tensors[0].statistics = Made(numbers=[("least", -0.41), ("mean", 0.0002), ("largest", 0.52)], edges=[-0.5 + 0.05 * i for i in range(21)], counts=[int(1e6 * math.exp(-((i - 9.5) ** 2) / 9)) for i in range(20)], says="all 38 597 376 values" + self.evil)
+        return found
+
+    def diff(self, a: str, b: str) -> Any:
+        """There at once, but for one that is asked for as slow."""
+        return Made(done=0.4, result=None) if a == "slow" else diff(self.evil)
+
+    def lineage(self, store: str) -> list[Any]:
+        """Of each store."""
+        return lineage(self.evil) if store == "main" else []
+
+    def storage(self, store: str) -> Any:
+        """Of each store."""
+        return storage(self.evil) if store == "main" else Made(tiers=[], trend=[], full_at=None, retention=[])
+
+    def incidents(self, after: str | None, limit: int) -> Any:
+        """Three."""
+        return Made(rows=incidents(self.evil), next=None, total=3)
+
+    def incident(self, store: str, run: str, which: str) -> Any:
+        """The first."""
+        return incidents(self.evil)[0]
+
+    def risk(self) -> list[Any]:
+        """Two."""
+        return risks(self.evil)
+
+    def audit(self, after: str | None, limit: int) -> Any:
+        """Three."""
+        return Made(rows=audit(self.evil), next="3", total=9)
+
+    def settings(self) -> Any:
+        """What an admin sees."""
+        return settings(self.evil)
+
+
+class Empty(MadeIndex):
+    """A server on its first day."""
+
+    def stores(self) -> list[Any]:
+        """None."""
+        return []
+
+    def runs(self, after: str | None, limit: int) -> Any:
+        """None."""
+        return Made(rows=[], next=None, total=0)
+
+    def run(self, store: str, run: str) -> Any:
+        """One that has just begun."""
+        row = rows()[2]
+        row.newest, row.step, row.age_s, row.goodput, row.risk, row.checkpoints, row.bytes = None, None, None, None, None, 0, 0
+        return Made(row=row, series={}, saves=[], incidents=[], goodput=[], tags=[], branches=[], stages=[])
+
+    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
+        """None."""
+        return Made(rows=[], next=None, total=0)
+
+    def checkpoint(self, store: str, run: str, which: str) -> Any:
+        """Without tensors."""
+        found = checkpoint()
+        found.tensors, found.residency, found.facts, found.verified_at = [], [], [], None
+        return found
+
+    def incidents(self, after: str | None, limit: int) -> Any:
+        """None."""
+        return Made(rows=[], next=None, total=0)
+
+    def risk(self) -> list[Any]:
+        """None."""
+        return []
+
+    def audit(self, after: str | None, limit: int) -> Any:
+        """None."""
+        return Made(rows=[], next=None, total=0)
+
+    def settings(self) -> Any:
+        """None."""
+        return Made(tokens=[], alerts=[], policies=[])

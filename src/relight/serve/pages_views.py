@@ -10,8 +10,9 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup
 
-from relight.serve.draw import Curve, Fork, Lane, Mark, Piece, Share, Span, Tile, bar, graph, lanes, line, strip, treemap, usage
+from relight.serve.draw import Curve, Fork, Lane, Mark, Piece, Share, Span, Tile, bar, graph, histogram, lanes, line, strip, treemap, usage
 from relight.serve.pages_words import NOTHING, ago, moment_of, number, plural, share, size, span, when
+from relight.versions.difference import layer_of
 
 TENSORS_MAX = 200
 _POINTS_MAX = 2000
@@ -22,9 +23,13 @@ _KIND_OF = {"only in a": "removed", "only in b": "added", "other shape": "change
 
 def at(*parts: object, **asked: object) -> str:
     """An address of a page: every part quoted, so that a name stays one part."""
-    path = "/" + "/".join(quote(str(one), safe="") for one in parts)
+    return "/" + "/".join(quote(str(one), safe="") for one in parts) + query(**asked)
+
+
+def query(**asked: object) -> str:
+    """What is asked of an address, with its question mark; nothing if nothing is."""
     words = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in asked.items() if value not in (None, ""))
-    return path + ("?" + words if words else "")
+    return "?" + words if words else ""
 
 
 def of_run(store: str, run: str) -> str:
@@ -39,7 +44,7 @@ def of_checkpoint(store: str, run: str, which: str, **asked: object) -> str:
 
 def tabs_of(store: str, run: str) -> list[tuple[str, str]]:
     """What there is of one run."""
-    return [("Run", of_run(store, run)), ("Compare", at("runs", store, run, "compare"))]
+    return [("Run", of_run(store, run)), ("Lineage", "/lineage#" + quote(store, safe="")), ("Storage", "/storage#" + quote(store, safe=""))]
 
 
 def overview(rows: Sequence[Any], stores: Sequence[Any], now: float) -> dict[str, Any]:
@@ -115,11 +120,11 @@ def charts(detail: Any, checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
     return made
 
 
-def chart_data(curve: Curve, marks: Iterable[Mark]) -> str:
+def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
     """What the script draws from: as text, which the template escapes as all other."""
     every = max(1, math.ceil(len(curve.x) / _POINTS_MAX))
     ys = [value if math.isfinite(value) else None for value in curve.y[::every]]
-    told = {"x": list(curve.x[::every]), "curves": [{"name": curve.name, "y": ys}], "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks]}
+    told = {"unit": unit, "x": list(curve.x[::every]), "curves": [{"name": curve.name, "y": ys}], "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks]}
     return msgspec.json.encode(told).decode()
 
 
@@ -170,7 +175,7 @@ def checkpoint(store: str, name: str, detail: Any, find: str, now: float) -> dic
         groups.setdefault(group_of(one.path), len(groups))
     tiles = [
         Tile(one.path, one.bytes, f"{size(one.bytes)}, {one.dtype} {shape(one.shape)}", of_checkpoint(store, name, row.id, tensor=one.path) + "#tensor",
-             one.path.partition(".")[2], groups[group_of(one.path)])
+             one.path[len(group_of(one.path)) + 1 :], groups[group_of(one.path)])
         for one in detail.tensors
     ]
     total = sum(one.bytes for one in detail.tensors)
@@ -191,9 +196,23 @@ def checkpoint(store: str, name: str, detail: Any, find: str, now: float) -> dic
     }  # fmt: skip
 
 
+def one_tensor(detail: Any, path: str) -> dict[str, Any] | None:
+    """One tensor of a checkpoint: what is known of its values."""
+    found = next((one for one in detail.tensors if one.path == path), None)
+    if found is None:
+        return None
+    told = getattr(found, "statistics", None)
+    facts = [("Shape", shape(found.shape), found.dtype), ("Size", size(found.bytes), found.codec or "as it is"), ("Stored", share(found.ratio), "of its size")]
+    if told is None:
+        return {"path": found.path, "facts": facts, "histogram": None, "says": "Its values have not been read. At a terminal: relight show RUN@WHICH --stats"}
+    facts += [(name, number(value), "") for name, value in told.numbers]
+    picture = histogram(told.edges, told.counts, f"values of {found.path}") if told.counts else None
+    return {"path": found.path, "facts": facts, "histogram": picture, "says": told.says}
+
+
 def group_of(path: str) -> str:
     """Which part of the state a tensor is of: the first part of its path."""
-    return path.replace("/", ".").split(".")[0]
+    return path.replace("/", ".").partition(".")[0]
 
 
 def shape(of: Sequence[int]) -> str:
@@ -204,7 +223,7 @@ def shape(of: Sequence[int]) -> str:
 def compare(found: Any) -> dict[str, Any]:
     """What differs between two: a cell a tensor, a row a layer; the tensors that differ; other values."""
     apart = [one for one in found.tensors if one.kind != "same"]
-    pieces = [Piece(group(one.name), one.name, one.share or 0.0, said_of(one), one.kind) for one in found.tensors]
+    pieces = [Piece(layer_of(one.name), one.name, one.share or 0.0, said_of(one), one.kind) for one in found.tensors]
     count = {kind: sum(one.kind == kind for one in found.tensors) for kind in ("same", "changed", "added", "removed")}
     return {
         "found": True,
@@ -218,9 +237,12 @@ def compare(found: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def group(name: str) -> str:
-    """A tensor's layer: what is in front of its last part."""
-    return name.rpartition(".")[0] or name
+def compared(answer: Any) -> dict[str, Any]:
+    """A comparison that is there, or how far it is."""
+    done = getattr(answer, "done", None)
+    if done is not None and answer.result is None:
+        return {"found": False, "waiting": f"Tensors that differ are being read: {share(done)}. This page shows it when it is there."}
+    return {"waiting": ""} | compare(getattr(answer, "result", answer))
 
 
 def said_of(one: Any) -> str:
@@ -234,7 +256,7 @@ def lineage(name: str, rows: Sequence[Any], store: str) -> dict[str, Any]:
     """The runs of one store: each a line."""
     forks = [Fork(one.run, sorted(one.steps), [(step, tag) for step, tag in one.tags], one.parent or "", one.at_step, of_run(store, one.run)) for one in rows]
     return {
-        "name": name,
+        "name": name, "id": store,
         "picture": graph(forks, f"{plural(len(forks), 'run')} and where each began") if forks else None,
         "rows": [
             {"href": of_run(store, one.run), "run": one.run, "began": f"{one.parent}, step {number(one.at_step)}" if one.parent else "a run of its own",
@@ -253,13 +275,13 @@ def storage(one: Any, detail: Any, now: float) -> dict[str, Any]:
     full = detail.full_at
     said = f"Full {ago(now - full)}, if it goes on like this." if full else "Whether it fills up cannot be said: it has no limit, or does not grow."
     return {
-        "id": one.id, "name": one.name,
+        "id": one.id, "name": one.name, "actions": [],
         "facts": [("Stored", size(one.bytes), plural(one.runs, "run")), ("Full", ago(now - full) if full else NOTHING, "at the present pace" if full else "not in sight"),
                   ("Retention takes next", size(freed) if detail.retention else NOTHING, plural(len(detail.retention), "checkpoint") if detail.retention else "")],
         "tiers": [{"name": tier.name, "used": tier.used, "limit": tier.limit, "free": tier.free,
                    "picture": usage(tier.used or 0, tier.limit, f"{size(tier.used)} of {size(tier.limit)}")} for tier in detail.tiers],
         "trend": line([curve], [], f"bytes of {one.name} over days") if len(trend) > 1 else None,
-        "trend_data": chart_data(curve, []), "forecast": f"Days before the newest save, bytes. {said}",
+        "trend_data": chart_data(curve, [], "days"), "forecast": f"Days before the newest save, bytes. {said}",
         "retention": [{"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes} for row in detail.retention],
         "retention_says": "Nothing: no run here has a rule that would let go of a checkpoint (keep=relight.keep(…)), or all that may go has gone.",
     }  # fmt: skip
@@ -301,6 +323,7 @@ def incident(one: Any, now: float) -> dict[str, Any]:
         "kind": one.kind, "why": one.why, "action": one.action, "reason": one.reason,
         "facts": [("When", when(one.at, now), ""), ("Step", number(one.step), ""), ("Rank", number(one.rank), ""), ("Steps lost", number(one.steps_lost), ""),
                   ("Until training again", span(one.seconds), "")],
+        "workers": "\n".join(str(worker) for worker in getattr(one, "workers", ())),
         "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in one.clues or ()],
         "words": "\n".join(one.words) if isinstance(one.words, list | tuple) else one.words or "",
         "stacks": list(one.stacks.items()) if isinstance(one.stacks, Mapping) else [(str(index), text) for index, text in enumerate(one.stacks or ())],
@@ -323,3 +346,37 @@ def audit(rows: Sequence[Any], now: float) -> list[dict[str, Any]]:
         {"number": one.seq, "at": when(one.at, now), "who": one.who, "what": one.what, "on": one.on, "how": one.how or "begun", "health": health.get(one.how or "", "other")}
         for one in rows
     ]
+
+
+def settings(told: Any, now: float) -> dict[str, Any]:
+    """Tokens without their secrets, alert rules, what runs keep."""
+    state = {"valid": "good", "expired": "idle", "revoked": "failed"}
+    return {
+        "tokens": [{"id": one.id, "name": one.name, "role": one.role, "scope": one.scope or "everything", "made": when(one.made_at, now),
+                    "ends": when(one.ends_at, now) if one.ends_at else "never", "health": state.get(one.state, "other")} for one in told.tokens],
+        "alerts": [{"name": one.name, "says": one.says, "severity": one.severity, "health": "failed" if one.firing else "good"} for one in told.alerts],
+        "policies": [(str(name), str(says)) for name, says in told.policies],
+    }  # fmt: skip
+
+
+def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tuple[str, str, str]) -> dict[str, Any]:
+    """A form that asks what an action would do. ``fields``: what it is called, its label, its value."""
+    return {
+        "name": name, "href": f"/act/{verb}", "hidden": list(hidden),
+        "fields": [{"name": key, "label": label, "value": value, "required": not value} for key, label, value in fields],
+    }  # fmt: skip
+
+
+def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
+    """What can be done with a run."""
+    this = [("store", store), ("run", name)]
+    return [action("Save now", "save", this), action("Prune", "prune", this), action("Drill", "drill", this)]
+
+
+def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
+    """What can be done with a checkpoint."""
+    this = [("store", store), ("run", name), ("which", which)]
+    return [
+        action("Tag", "tag", this, ("name", "Tag", "")), action("Branch", "branch", this, ("to", "New run", "")), action("Pin", "pin", this), action("Verify", "verify", this),
+        action("Promote", "promote", this, ("stage", "Stage", "production")),
+    ]  # fmt: skip

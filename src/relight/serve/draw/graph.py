@@ -52,7 +52,8 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
         parts += [element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}") for step in dots]
         for step, tag in fork.tags:
             parts.append(element("g", element("title", f"{tag}: step {step}"), element("path", d=f"M{across(step):.1f} {y - 5}l4-9h-8z"),
-                                 text(across(step) + 6, y - 7, fitting(tag, 110), klass="small"), klass="tag"))  # fmt: skip
+                                 text(across(step) + (-6 if across(step) > WIDTH - 120 else 6), y - 7, fitting(tag, 110), klass="small",
+                                      anchor="end" if across(step) > WIDTH - 120 else None), klass="tag"))  # fmt: skip
         name = text(_LEFT - 16, y + 4, fitting(fork.name, _LEFT - 24), klass="name", anchor="end")
         parts.append(link([element("title", fork.name), name], fork.href) if fork.href else name)
         parts.append(text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end"))

@@ -58,7 +58,7 @@ def lanes(rows: Sequence[Lane], says: str, unit: str = "s") -> Markup:
         for span in row.spans:
             if not (math.isfinite(span.begin_s) and math.isfinite(span.end_s)):
                 continue
-            width = max(wide * (span.end_s - span.begin_s) / length, 1.5)
+            width = max(wide * (span.end_s - span.begin_s) / length, 4.0 if span.kind == "failure" else 1.5)
             inside = [
                 element("title", f"{row.name}, {span.kind}: {span.says}"),
                 element("rect", x=across(span.begin_s), y=y + 3, width=width, height=_LANE - 6, klass=f"span {span.kind}"),

@@ -11,7 +11,7 @@ from relight.serve.draw.svg import element, fitting, link, picture, text
 
 WIDTH, HEIGHT = 960, 420
 _TILES_MAX = 400
-_NAME_LEAST = 6
+_CUT_LEAST = 12
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def _tile(tile: Tile, box: Box) -> Markup:
         element("title", f"{tile.name}: {tile.says}"),
         element("rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"),
     ]
-    if box.height > 17 and len(name := fitting(tile.short or tile.name, box.width - 10)) > _NAME_LEAST:
+    name = fitting(tile.short or tile.name, box.width - 10)
+    if box.height > 17 and name and ("…" not in name or len(name) >= _CUT_LEAST):
         inside.append(text(box.x + 6, box.y + 15, name, klass="name"))
         if box.height > 33 and len(tile.says) * 6.2 < box.width - 10:
             inside.append(text(box.x + 6, box.y + 30, tile.says, klass="small"))

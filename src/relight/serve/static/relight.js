@@ -20,6 +20,13 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+function short(value) {
+  for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(value) >= size) return `${+(value / size).toPrecision(4)}${letter}`;
+  }
+  return `${+value.toPrecision(4)}`;
+}
+
 function chart(figure) {
   if (!window.uPlot || figure.querySelector(".uplot")) return;
   const given = JSON.parse(figure.dataset.chart);
@@ -56,8 +63,8 @@ function chart(figure) {
     width: figure.clientWidth,
     height: Math.max(200, Math.min(320, figure.clientWidth * 0.3)),
     scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 58 }],
-    series: [{ label: "step" }, ...given.curves.map((one, i) => ({ label: one.name, stroke: colour(`--l${i % 8}`), width: 1.6, spanGaps: false }))],
+    axes: [{ ...axis, values: (u, at) => at.map(short) }, { ...axis, size: 58, values: (u, at) => at.map(short) }],
+    series: [{ label: given.unit }, ...given.curves.map((one, i) => ({ label: one.name, stroke: colour(`--l${i % 8}`), width: 1.6, spanGaps: false, points: { show: false } }))],
     hooks: { draw: [marks] },
     cursor: { drag: { x: true, y: false } },
   };
