@@ -104,7 +104,13 @@ def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
 def lineage(request: Request) -> HTMLResponse:
     """Where runs come from."""
     index = request.app.state.index
-    return shown(request, "lineage.html", "/lineage", live="?", stores=[views.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()])
+    return shown(
+        request,
+        "lineage.html",
+        "/lineage",
+        live="?",
+        stores=[views.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()],
+    )
 
 
 @page("/storage")
@@ -127,7 +133,13 @@ def incidents(request: Request, after: str = "") -> HTMLResponse:
 def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse:
     """One incident, with its evidence."""
     found = request.app.state.index.incident(store, run, which)
-    return shown(request, "incident.html", "/incidents", **views.incident(found, time.time()), crumbs=[("Incidents", "/incidents"), (run, views.of_run(store, run))])
+    return shown(
+        request,
+        "incident.html",
+        "/incidents",
+        **views.incident(found, time.time()),
+        crumbs=[("Incidents", "/incidents"), (run, views.of_run(store, run))],
+    )
 
 
 @page("/risk")
@@ -140,7 +152,13 @@ def risk(request: Request) -> HTMLResponse:
 def audit(request: Request, after: str = "") -> HTMLResponse:
     """Who did what."""
     found = request.app.state.index.audit(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
-    return shown(request, "audit.html", "/audit", rows=views.audit(found.rows, time.time()), more="/audit" + views.query(after=found.next) if found.next else "")
+    return shown(
+        request,
+        "audit.html",
+        "/audit",
+        rows=views.audit(found.rows, time.time()),
+        more="/audit" + views.query(after=found.next) if found.next else "",
+    )
 
 
 @page("/settings", "admin")
@@ -151,4 +169,6 @@ def settings(request: Request) -> HTMLResponse:
 
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
     """An error of ours as a page: what, why, what to do."""
-    return shown(request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(error), todo="", status=status)
+    return shown(
+        request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(error), todo="", status=status
+    )

@@ -70,7 +70,15 @@ def _asked(verb: str) -> Callable[..., Any]:
         form = await request.form(max_files=0, max_fields=_FIELDS_MAX)
         given = {name: value for name, value in form.items() if isinstance(value, str)}
         if any(len(value) > _VALUE_MAX for value in given.values()):
-            return shown(request, "error.html", "", name="That did not work", says=f"no field may be longer than {_VALUE_MAX} letters", todo="", status=422)
+            return shown(
+                request,
+                "error.html",
+                "",
+                name="That did not work",
+                says=f"no field may be longer than {_VALUE_MAX} letters",
+                todo="",
+                status=422,
+            )
         return await run_in_threadpool(_answer, request, verb, given)
 
     return act

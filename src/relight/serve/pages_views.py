@@ -53,9 +53,17 @@ def overview(rows: Sequence[Any], stores: Sequence[Any], now: float) -> dict[str
     known = [row.goodput for row in rows if row.goodput is not None]
     ages = [row.age_s for row in rows if row.age_s is not None and row.health != "idle"]
     facts: list[tuple[str, object, str]] = [
-        ("Runs", number(len(rows)), ", ".join(f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds)),
+        (
+            "Runs",
+            number(len(rows)),
+            ", ".join(f"{number(kinds.count(kind))} {kind}" for kind in ("failed", "late", "good", "idle") if kind in kinds),
+        ),
         ("Oldest last good", span(max(ages)) if ages else NOTHING, "of runs that are not idle"),
-        ("Goodput", share(sum(known) / len(known)) if known else NOTHING, f"mean of {plural(len(known), 'run')}" if known else "no run has told it"),
+        (
+            "Goodput",
+            share(sum(known) / len(known)) if known else NOTHING,
+            f"mean of {plural(len(known), 'run')}" if known else "no run has told it",
+        ),
         ("Stored", size(sum(one.bytes or 0 for one in stores)), plural(sum(row.checkpoints for row in rows), "checkpoint")),
     ]
     names = {one.id: one.name for one in stores}
@@ -124,7 +132,12 @@ def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
     """What the script draws from: as text, which the template escapes as all other."""
     every = max(1, math.ceil(len(curve.x) / _POINTS_MAX))
     ys = [value if math.isfinite(value) else None for value in curve.y[::every]]
-    told = {"unit": unit, "x": list(curve.x[::every]), "curves": [{"name": curve.name, "y": ys}], "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks]}
+    told = {
+        "unit": unit,
+        "x": list(curve.x[::every]),
+        "curves": [{"name": curve.name, "y": ys}],
+        "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks],
+    }
     return msgspec.json.encode(told).decode()
 
 
@@ -136,7 +149,11 @@ def last_save(saves: Sequence[Any]) -> tuple[Markup | None, str, list[str]]:
     newest = max(told, key=lambda one: (one.at or 0) if not isinstance(one.at, str) else 0)
     ranks = sorted({one.rank for one in newest.spans})
     rows = [
-        Lane(f"rank {rank}", [Span(one.kind, one.begin_s, one.end_s, span(one.end_s - one.begin_s)) for one in newest.spans if one.rank == rank]) for rank in ranks
+        Lane(
+            f"rank {rank}",
+            [Span(one.kind, one.begin_s, one.end_s, span(one.end_s - one.begin_s)) for one in newest.spans if one.rank == rank],
+        )
+        for rank in ranks
     ]
     kinds = list(dict.fromkeys(one.kind for one in newest.spans))
     says = f"Step {number(newest.step)}: {span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}. Clocks of several nodes meet at the commit."
@@ -150,7 +167,12 @@ def where_time_went(parts: Sequence[Any]) -> tuple[Markup | None, list[dict[str,
         return None, []
     ordered = sorted((one for one in parts if one.seconds > 0), key=lambda one: (one.kind != "training" or bool(one.cause), -one.seconds))
     shares = [
-        Share(f"{one.kind}, {one.cause}" if one.cause else one.kind, one.seconds, f"{span(one.seconds)}, {share(one.seconds / total)}", "lost" if one.cause else one.kind)
+        Share(
+            f"{one.kind}, {one.cause}" if one.cause else one.kind,
+            one.seconds,
+            f"{span(one.seconds)}, {share(one.seconds / total)}",
+            "lost" if one.cause else one.kind,
+        )
         for one in ordered
     ]
     rows = [{"what": one.kind, "cause": one.cause or NOTHING, "seconds": one.seconds, "share": one.seconds / total} for one in ordered]
@@ -174,8 +196,14 @@ def checkpoint(store: str, name: str, detail: Any, find: str, now: float) -> dic
     for one in detail.tensors:
         groups.setdefault(group_of(one.path), len(groups))
     tiles = [
-        Tile(one.path, one.bytes, f"{size(one.bytes)}, {one.dtype} {shape(one.shape)}", of_checkpoint(store, name, row.id, tensor=one.path) + "#tensor",
-             one.path[len(group_of(one.path)) + 1 :], groups[group_of(one.path)])
+        Tile(
+            one.path,
+            one.bytes,
+            f"{size(one.bytes)}, {one.dtype} {shape(one.shape)}",
+            of_checkpoint(store, name, row.id, tensor=one.path) + "#tensor",
+            one.path[len(group_of(one.path)) + 1 :],
+            groups[group_of(one.path)],
+        )
         for one in detail.tensors
     ]
     total = sum(one.bytes for one in detail.tensors)
@@ -202,9 +230,18 @@ def one_tensor(detail: Any, path: str) -> dict[str, Any] | None:
     if found is None:
         return None
     told = getattr(found, "statistics", None)
-    facts = [("Shape", shape(found.shape), found.dtype), ("Size", size(found.bytes), found.codec or "as it is"), ("Stored", share(found.ratio), "of its size")]
+    facts = [
+        ("Shape", shape(found.shape), found.dtype),
+        ("Size", size(found.bytes), found.codec or "as it is"),
+        ("Stored", share(found.ratio), "of its size"),
+    ]
     if told is None:
-        return {"path": found.path, "facts": facts, "histogram": None, "says": "Its values have not been read. At a terminal: relight show RUN@WHICH --stats"}
+        return {
+            "path": found.path,
+            "facts": facts,
+            "histogram": None,
+            "says": "Its values have not been read. At a terminal: relight show RUN@WHICH --stats",
+        }
     facts += [(name, number(value), "") for name, value in told.numbers]
     picture = histogram(told.edges, told.counts, f"values of {found.path}") if told.counts else None
     return {"path": found.path, "facts": facts, "histogram": picture, "says": told.says}
@@ -254,7 +291,10 @@ def said_of(one: Any) -> str:
 
 def lineage(name: str, rows: Sequence[Any], store: str) -> dict[str, Any]:
     """The runs of one store: each a line."""
-    forks = [Fork(one.run, sorted(one.steps), [(step, tag) for step, tag in one.tags], one.parent or "", one.at_step, of_run(store, one.run)) for one in rows]
+    forks = [
+        Fork(one.run, sorted(one.steps), [(step, tag) for step, tag in one.tags], one.parent or "", one.at_step, of_run(store, one.run))
+        for one in rows
+    ]
     return {
         "name": name, "id": store,
         "picture": graph(forks, f"{plural(len(forks), 'run')} and where each began") if forks else None,
@@ -273,7 +313,11 @@ def storage(one: Any, detail: Any, now: float) -> dict[str, Any]:
     curve = Curve("bytes", [(moment - newest) / 86400 for moment, _ in trend], [float(held) for _, held in trend])
     freed = sum(row.bytes or 0 for row in detail.retention)
     full = detail.full_at
-    said = f"Full {ago(now - full)}, if it goes on like this." if full else "Whether it fills up cannot be said: it has no limit, or does not grow."
+    said = (
+        f"Full {ago(now - full)}, if it goes on like this."
+        if full
+        else "Whether it fills up cannot be said: it has no limit, or does not grow."
+    )
     return {
         "id": one.id, "name": one.name, "actions": [],
         "facts": [("Stored", size(one.bytes), plural(one.runs, "run")), ("Full", ago(now - full) if full else NOTHING, "at the present pace" if full else "not in sight"),
@@ -303,7 +347,9 @@ def incidents(rows: Sequence[Any], now: float) -> dict[str, Any]:
     first = min((moment for _, moment in times), default=0.0)
     for one, moment in times:
         hours = (moment - first) / 3600
-        lanes_of.setdefault(one.run, []).append(Span("failure", hours, hours + max((one.seconds or 0) / 3600, 0.0), f"{one.kind}: {one.why}"))
+        lanes_of.setdefault(one.run, []).append(
+            Span("failure", hours, hours + max((one.seconds or 0) / 3600, 0.0), f"{one.kind}: {one.why}")
+        )
     says = f"{plural(len(rows), 'incident')}, hours since the first"
     return {
         "incidents": [incident_row(one, now) for one in rows], "says": says,
@@ -343,7 +389,15 @@ def audit(rows: Sequence[Any], now: float) -> list[dict[str, Any]]:
     """Who did what."""
     health = {"ok": "good", "done": "good", "refused": "failed", "failed": "failed", "": "idle"}
     return [
-        {"number": one.seq, "at": when(one.at, now), "who": one.who, "what": one.what, "on": one.on, "how": one.how or "begun", "health": health.get(one.how or "", "other")}
+        {
+            "number": one.seq,
+            "at": when(one.at, now),
+            "who": one.who,
+            "what": one.what,
+            "on": one.on,
+            "how": one.how or "begun",
+            "health": health.get(one.how or "", "other"),
+        }
         for one in rows
     ]
 

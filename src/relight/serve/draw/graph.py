@@ -49,7 +49,10 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
                                  d=f"M{x:.1f} {above}C{x + 18:.1f} {above} {x:.1f} {y} {max(across(begin), x + 18):.1f} {y}", klass="fork"))  # fmt: skip
         parts.append(element("line", x1=across(begin), x2=across(end), y1=y, y2=y, klass=f"branch of-{index % 8}"))
         dots = list(fork.steps)[:: max(1, len(fork.steps) // _DOTS_MAX)]
-        parts += [element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}") for step in dots]
+        parts += [
+            element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}")
+            for step in dots
+        ]
         for step, tag in fork.tags:
             parts.append(element("g", element("title", f"{tag}: step {step}"), element("path", d=f"M{across(step):.1f} {y - 5}l4-9h-8z"),
                                  text(across(step) + (-6 if across(step) > WIDTH - 120 else 6), y - 7, fitting(tag, 110), klass="small",

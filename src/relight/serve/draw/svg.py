@@ -13,7 +13,9 @@ _TEXT_MAX = 200
 def element(tag: str, *inside: Markup | str, **attributes: object) -> Markup:
     """One element. ``klass`` is class, ``_`` in a name is a dash; None leaves an attribute out. Text that is no markup is escaped."""
     words = "".join(
-        f' {"class" if name == "klass" else name.replace("_", "-")}="{escape(_value(value))}"' for name, value in attributes.items() if value is not None
+        f' {"class" if name == "klass" else name.replace("_", "-")}="{escape(_value(value))}"'
+        for name, value in attributes.items()
+        if value is not None
     )
     held = "".join(str(one) if isinstance(one, Markup) else escape(printable(one)) for one in inside)
     return Markup(f"<{tag}{words}>{held}</{tag}>")  # noqa: S704 - every part of it was escaped above
@@ -47,7 +49,7 @@ def fitting(says: str, width: float, letter: float = 6.2) -> str:
     if room < 4:
         return ""
     left = (room - 1) // 3
-    return f"{says[:left]}…{says[len(says) - (room - 1 - left):]}"
+    return f"{says[:left]}…{says[len(says) - (room - 1 - left) :]}"
 
 
 def printable(says: str) -> str:
