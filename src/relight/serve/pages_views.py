@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -12,13 +12,29 @@ from markupsafe import Markup
 
 from relight.serve.draw import Curve, Fork, Lane, Mark, Piece, Share, Span, Tile, bar, graph, histogram, lanes, line, strip, treemap, usage
 from relight.serve.pages_words import NOTHING, ago, moment_of, number, plural, share, size, span, when
+from relight.serve.values import (
+    AuditRow,
+    CheckpointDetail,
+    CheckpointRow,
+    DiffDetail,
+    DiffRow,
+    GoodputPart,
+    IncidentRow,
+    LineageRow,
+    RiskRow,
+    RunDetail,
+    RunRow,
+    SaveRow,
+    SettingsDetail,
+    StorageDetail,
+    StoreRow,
+    Working,
+)
 from relight.versions.difference import layer_of
 
 TENSORS_MAX = 200
 _POINTS_MAX = 2000
 _CHARTS_MAX = 4
-_WORTH_A_ROW = ("changed", "other shape", "only in a", "only in b")
-_KIND_OF = {"only in a": "removed", "only in b": "added", "other shape": "changed"}
 
 
 def at(*parts: object, **asked: object) -> str:
@@ -47,7 +63,7 @@ def tabs_of(store: str, run: str) -> list[tuple[str, str]]:
     return [("Run", of_run(store, run)), ("Lineage", "/lineage#" + quote(store, safe="")), ("Storage", "/storage#" + quote(store, safe=""))]
 
 
-def overview(rows: Sequence[Any], stores: Sequence[Any], now: float) -> dict[str, Any]:
+def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:
     """All runs: the worst first as the index gives them."""
     kinds = [row.health for row in rows]
     known = [row.goodput for row in rows if row.goodput is not None]
@@ -69,7 +85,7 @@ def overview(rows: Sequence[Any], stores: Sequence[Any], now: float) -> dict[str
     return {"facts": facts, "rows": shown, "stores": [_store_row(one, now) for one in stores]}
 
 
-def _store_row(one: Any, now: float) -> dict[str, Any]:
+def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
     fine = one.state == "ok"
     return {
         "href": at("storage") + f"#{quote(one.id, safe='')}", "name": one.name, "health": "good" if fine else "failed", "says": "" if fine else one.state,
@@ -77,7 +93,7 @@ def _store_row(one: Any, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(detail: Any, checkpoints: Sequence[Any], now: float) -> dict[str, Any]:
+def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> dict[str, Any]:
     """One run: its curves with marks, its last save, where its time went, its checkpoints."""
     row = detail.row
     facts = [
@@ -90,14 +106,14 @@ def run(detail: Any, checkpoints: Sequence[Any], now: float) -> dict[str, Any]:
     picture, says, kinds = last_save(detail.saves)
     parts, spent = where_time_went(detail.goodput)
     return {
-        "run": row.run, "health": row.health, "why": getattr(row, "why", ""), "facts": facts, "charts": charts(detail, checkpoints),
+        "run": row.run, "health": row.health, "why": row.why, "facts": facts, "charts": charts(detail, checkpoints),
         "lanes": picture, "lanes_say": says, "kinds": kinds, "goodput": parts, "spent": spent,
         "rows": [checkpoint_row(row.store, row.run, one, now) for one in checkpoints],
         "incidents": [incident_row(one, now) for one in detail.incidents[:8]],
     }  # fmt: skip
 
 
-def charts(detail: Any, checkpoints: Sequence[Any]) -> list[dict[str, Any]]:
+def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
     """The loss, and other metrics, each over steps; marks of checkpoints and incidents. Once as a picture, once as data for the script."""
     marks = [
         Mark(one.step, f"checkpoint of step {one.step}", "checkpoint", of_checkpoint(detail.row.store, detail.row.run, one.id)) for one in checkpoints
@@ -128,12 +144,12 @@ def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
     return msgspec.json.encode(told).decode()
 
 
-def last_save(saves: Sequence[Any]) -> tuple[Markup | None, str, list[str]]:
+def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
     """The newest save that has told its phases: a lane a rank."""
     told = [one for one in saves if one.spans]
     if not told:
         return None, "No save has told its phases yet: events of the nodes that save are not seen from here.", []
-    newest = max(told, key=lambda one: (one.at or 0) if not isinstance(one.at, str) else 0)
+    newest = max(told, key=lambda one: one.step)
     ranks = sorted({one.rank for one in newest.spans})
     rows = [
         Lane(f"rank {rank}", [Span(one.kind, one.begin_s, one.end_s, span(one.end_s - one.begin_s)) for one in newest.spans if one.rank == rank]) for rank in ranks
@@ -143,7 +159,7 @@ def last_save(saves: Sequence[Any]) -> tuple[Markup | None, str, list[str]]:
     return lanes(rows, says), says, kinds
 
 
-def where_time_went(parts: Sequence[Any]) -> tuple[Markup | None, list[dict[str, Any]]]:
+def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[dict[str, Any]]]:
     """Shares of a run's time: training first, then what is lost, by cause."""
     total = sum(one.seconds for one in parts if one.seconds > 0)
     if not total:
@@ -157,15 +173,15 @@ def where_time_went(parts: Sequence[Any]) -> tuple[Markup | None, list[dict[str,
     return bar(shares, "Where the time went: " + ", ".join(f"{one.name} {one.says}" for one in shares[:4])), rows
 
 
-def checkpoint_row(store: str, name: str, one: Any, now: float) -> dict[str, Any]:
+def checkpoint_row(store: str, name: str, one: CheckpointRow, now: float) -> dict[str, Any]:
     """A checkpoint in a list."""
     return {
         "href": of_checkpoint(store, name, one.id), "id": one.id, "step": one.step, "at": when(one.at, now), "bytes": one.bytes,
-        "seconds": getattr(one, "seconds", None), "health": "good" if one.good else "failed", "tags": list(one.tags),
+        "seconds": one.seconds, "health": "good" if one.good else "failed", "tags": list(one.tags),
     }  # fmt: skip
 
 
-def checkpoint(store: str, name: str, detail: Any, find: str, now: float) -> dict[str, Any]:
+def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: float) -> dict[str, Any]:
     """One checkpoint: its tensors as areas and as rows, where it lies, what else is said of it."""
     row = detail.row
     wanted = [one for one in detail.tensors if find in one.path] if find else list(detail.tensors)
@@ -181,7 +197,7 @@ def checkpoint(store: str, name: str, detail: Any, find: str, now: float) -> dic
     total = sum(one.bytes for one in detail.tensors)
     says = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; a colour a part: {', '.join(list(groups)[:8])}."
     return {
-        "run": name, "step": row.step, "health": "good" if row.good else "failed", "why": getattr(row, "why", "") or "", "tags": list(row.tags),
+        "run": name, "step": row.step, "health": "good" if row.good else "failed", "why": row.why, "tags": list(row.tags),
         "facts": [("Saved", when(row.at, now), row.id), ("Stored", size(row.bytes), f"of {size(total)} of tensors"), ("Tensors", number(len(detail.tensors)), ""),
                   ("Verified", when(detail.verified_at, now) if detail.verified_at else "not yet", "every byte, by hash")],
         "treemap": treemap(tiles, says) if tiles else None, "treemap_says": says, "find": find,
@@ -196,12 +212,12 @@ def checkpoint(store: str, name: str, detail: Any, find: str, now: float) -> dic
     }  # fmt: skip
 
 
-def one_tensor(detail: Any, path: str) -> dict[str, Any] | None:
+def one_tensor(detail: CheckpointDetail, path: str) -> dict[str, Any] | None:
     """One tensor of a checkpoint: what is known of its values."""
     found = next((one for one in detail.tensors if one.path == path), None)
     if found is None:
         return None
-    told = getattr(found, "statistics", None)
+    told = found.statistics
     facts = [("Shape", shape(found.shape), found.dtype), ("Size", size(found.bytes), found.codec or "as it is"), ("Stored", share(found.ratio), "of its size")]
     if told is None:
         return {"path": found.path, "facts": facts, "histogram": None, "says": "Its values have not been read. At a terminal: relight show RUN@WHICH --stats"}
@@ -220,7 +236,7 @@ def shape(of: Sequence[int]) -> str:
     return " × ".join(str(one) for one in of) or "·"
 
 
-def compare(found: Any) -> dict[str, Any]:
+def compare(found: DiffDetail) -> dict[str, Any]:
     """What differs between two: a cell a tensor, a row a layer; the tensors that differ; other values."""
     apart = [one for one in found.tensors if one.kind != "same"]
     pieces = [Piece(layer_of(one.name), one.name, one.share or 0.0, said_of(one), one.kind) for one in found.tensors]
@@ -237,22 +253,21 @@ def compare(found: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compared(answer: Any) -> dict[str, Any]:
+def compared(answer: DiffDetail | Working) -> dict[str, Any]:
     """A comparison that is there, or how far it is."""
-    done = getattr(answer, "done", None)
-    if done is not None and answer.result is None:
-        return {"found": False, "waiting": f"Tensors that differ are being read: {share(done)}. This page shows it when it is there."}
-    return {"waiting": ""} | compare(getattr(answer, "result", answer))
+    if isinstance(answer, Working):
+        return {"found": False, "waiting": f"Tensors that differ are being read: {share(answer.done)}. {answer.says or 'The page shows it when it is there.'}"}
+    return {"waiting": ""} | compare(answer)
 
 
-def said_of(one: Any) -> str:
+def said_of(one: DiffRow) -> str:
     """A difference in words."""
     if one.kind != "changed":
         return {"same": "the same", "added": "only in that", "removed": "only in this"}.get(one.kind, one.kind)
     return f"{share(one.share)} of its values, at most by {number(one.largest)}"
 
 
-def lineage(name: str, rows: Sequence[Any], store: str) -> dict[str, Any]:
+def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]:
     """The runs of one store: each a line."""
     forks = [Fork(one.run, sorted(one.steps), [(step, tag) for step, tag in one.tags], one.parent or "", one.at_step, of_run(store, one.run)) for one in rows]
     return {
@@ -266,7 +281,7 @@ def lineage(name: str, rows: Sequence[Any], store: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def storage(one: Any, detail: Any, now: float) -> dict[str, Any]:
+def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
     """One store: its tiers, how it grew, what goes next."""
     trend = [(moment, held) for moment, held in detail.trend]
     newest = trend[-1][0] if trend else 0.0
@@ -287,7 +302,7 @@ def storage(one: Any, detail: Any, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def incident_row(one: Any, now: float) -> dict[str, Any]:
+def incident_row(one: IncidentRow, now: float) -> dict[str, Any]:
     """An incident in a list."""
     return {
         "href": at("incidents", one.store, one.run, one.id), "at": when(one.at, now), "run": one.run, "kind": one.kind,
@@ -296,7 +311,7 @@ def incident_row(one: Any, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def incidents(rows: Sequence[Any], now: float) -> dict[str, Any]:
+def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
     """Which runs failed when, a lane a run, and each in words."""
     lanes_of: dict[str, list[Span]] = {}
     times = [(one, moment) for one in rows if (moment := seconds_of(one.at)) is not None]
@@ -317,20 +332,19 @@ def seconds_of(moment: float | str | None) -> float | None:
     return None if found is None else found.timestamp()
 
 
-def incident(one: Any, now: float) -> dict[str, Any]:
+def incident(one: IncidentRow, now: float) -> dict[str, Any]:
     """One incident, whole."""
     return {
         "kind": one.kind, "why": one.why, "action": one.action, "reason": one.reason,
         "facts": [("When", when(one.at, now), ""), ("Step", number(one.step), ""), ("Rank", number(one.rank), ""), ("Steps lost", number(one.steps_lost), ""),
                   ("Until training again", span(one.seconds), "")],
-        "workers": "\n".join(str(worker) for worker in getattr(one, "workers", ())),
-        "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in one.clues or ()],
-        "words": "\n".join(one.words) if isinstance(one.words, list | tuple) else one.words or "",
-        "stacks": list(one.stacks.items()) if isinstance(one.stacks, Mapping) else [(str(index), text) for index, text in enumerate(one.stacks or ())],
+        "workers": "\n".join(str(worker) for worker in one.workers),
+        "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in one.clues],
+        "words": one.words, "stacks": list(one.stacks.items()),
     }  # fmt: skip
 
 
-def risk(rows: Sequence[Any], now: float) -> list[dict[str, Any]]:
+def risk(rows: Sequence[RiskRow], now: float) -> list[dict[str, Any]]:
     """Machines that look like failing."""
     return [
         {"href": of_run(one.store, one.run), "run": one.run, "node": one.node, "at": when(one.at, now), "by": one.detector, "risk": one.risk, "why": one.why,
@@ -339,7 +353,7 @@ def risk(rows: Sequence[Any], now: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def audit(rows: Sequence[Any], now: float) -> list[dict[str, Any]]:
+def audit(rows: Sequence[AuditRow], now: float) -> list[dict[str, Any]]:
     """Who did what."""
     health = {"ok": "good", "done": "good", "refused": "failed", "failed": "failed", "": "idle"}
     return [
@@ -348,7 +362,7 @@ def audit(rows: Sequence[Any], now: float) -> list[dict[str, Any]]:
     ]
 
 
-def settings(told: Any, now: float) -> dict[str, Any]:
+def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
     """Tokens without their secrets, alert rules, what runs keep."""
     state = {"valid": "good", "expired": "idle", "revoked": "failed"}
     return {
