@@ -12,7 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from relight.serve.draw import Curve, Fork, Lane, Mark, Piece, Share, Span, Tile, bar, graph, histogram, lanes, line, spark, strip, treemap, usage
+from relight.serve.draw import (
+    Curve,
+    Fork,
+    Lane,
+    Mark,
+    Piece,
+    Share,
+    Span,
+    Tile,
+    bar,
+    graph,
+    histogram,
+    lanes,
+    line,
+    spark,
+    strip,
+    treemap,
+    usage,
+)
 from relight.serve.draw.line import ticks
 from relight.serve.draw.svg import fitting, printable
 from relight.serve.draw.treemap import Box, squarify

@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 MENU = [
-    ("Runs", "/"), ("Compare", "/compare"), ("Lineage", "/lineage"), ("Storage", "/storage"), ("Incidents", "/incidents"), ("Risk", "/risk"), ("Audit", "/audit"),
+    ("Runs", "/"),
+    ("Compare", "/compare"),
+    ("Lineage", "/lineage"),
+    ("Storage", "/storage"),
+    ("Incidents", "/incidents"),
+    ("Risk", "/risk"),
+    ("Audit", "/audit"),
     ("Settings", "/settings"),
-]  # fmt: skip
+]
 
 
 @cache
@@ -29,7 +35,12 @@ def environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
     made.globals |= {"menu": MENU, "version": VERSION}
@@ -39,7 +50,17 @@ def environment() -> Environment:
 def render(template: str, here: str, **given: Any) -> str:
     """A page. ``here`` is its entry of the menu or of the tabs."""
     around = {
-        "here": here, "events": "", "address": "", "crumbs": [], "tabs": [], "said": "", "said_kind": "", "who": "", "csrf": "", "actions": [], "more": "",
+        "here": here,
+        "events": "",
+        "address": "",
+        "crumbs": [],
+        "tabs": [],
+        "said": "",
+        "said_kind": "",
+        "who": "",
+        "csrf": "",
+        "actions": [],
+        "more": "",
         "facts": [],
-    }  # fmt: skip
+    }
     return environment().get_template(template).render(around | given)

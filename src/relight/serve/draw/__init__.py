@@ -14,5 +14,21 @@ from relight.serve.draw.strip import Piece, strip
 from relight.serve.draw.treemap import Tile, treemap
 
 __all__ = [
-    "Curve", "Fork", "Lane", "Mark", "Piece", "Share", "Span", "Tile", "bar", "graph", "histogram", "lanes", "line", "spark", "strip", "treemap", "usage",
-]  # fmt: skip
+    "Curve",
+    "Fork",
+    "Lane",
+    "Mark",
+    "Piece",
+    "Share",
+    "Span",
+    "Tile",
+    "bar",
+    "graph",
+    "histogram",
+    "lanes",
+    "line",
+    "spark",
+    "strip",
+    "treemap",
+    "usage",
+]

@@ -60,7 +60,9 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
     for index, curve in enumerate(thin):
         for run in _runs(curve):
             path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in run)
-            parts.append(element("path", element("title", curve.name), d=path if len(run) > 1 else path + "h0.1", klass=f"curve of-{index % 8}"))
+            parts.append(
+                element("path", element("title", curve.name), d=path if len(run) > 1 else path + "h0.1", klass=f"curve of-{index % 8}")
+            )
     foot = HEIGHT - _BOTTOM
     for mark in marks:
         if not math.isfinite(mark.x):
