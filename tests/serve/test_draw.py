@@ -153,6 +153,13 @@ def test_words_fit(says: str, width: float) -> None:
         assert "…" in fit and printable(says).startswith(fit.split("…")[0])
 
 
+def test_phases_that_overlap_are_both_seen() -> None:
+    """Hashing while writing: one below the other in the lane; what comes after is in the first row again."""
+    markup = lanes([Lane("rank 0", [Span("hash", 0, 2, "x"), Span("write", 1, 3, "x"), Span("commit", 3, 4, "x")])], "save")
+    tops = {kind: float(y) for y, kind in re.findall(r'<rect x="[^"]+" y="([^"]+)"[^>]+class="span (\w+)"', markup)}
+    assert tops["write"] > tops["hash"] == tops["commit"]
+
+
 def test_depth_and_kind_are_shapes() -> None:
     """Of a comparison: a cell of each kind has a form of its own, not a colour alone."""
     markup = strip([Piece("r", "n", 0.0, "s", kind) for kind in ("same", "changed", "added", "removed")], "kinds")

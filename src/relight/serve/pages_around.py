@@ -182,11 +182,18 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
                 "made": when(one.made_at, now),
                 "ends": when(one.ends_at, now) if one.ends_at else "never",
                 "health": state.get(one.state, "other"),
+                "state": one.state,
             }
             for one in told.tokens
         ],
         "alerts": [
-            {"name": one.name, "says": one.says, "severity": one.severity, "health": "failed" if one.firing else "good"}
+            {
+                "name": one.name,
+                "says": one.says,
+                "severity": one.severity,
+                "health": "failed" if one.firing else "good",
+                "state": "firing" if one.firing else "quiet",
+            }
             for one in told.alerts
         ],
         "policies": [(str(name), str(says)) for name, says in told.policies],

@@ -65,7 +65,10 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
         "cut": f"The largest {TENSORS_MAX} of {number(len(wanted))}; find the others by a part of their path."
         if len(wanted) > TENSORS_MAX
         else "",
-        "residency": [{"name": one.name, "health": "good" if one.there else "idle", "bytes": one.bytes} for one in detail.residency],
+        "residency": [
+            {"name": one.name, "health": "good" if one.there else "idle", "word": "there" if one.there else "not there", "bytes": one.bytes}
+            for one in detail.residency
+        ],
         "values": [(str(key), str(value)) for key, value in detail.facts],
     }
 

@@ -75,6 +75,7 @@ def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
         "href": part_of("storage", one.id),
         "name": one.name,
         "health": "good" if fine else "failed",
+        "word": "read" if fine else "not read",
         "says": "" if fine else one.state,
         "runs": one.runs,
         "bytes": one.bytes,
