@@ -31,7 +31,7 @@ from relight.serve.draw import (
     treemap,
     usage,
 )
-from relight.serve.draw.line import ticks
+from relight.serve.draw.line import thinned, ticks
 from relight.serve.draw.svg import fitting, printable
 from relight.serve.draw.treemap import Box, squarify
 
@@ -109,6 +109,7 @@ def test_a_spike_is_seen() -> None:
     assert path
     heights = [float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", path[1])]
     assert min(heights) < 30 and len(heights) <= 600
+    assert max(thinned(Curve("loss", range(100_000), ys), 2000).y) == 9.0
     gapped = line([Curve("loss", [0, 1, 2, 3, 4], [1, 2, math.nan, 2, 1])], [], "loss")
     assert gapped.count('class="curve') == 2
 

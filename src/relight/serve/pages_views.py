@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from relight.serve.draw import Curve, Lane, Mark, Share, Span, bar, lanes, line
+from relight.serve.draw import Curve, Lane, Mark, Share, Span, bar, lanes, line, thinned
 from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
 from relight.serve.pages_words import NOTHING, ago, number, plural, share, size, span, when
 from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
@@ -144,12 +144,11 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
 
 def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
     """What the script draws from: as text, which the template escapes as all other."""
-    every = max(1, math.ceil(len(curve.x) / _POINTS_MAX))
-    ys = [value if math.isfinite(value) else None for value in curve.y[::every]]
+    thin = thinned(curve, _POINTS_MAX)
     told = {
         "unit": unit,
-        "x": list(curve.x[::every]),
-        "curves": [{"name": curve.name, "y": ys}],
+        "x": list(thin.x),
+        "curves": [{"name": curve.name, "y": [value if math.isfinite(value) else None for value in thin.y]}],
         "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks],
     }
     return msgspec.json.encode(told).decode()

@@ -9,7 +9,7 @@ from relight.serve.draw.bars import Share, bar, usage
 from relight.serve.draw.graph import Fork, graph
 from relight.serve.draw.histogram import histogram
 from relight.serve.draw.lanes import Lane, Span, lanes
-from relight.serve.draw.line import Curve, Mark, line, spark
+from relight.serve.draw.line import Curve, Mark, line, spark, thinned
 from relight.serve.draw.strip import Piece, strip
 from relight.serve.draw.treemap import Tile, treemap
 
@@ -29,6 +29,7 @@ __all__ = [
     "line",
     "spark",
     "strip",
+    "thinned",
     "treemap",
     "usage",
 ]
