@@ -39,7 +39,7 @@ class MadeActs:
             raise ConfigError("the tag 'taken' is there already", hint="choose another name")
         rows = [[name, value] for name, value in fields.items()]
         digest = hashlib.sha256(repr((verb, sorted(fields.items()), len(self.done))).encode()).hexdigest()
-        return pages_actions.Planned(verb, f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke"))
+        return pages_actions.Planned(verb.capitalize(), f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke"))
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Any) -> pages_actions.Done:
         """Note it."""

@@ -13,7 +13,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from relight.errors import RelightError
+from relight.serve import pages_around as around
+from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
+from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
@@ -52,11 +55,20 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
     """A page as an answer; ``live`` says which changes it wants to hear of."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    around = {
-        "events": f"/events{live}" if live else "", "address": address, "who": getattr(request.state, "who_name", ""),
+    usual = {
+        "events": f"/events{live}" if live else "",
+        "address": address,
+        "who": getattr(request.state, "who_name", ""),
         "csrf": getattr(request.state, "csrf", ""),
-    }  # fmt: skip
-    return HTMLResponse(render(template, here, **around | given), status_code=status)
+    }
+    return HTMLResponse(render(template, here, **usual | given), status_code=status)
+
+
+def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of these actions, what whoever asks may do (``request.state.may(role)`` says it), and this server can (``app.state.can``)."""
+    may: Callable[[str], bool] = getattr(request.state, "may", lambda role: True)
+    can = getattr(request.app.state, "can", views.ACTIONS)
+    return [one for one in actions if one["verb"] in can and may(views.ACTIONS[one["verb"]])]
 
 
 @page("/")
@@ -65,7 +77,7 @@ def overview(request: Request, after: str = "") -> HTMLResponse:
     index = request.app.state.index
     found = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
     context = views.overview(found.rows, index.stores(), time.time())
-    return shown(request, "overview.html", "/", live="?", **context, more="/" + views.query(after=found.next) if found.next else "")
+    return shown(request, "overview.html", "/", live="?", **context, more="/" + query(after=found.next) if found.next else "")
 
 
 @page("/runs/{store}/{run}")
@@ -73,30 +85,44 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
     """One run."""
     index = request.app.state.index
     detail, found = index.run(store, run), index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE)
-    here = views.of_run(store, run)
+    here = of_run(store, run)
     return shown(
-        request, "run.html", here, live=views.query(store=store, run=run), **views.run(detail, found.rows, time.time()), tabs=views.tabs_of(store, run),
-        crumbs=[("Runs", "/")], more=here + views.query(after=found.next) + "#checkpoints" if found.next else "", actions=views.actions_of_run(store, run),
-    )  # fmt: skip
+        request,
+        "run.html",
+        here,
+        live=query(store=store, run=run),
+        **views.run(detail, found.rows, time.time()),
+        tabs=tabs_of(store, run),
+        crumbs=[("Runs", "/")],
+        more=here + query(after=found.next) + "#checkpoints" if found.next else "",
+        actions=allowed(request, views.actions_of_run(store, run)),
+    )
 
 
 @page("/runs/{store}/{run}/checkpoints/{which}")
 def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "") -> HTMLResponse:
     """One checkpoint; of one of its tensors more, if it is asked for."""
     detail = request.app.state.index.checkpoint(store, run, which)
-    context = views.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time())
+    context = contents.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time())
     return shown(
-        request, "checkpoint.html", views.of_run(store, run), **context, one_tensor=views.one_tensor(detail, tensor[:_TEXT_MAX]), tabs=views.tabs_of(store, run),
-        crumbs=[("Runs", "/"), (run, views.of_run(store, run))], actions=views.actions_of_checkpoint(store, run, detail.row.id),
-    )  # fmt: skip
+        request,
+        "checkpoint.html",
+        of_run(store, run),
+        **context,
+        one_tensor=contents.one_tensor(detail, tensor[:_TEXT_MAX]),
+        tabs=tabs_of(store, run),
+        crumbs=[("Runs", "/"), (run, of_run(store, run))],
+        actions=allowed(request, views.actions_of_checkpoint(store, run, detail.row.id)),
+    )
 
 
 @page("/compare")
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     """Two checkpoints: what differs."""
-    a, b, context = a[:_TEXT_MAX], b[:_TEXT_MAX], {"found": False, "waiting": ""}
+    a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
+    context: dict[str, Any] = {"found": False, "waiting": ""}
     if a and b:
-        context |= views.compared(request.app.state.index.diff(a, b))
+        context |= contents.compared(request.app.state.index.diff(a, b))
     return shown(request, "compare.html", "/compare", a=a, b=b, **context)
 
 
@@ -109,7 +135,7 @@ def lineage(request: Request) -> HTMLResponse:
         "lineage.html",
         "/lineage",
         live="?",
-        stores=[views.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()],
+        stores=[around.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()],
     )
 
 
@@ -117,7 +143,7 @@ def lineage(request: Request) -> HTMLResponse:
 def storage(request: Request) -> HTMLResponse:
     """What stores hold, when they are full, what goes next."""
     index, now = request.app.state.index, time.time()
-    stores = [views.storage(one, index.storage(one.id), now) for one in index.stores()]
+    stores = [around.storage(one, index.storage(one.id), now) for one in index.stores()]
     return shown(request, "storage.html", "/storage", live="?", stores=stores)
 
 
@@ -125,8 +151,8 @@ def storage(request: Request) -> HTMLResponse:
 def incidents(request: Request, after: str = "") -> HTMLResponse:
     """What has happened to runs."""
     found = request.app.state.index.incidents(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
-    more = "/incidents" + views.query(after=found.next) if found.next else ""
-    return shown(request, "incidents.html", "/incidents", live="?", **views.incidents(found.rows, time.time()), more=more)
+    more = "/incidents" + query(after=found.next) if found.next else ""
+    return shown(request, "incidents.html", "/incidents", live="?", **around.incidents(found.rows, time.time()), more=more)
 
 
 @page("/incidents/{store}/{run}/{which}")
@@ -137,15 +163,15 @@ def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse
         request,
         "incident.html",
         "/incidents",
-        **views.incident(found, time.time()),
-        crumbs=[("Incidents", "/incidents"), (run, views.of_run(store, run))],
+        **around.incident(found, time.time()),
+        crumbs=[("Incidents", "/incidents"), (run, of_run(store, run))],
     )
 
 
 @page("/risk")
 def risk(request: Request) -> HTMLResponse:
     """Machines that look like failing."""
-    return shown(request, "risk.html", "/risk", live="?", rows=views.risk(request.app.state.index.risk(), time.time()))
+    return shown(request, "risk.html", "/risk", live="?", rows=around.risk(request.app.state.index.risk(), time.time()))
 
 
 @page("/audit", "operator")
@@ -156,15 +182,15 @@ def audit(request: Request, after: str = "") -> HTMLResponse:
         request,
         "audit.html",
         "/audit",
-        rows=views.audit(found.rows, time.time()),
-        more="/audit" + views.query(after=found.next) if found.next else "",
+        rows=around.audit(found.rows, time.time()),
+        more="/audit" + query(after=found.next) if found.next else "",
     )
 
 
 @page("/settings", "admin")
 def settings(request: Request) -> HTMLResponse:
     """Who has a token, what is alerted on, what runs keep."""
-    return shown(request, "settings.html", "/settings", **views.settings(request.app.state.index.settings(), time.time()))
+    return shown(request, "settings.html", "/settings", **around.settings(request.app.state.index.settings(), time.time()))
 
 
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:

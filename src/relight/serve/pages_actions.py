@@ -16,12 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from relight.errors import RelightError
 from relight.serve.pages import refused, shown
+from relight.serve.pages_views import ACTIONS
 
-ACTIONS = {
-    "tag": "operator", "branch": "operator", "pin": "operator", "verify": "operator", "save": "operator", "drill": "operator", "prune": "admin", "promote": "admin",
-    "revoke": "admin",
-}  # fmt: skip
-"""By its name, the role that it takes."""
 _FIELDS_MAX, _VALUE_MAX = 12, 400
 _OURS = ("csrf", "go", "back")
 
@@ -99,9 +95,21 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> HTMLResponse:
         return refused(request, error, 409)
     changed = "It has changed since it was shown: look again." if confirmed else ""
     return shown(
-        request, "confirm.html", "", name=planned.name, says=planned.says, columns=planned.columns, lines=planned.rows, command=planned.command,
-        danger=planned.danger, go=f"/act/{verb}", back=back, hidden=[*fields.items(), ("go", planned.digest), ("back", back)], said=changed, said_kind="warn",
-    )  # fmt: skip
+        request,
+        "confirm.html",
+        "",
+        name=planned.name,
+        says=planned.says,
+        columns=planned.columns,
+        lines=planned.rows,
+        command=planned.command,
+        danger=planned.danger,
+        go=f"/act/{verb}",
+        back=back,
+        hidden=[*fields.items(), ("go", planned.digest), ("back", back)],
+        said=changed,
+        said_kind="warn",
+    )
 
 
 def _local(address: str) -> str:

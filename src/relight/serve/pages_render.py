@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 MENU = [
-    ("Runs", "/"), ("Compare", "/compare"), ("Lineage", "/lineage"), ("Storage", "/storage"), ("Incidents", "/incidents"), ("Risk", "/risk"), ("Audit", "/audit"),
+    ("Runs", "/"),
+    ("Compare", "/compare"),
+    ("Lineage", "/lineage"),
+    ("Storage", "/storage"),
+    ("Incidents", "/incidents"),
+    ("Risk", "/risk"),
+    ("Audit", "/audit"),
     ("Settings", "/settings"),
-]  # fmt: skip
+]
 
 
 @cache
@@ -44,7 +50,17 @@ def environment() -> Environment:
 def render(template: str, here: str, **given: Any) -> str:
     """A page. ``here`` is its entry of the menu or of the tabs."""
     around = {
-        "here": here, "events": "", "address": "", "crumbs": [], "tabs": [], "said": "", "said_kind": "", "who": "", "csrf": "", "actions": [], "more": "",
+        "here": here,
+        "events": "",
+        "address": "",
+        "crumbs": [],
+        "tabs": [],
+        "said": "",
+        "said_kind": "",
+        "who": "",
+        "csrf": "",
+        "actions": [],
+        "more": "",
         "facts": [],
-    }  # fmt: skip
+    }
     return environment().get_template(template).render(around | given)

@@ -25,13 +25,19 @@ def picture(width: float, height: float, says: str, parts: Iterable[Markup], kla
     """A whole picture that scales with its place; ``says`` is what it shows, for whoever cannot see it."""
     inside = Markup("").join([element("title", says), *parts])
     return element(
-        "svg", inside, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_value(width)} {_value(height)}", role="group" if "<a " in inside else "img", aria_label=printable(says),
-        klass=f"picture {klass}".strip(), preserveAspectRatio="xMidYMid meet",
-    )  # fmt: skip
+        "svg",
+        inside,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_value(width)} {_value(height)}",
+        role="group" if "<a " in inside else "img",
+        aria_label=printable(says),
+        klass=f"picture {klass}".strip(),
+        preserveAspectRatio="xMidYMid meet",
+    )
 
 
 def link(inside: Sequence[Markup], href: str) -> Markup:
-    """Parts that lead somewhere when clicked; without a stop for the keyboard, since each picture's page lists the same links in a table."""
+    """Parts that lead somewhere when clicked; no stop for the keyboard, since each picture's page lists the same links in a table."""
     return element("a", *inside, href=href, tabindex=-1)
 
 
