@@ -119,7 +119,8 @@ def _show(trace: Trace) -> None:
     _lanes(trace)
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
-    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in trace.path]
+    told = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
+    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in told]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 
