@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from at_hand import HOSTILE, ids, in_process, on_terminal
+from at_hand import HOSTILE, directory, flip, ids, in_process, on_terminal
 
+from relight.observe import file, flush_events
 from relight.observe.metrics import BY_NAME
 
 
@@ -17,6 +18,7 @@ from relight.observe.metrics import BY_NAME
 def ask(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """A command in this process, with no settings file and no events but those of ``kept``."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(file, "_writer", None)  # this process may have one, of a test before
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     return lambda *arguments: in_process(monkeypatch, capfd, [str(one) for one in arguments])
 
@@ -116,6 +118,27 @@ def test_alerts_are_checked_listed_and_tried(ask: Any, runs: Path, tmp_path: Pat
     assert ask("alerts", "check", runs).code == 0
     said = ask("alerts", "list")
     assert "count = 4" in said.out and "nosuch://…" in said.out and "hunter2" not in said.out
+
+
+def test_what_verify_finds_is_an_alert_until_it_finds_it_whole(ask: Any, runs: Path) -> None:
+    """The newest good checkpoint is another then, and the rule for damage holds; a scrub that cannot mend it says so, too."""
+    pack = next((directory(runs, -1)).glob("pack-*"))
+    flip(pack)
+    said = ask("verify", f"{runs}/demo")
+    flush_events(10)
+    assert said.code == 1 and said.err == ""
+    found = ask("alerts", "check", runs)
+    assert found.code == 1 and "damaged" in found.out and ids(runs)[-1] in found.out
+    (seen,) = [one for one in ask("top", runs, "--json").json["runs"] if one["run"] == "demo"]
+    assert (seen["step"], seen["good_step"]) == (299, 249)
+    flip(pack)
+    assert ask("verify", f"{runs}/demo").code == 0
+    flush_events(10)
+    assert ask("alerts", "check", runs).code == 0
+    flip(pack)
+    assert ask("scrub", f"{runs}/demo").code == 1
+    flush_events(10)
+    assert "no tier has it whole" in ask("alerts", "check", runs).out
 
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")

@@ -146,8 +146,9 @@ def test_what_is_not_taken_is_tried_again_and_told(late: Watcher) -> None:
     assert counters["alert.unsent"] - before == 1 and "hunter2" not in heard[0] and "json://…" in heard[0]
 
 
-def test_an_address_that_is_none_is_told_without_it() -> None:
-    """Before anything is sent, and when it is."""
+def test_an_address_that_is_none_is_told_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Before anything is sent, and when it is; no library logs it either."""
+    caplog.set_level(logging.DEBUG)
     with pytest.raises(ConfigError) as caught:
         check_targets([Target("nosuch://hunter2")])
     assert "hunter2" not in str(caught.value) and "nosuch://…" in str(caught.value)
@@ -155,6 +156,9 @@ def test_an_address_that_is_none_is_told_without_it() -> None:
     assert not sent.ok and sent.target == "env:NOT_THERE_AT_ALL"
     (sent,) = send(Message("t", "b", "info"), [Target(f"json://127.0.0.1:{free_port()}/hunter2")])
     assert not sent.ok and "hunter2" not in str(sent)
+    with pytest.raises(ConfigError):
+        check_targets([Target("slack://hunter2")])
+    assert "hunter2" not in caplog.text
 
 
 # -- traces

@@ -15,7 +15,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.observe.spans import PARTS
 from relight.watch.files import EventFiles, Heard
 from relight.watch.rules import spell
-from relight.watch.trace import Span, Trace, as_value, saves_in, trace_of
+from relight.watch.trace import GAP_S, Span, Trace, as_value, saves_in, trace_of
 
 LANE = 56
 MARKS = {"blocked": "b", "snapshot": "s", "held": "h", "write": "w", "wait": ".", "parts": "p", "commit": "c", "drain": "d"}
@@ -119,7 +119,8 @@ def _show(trace: Trace) -> None:
     _lanes(trace)
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
-    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in trace.path]
+    told = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
+    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in told]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 
@@ -134,7 +135,9 @@ def _lanes(trace: Trace) -> None:
         cells = [" "] * LANE
         for span in sorted(lanes[rank, role], key=lambda span: -PARTS.index(span.part)):
             first = int((span.start - trace.start) / whole * LANE)
-            last = max(first + 1, round((span.end - trace.start) / whole * LANE))
+            last = max(first + 1, int((span.end - trace.start) / whole * LANE))
+            if span.seconds < GAP_S and cells[min(first, LANE - 1)] != " ":
+                continue  # too short to hide another
             cells[first:last] = MARKS[span.part] * (min(last, LANE) - min(first, LANE))
         name = f"{'' if role == 'drain' else f'rank {rank} '}{escape(role)}"
         click.echo(f"{name[:18]:<18} |{''.join(cells[:LANE])}|")

@@ -61,6 +61,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "drain.fenced": (logging.ERROR, "another attempt has taken charge of a further tier: nothing more is copied there"),
     "scrub.repaired": (logging.WARNING, "a damaged file was written anew from another tier"),
     "scrub.damaged": (logging.ERROR, "a file is damaged, and no tier has it whole"),
+    "verify.done": (logging.DEBUG, "every byte of a checkpoint was read, and is what was committed"),
+    "verify.damaged": (logging.ERROR, "a checkpoint is not what was committed"),
     "peers.sent": (logging.DEBUG, "peers hold what a part can be rebuilt from, as far as this node is concerned"),
     "peers.complete": (logging.DEBUG, "a piece of parity held for peers is complete"),
     "peers.failed": (logging.WARNING, "a part is not protected by a peer"),

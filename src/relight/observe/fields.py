@@ -125,6 +125,8 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "drain.fenced": ("tier", "kind"),
     "scrub.repaired": ("tier", "id", "file", "detail", "repaired_from"),
     "scrub.damaged": ("tier", "id", "file", "detail", "repaired_from"),
+    "verify.done": ("id", "step"),
+    "verify.damaged": ("id", "step", "kind", "file", "detail"),
     "peers.sent": ("checkpoint", "rank", "bytes", "seconds", "peers"),
     "peers.complete": ("checkpoint", "lane", "stripe", "row", "bytes"),
     "peers.failed": ("why", "checkpoint", "rank", "peer", "address"),

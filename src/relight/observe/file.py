@@ -76,6 +76,7 @@ class EventWriter:
         self._stem = f"{int(clock() * 1000):013d}-{os.getpid()}"
         self._number, self._fd, self._size = 0, -1, 0
         self._head: dict[str, Any] = {}
+        self._named: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._work, name="relight-events", daemon=True)
         self._undo = subscribe(self.hear)
         self._thread.start()
@@ -91,7 +92,9 @@ class EventWriter:
 
     def names(self, words: dict[str, Any]) -> None:
         """Whose the events are that come from now on."""
-        self._queue.put(words)
+        if words != self._named:
+            self._named = words
+            self._queue.put(words)
 
     def flush(self, timeout: float) -> None:
         """Return when all that was heard so far is written, or the time is over."""

@@ -42,7 +42,9 @@ def draw(trace: Trace, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds since the save was asked for", color=INK, fontsize=9)
     axes.set_title(f"save {trace.id}, step {trace.step}: {spell(trace.durable_s)}", color=INK, fontsize=10, loc="left", pad=24)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [part for part in COLOURS if part in named]
+    axes.legend([named[part] for part in order], order, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     drawing.tight_layout()

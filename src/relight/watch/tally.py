@@ -20,7 +20,7 @@ LABEL_VALUES_MAX = 50
 """Values of a label; what comes beyond is ``other``: a label's values must have an end."""
 TIMES_MAX = 1000
 RECENT_MAX = 200
-SKIPPED = ("restore.skipped", "scrub.damaged")
+SKIPPED = ("restore.skipped", "scrub.damaged", "verify.damaged")
 """What says that a checkpoint is not good."""
 
 
@@ -136,6 +136,8 @@ class Tally:
             self.damaged[str(fields["id"])[:40]] = str(fields.get("say") or name)[:500]
             while len(self.damaged) > TIMES_MAX:
                 del self.damaged[next(iter(self.damaged))]
+        elif name == "verify.done":
+            self.damaged.pop(str(fields.get("id"))[:40], None)
         elif name == "foresee.alarm":
             self.risk = (heard.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("say", ""))[:500])
         elif name == "run.failure":

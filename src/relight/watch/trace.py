@@ -108,7 +108,7 @@ def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> Trace | 
     slowest = max(ready, key=lambda rank: (ready[rank], rank)) if ready else None
     slack = {rank: ready[slowest] - at for rank, at in sorted(ready.items())} if slowest is not None else {}
     steps = [one.fields["step"] for one in told if type(one.fields.get("step")) is int]
-    path = tuple(_path([span for span in spans if span.rank == slowest or slowest is None]))
+    path = tuple(_joined(_path([span for span in spans if span.rank == slowest or slowest is None])))
     committed = any(span.part == "commit" for span in spans)
     hosts = tuple(sorted({span.host for span in spans}))
     return Trace(store, run, id_, steps[0] if steps else -1, tuple(spans), path, slowest, slack, hosts, committed)
@@ -173,6 +173,20 @@ def _path(spans: list[Span]) -> Iterator[Leg]:
             yield Leg(HANDOVER, span.rank, at, span.start)
         yield Leg(span.part, span.rank, max(at, span.start) if span.start - at > GAP_S else at, span.end)
         at = span.end
+
+
+def _joined(legs: Iterable[Leg]) -> Iterator[Leg]:
+    """What one part does in two goes is one leg."""
+    before: Leg | None = None
+    for leg in legs:
+        if before is not None and before.part == leg.part and before.end == leg.start:
+            before = before._replace(end=leg.end)
+            continue
+        if before is not None:
+            yield before
+        before = leg
+    if before is not None:
+        yield before
 
 
 def as_value(trace: Trace) -> dict[str, Any]:
