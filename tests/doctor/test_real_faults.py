@@ -30,7 +30,7 @@ from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError
 from relight.format.names import STORE_FILE
 from relight.keys import write_key_file
-from relight.log import Log
+from relight.log import Log, fold
 from relight.policy.tiers import Tier
 from relight.pulse import Beat, Page
 from relight.pulse.page import make_page
@@ -80,6 +80,16 @@ def test_nothing_is_found_on_a_healthy_set_up(runs: Path) -> None:
         assert facts.unseen == {}
         assert facts.store.probed and facts.store.exclusive and facts.store.write_bps
     assert len(facts.runs) == 1
+
+
+def test_ranks_that_commit_the_same_are_no_two_jobs(runs: Path) -> None:
+    """A COMMIT that is said twice, as by two ranks at once, is void, and healthy."""
+    attempt = Attempt.begin(open_bytes(runs), "twice")
+    attempt.save(at_hand.request(9))
+    log = attempt._place.log
+    log.append(lambda view: (view.records[-1].body, 1))
+    assert fold(log.read()).void
+    assert names(runs) == set()
 
 
 def test_looking_leaves_everything_as_it_was(runs: Path) -> None:

@@ -78,7 +78,8 @@ def _show(path: str, found: Readiness, everything: bool) -> None:
             click.echo(f"      {plural(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
     missing = f"; {plural(len(found.unmeasured), 'line')} could not be measured here" if found.unmeasured else ""
-    click.echo(f"{escape(path)}: {_painted(found.grade())}, {found.score():.0%} of {plural(len(found.lines), 'line')}{missing}")
+    by = f" (by its run {escape(found.run)})" if found.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/")) else ""
+    click.echo(f"{escape(path)}{by}: {_painted(found.grade())}, {found.score():.0%} of {plural(len(found.lines), 'line')}{missing}")
 
 
 def _painted(letter: str) -> str:

@@ -32,8 +32,8 @@ def look(
     progress: Callable[[int], None] = lambda count: None,
 ) -> Facts:
     """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. What is wrong with these is a fact,
-    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint is read, up to 4 GiB or a
-    minute of it."""
+    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint
+    is read, up to 4 GiB or a minute of it."""
     if not path or "\0" in path:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
     url = absolute(path)

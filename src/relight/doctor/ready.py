@@ -44,6 +44,8 @@ class Readiness:
     """All lines."""
 
     lines: tuple[Line, ...]
+    run: str = ""
+    """Whose they are, where a store has several runs: the one that was saved to last; "" if there is none."""
 
     def score(self, part: str | None = None) -> float:
         """What was earned of what there was to earn, of one part or of all; what could not be measured earns nothing."""
@@ -64,6 +66,7 @@ class Readiness:
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
+            "run": self.run,
             "grade": self.grade(),
             "score": round(self.score(), 4),
             "lines": len(self.lines),
@@ -81,7 +84,8 @@ def grade_of(score: float) -> str:
 def grade(facts: Facts, findings: list[Finding]) -> Readiness:
     """The list, for the run there is, or the one whose newest checkpoint is the newest. ``findings`` are the doctor's."""
     run = max(facts.runs, key=_recent, default=None)
-    return Readiness(tuple(line for part in _PARTS for line in part(facts, run, findings)))
+    lines = tuple(line for part in _PARTS for line in part(facts, run, findings))
+    return Readiness(lines, run.path if run is not None else "")
 
 
 def _recent(run: RunFacts) -> tuple[float, int]:
