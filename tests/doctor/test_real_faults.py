@@ -34,7 +34,7 @@ from relight.log import Log, fold
 from relight.policy.tiers import Tier
 from relight.pulse import Beat, Page
 from relight.pulse.page import make_page
-from relight.store import open_bytes
+from relight.store import LocalStore, open_bytes
 from relight.store.disk import Disk
 
 
@@ -365,6 +365,18 @@ def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < 5
     assert looking.at("a file", lambda: Path("/no/such/file").read_text(), "") == ""
     assert "no answer within" in looking.unseen["a mount"] and "/no/such/file" in looking.unseen["a file"]
+
+
+def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount whose server is gone: said after its time, and the rest is looked at."""
+    monkeypatch.setattr(sys.modules["relight.doctor.look"], "PLACE_S", 0.5)
+    monkeypatch.setattr(LocalStore, "open", lambda self, key: time.sleep(60))
+    monkeypatch.setenv("RELIGHT_CASHE", "/x")
+    began = time.monotonic()
+    facts = look(str(runs), quick=True)
+    assert time.monotonic() - began < 20
+    assert "no answer within" in named(facts, "store-away").evidence
+    assert named(facts, "setting-unknown")
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from relight.cli.common import json_option
 from relight.cli.doctor import status
 from relight.cli.output import emit_json, escape, paint, plural, progress
 from relight.doctor import Readiness, grade, judge, look
+from relight.doctor.bounded import Looking
 from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
-from relight.errors import RelightError
 from relight.log.identity import seconds_since_epoch
 from relight.store import ByteStore
 
@@ -57,10 +57,7 @@ def _bytes_to_read(path: str) -> int:
     """How long the bar is; none if that cannot be told, which the looking itself will say."""
     from relight.cli.common import open_run_at
 
-    try:
-        live = open_run_at(path, warnings=False).history.live
-    except RelightError:
-        return 0
+    live = Looking().at("size", lambda: open_run_at(path, warnings=False).history.live, [])
     return live[-1].body.stored_bytes if live else 0
 
 
