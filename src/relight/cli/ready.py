@@ -57,8 +57,7 @@ def _bytes_to_read(path: str) -> int:
     """How long the bar is; none if that cannot be told, which the looking itself will say."""
     from relight.cli.common import open_run_at
 
-    live = Looking().at("size", lambda: open_run_at(path, warnings=False).history.live, [])
-    return live[-1].body.stored_bytes if live else 0
+    return Looking().at("size", lambda: sum(one.body.stored_bytes for one in open_run_at(path, warnings=False).history.live[-1:]), 0)
 
 
 def _show(path: str, found: Readiness, everything: bool) -> None:

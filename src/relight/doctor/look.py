@@ -22,6 +22,8 @@ PLACE_S = 30.0
 """So long a store may take to say what it is: longer than a command's patience with an object store."""
 MEASURE_BYTES, MEASURE_S = 4 << 30, 60.0
 Say = Callable[[str], None]
+_Led = tuple[Place | RelightError | Trouble, str]
+"""Where a path leads, or why that cannot be told; and what there is instead."""
 Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
 
 
@@ -46,7 +48,8 @@ def look(
     say("machine")
     machine = look_at_machine(url, quick=quick)
     say("place")
-    found, absent = looking.at("place", lambda: _place(path), (Trouble("store", "no answer", url), ""))
+    silent: _Led = (Trouble("store", "no answer", url), "")
+    found, absent = looking.at("place", lambda: _place(path), silent)
     if isinstance(found, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
         raise found  # it is the path that is wrong
     if not isinstance(found, Place):
@@ -68,7 +71,7 @@ def look(
     return Facts(machine=machine, config=config, store=store, runs=tuple(runs))
 
 
-def _place(path: str) -> tuple[Place | RelightError | Trouble, str]:
+def _place(path: str) -> _Led:
     """Where it leads; to a store that is to be, if there is nothing, and what there is instead; or why that cannot be told."""
     try:
         return locate(path), ""
