@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,14 +28,14 @@ from relight.doctor import Facts, judge, look
 from relight.doctor.bounded import Looking
 from relight.doctor.facts_run import measure_restore
 from relight.doctor.facts_store import mount_of
-from relight.errors import ConfigError
+from relight.errors import ConfigError, StoreUnavailable
 from relight.format.names import STORE_FILE
 from relight.keys import write_key_file
 from relight.log import Log, fold
 from relight.policy.tiers import Tier
 from relight.pulse import Beat, Page
 from relight.pulse.page import make_page
-from relight.store import LocalStore, open_bytes
+from relight.store import LocalStore, Reader, open_bytes
 from relight.store.disk import Disk
 
 
@@ -370,10 +371,17 @@ def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount whose server is gone: said after its time, and the rest is looked at."""
     monkeypatch.setattr(sys.modules["relight.doctor.look"], "PLACE_S", 0.5)
-    monkeypatch.setattr(LocalStore, "open", lambda self, key: time.sleep(60))
+    ended = threading.Event()
+
+    def hang(self: LocalStore, key: str) -> Reader:
+        ended.wait(60)
+        raise StoreUnavailable("the server is gone")
+
+    monkeypatch.setattr(LocalStore, "open", hang)
     monkeypatch.setenv("RELIGHT_CASHE", "/x")
     began = time.monotonic()
     facts = look(str(runs), quick=True)
+    ended.set()
     assert time.monotonic() - began < 20
     assert "no answer within" in named(facts, "store-away").evidence
     assert named(facts, "setting-unknown")
