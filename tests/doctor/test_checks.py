@@ -41,8 +41,9 @@ def options_of(command: click.Command, words: list[str]) -> None:
     if isinstance(command, click.Group):
         options_of(command.commands[words[0]], words[1:])
         return
-    settings = command.context_settings
-    with click.Context(command, ignore_unknown_options=settings.get("ignore_unknown_options", False)) as context:
+    unknown = command.context_settings.get("ignore_unknown_options", False)
+    parent = click.Context(cli, help_option_names=["-h", "--help"])  # as the command line has it: a command remembers its own option for help
+    with click.Context(command, parent=parent, ignore_unknown_options=unknown) as context:
         _, left, order = command.make_parser(context).parse_args(list(words))
         assert not left or any(isinstance(one, click.Argument) and one.nargs == -1 for one in command.params), words
         missing = [one.name for one in command.params if one.required and one not in order]

@@ -152,6 +152,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert line(after, "coming back was rehearsed")["score"] == 1.0 and "1 passed" in line(after, "coming back was rehearsed")["evidence"]
     assert "4.4 kB in " in line(after, "coming back is quick")["evidence"]
     assert after.json["score"] > before.json["score"]
+    of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
+    assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second
     shown = ready("--measure").out
     assert all(f"  {part}\n" in shown for part in PARTS) and "with nothing to do" in shown
     assert max(len(one) for one in shown.splitlines() if path not in one and str(tmp_path) not in one) <= 84

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,14 +28,14 @@ from relight.doctor import Facts, judge, look
 from relight.doctor.bounded import Looking
 from relight.doctor.facts_run import measure_restore
 from relight.doctor.facts_store import mount_of
-from relight.errors import ConfigError
+from relight.errors import ConfigError, StoreUnavailable
 from relight.format.names import STORE_FILE
 from relight.keys import write_key_file
-from relight.log import Log
+from relight.log import Log, fold
 from relight.policy.tiers import Tier
 from relight.pulse import Beat, Page
 from relight.pulse.page import make_page
-from relight.store import open_bytes
+from relight.store import LocalStore, Reader, open_bytes
 from relight.store.disk import Disk
 
 
@@ -80,6 +81,16 @@ def test_nothing_is_found_on_a_healthy_set_up(runs: Path) -> None:
         assert facts.unseen == {}
         assert facts.store.probed and facts.store.exclusive and facts.store.write_bps
     assert len(facts.runs) == 1
+
+
+def test_ranks_that_commit_the_same_are_no_two_jobs(runs: Path) -> None:
+    """A COMMIT that is said twice, as by two ranks at once, is void, and healthy."""
+    attempt = Attempt.begin(open_bytes(runs), "twice")
+    attempt.save(at_hand.request(9))
+    log = attempt._place.log
+    log.append(lambda view: (view.records[-1].body, 1))
+    assert fold(log.read()).void
+    assert names(runs) == set()
 
 
 def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
@@ -355,6 +366,25 @@ def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < 5
     assert looking.at("a file", lambda: Path("/no/such/file").read_text(), "") == ""
     assert "no answer within" in looking.unseen["a mount"] and "/no/such/file" in looking.unseen["a file"]
+
+
+def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount whose server is gone: said after its time, and the rest is looked at."""
+    monkeypatch.setattr(sys.modules["relight.doctor.look"], "PLACE_S", 0.5)
+    ended = threading.Event()
+
+    def hang(self: LocalStore, key: str) -> Reader:
+        ended.wait(60)
+        raise StoreUnavailable("the server is gone")
+
+    monkeypatch.setattr(LocalStore, "open", hang)
+    monkeypatch.setenv("RELIGHT_CASHE", "/x")
+    began = time.monotonic()
+    facts = look(str(runs), quick=True)
+    ended.set()
+    assert time.monotonic() - began < 20
+    assert "no answer within" in named(facts, "store-away").evidence
+    assert named(facts, "setting-unknown")
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from relight.cli.common import json_option
 from relight.cli.doctor import status
 from relight.cli.output import emit_json, escape, paint, plural, progress
 from relight.doctor import Readiness, grade, judge, look
+from relight.doctor.bounded import Looking
 from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
-from relight.errors import RelightError
 from relight.log.identity import seconds_since_epoch
 from relight.store import ByteStore
 
@@ -57,11 +57,7 @@ def _bytes_to_read(path: str) -> int:
     """How long the bar is; none if that cannot be told, which the looking itself will say."""
     from relight.cli.common import open_run_at
 
-    try:
-        live = open_run_at(path, warnings=False).history.live
-    except RelightError:
-        return 0
-    return live[-1].body.stored_bytes if live else 0
+    return Looking().at("size", lambda: sum(one.body.stored_bytes for one in open_run_at(path, warnings=False).history.live[-1:]), 0)
 
 
 def _show(path: str, found: Readiness, everything: bool) -> None:
@@ -78,7 +74,8 @@ def _show(path: str, found: Readiness, everything: bool) -> None:
             click.echo(f"      {plural(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
     missing = f"; {plural(len(found.unmeasured), 'line')} could not be measured here" if found.unmeasured else ""
-    click.echo(f"{escape(path)}: {_painted(found.grade())}, {found.score():.0%} of {plural(len(found.lines), 'line')}{missing}")
+    by = f" (by its run {escape(found.run)})" if found.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/")) else ""
+    click.echo(f"{escape(path)}{by}: {_painted(found.grade())}, {found.score():.0%} of {plural(len(found.lines), 'line')}{missing}")
 
 
 def _painted(letter: str) -> str:

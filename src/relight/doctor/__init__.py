@@ -1,7 +1,7 @@
 """What is wrong with a machine, a store, a run and their settings, and what to do: ``relight doctor``, ``relight ready``.
 
 Always holds: looking is apart from judging. ``facts_…`` collect a ``Facts``: bounded in time and memory, changing nothing but a probe that
-is removed again, and what could not be seen is kept with its reason, never taken for good. ``checks_…`` and ``lines`` are pure functions of
+is removed again, and what could not be seen is kept with its reason, never taken for good. ``checks_…`` and ``ready`` are pure functions of
 it. ``fix`` does nothing that a plan did not show, and never deletes a checkpoint. Torch-free. May import everything below it.
 """
 

@@ -58,7 +58,7 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
     return RunFacts(
         name=name, path=path, records=view.head + 1,
         faults=tuple((fault.file, fault.reason) for fault in view.faults),
-        void=tuple(f"record {record.seq}: {why}" for record, why in history.void),
+        void=tuple(f"record {record.seq}: {why}" for record, why in history.void if "was fenced by" in why),  # not a COMMIT said twice
         attempts=_attempts(history),
         checkpoints=tuple(_stored(one, history, damage.get(one.id)) for one in history.live),
         newest_record_s=times[-1] if times else None,

@@ -96,6 +96,11 @@ def gb(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def many(count: int, noun: str) -> str:
+    """``1 key``, ``2 keys``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def span(seconds: float) -> str:
     """A time for people."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relight.catalog.locate import Place, locate
-from relight.doctor.facts import Drilled, Facts, RunFacts, StoreFacts, Trouble
+from relight.doctor.bounded import Looking
+from relight.doctor.facts import Config, Drilled, Facts, RunFacts, StoreFacts, Trouble
 from relight.doctor.facts_config import look_at_config
 from relight.doctor.facts_machine import look_at_machine
 from relight.doctor.facts_run import look_at_run, measure_restore
@@ -17,8 +18,12 @@ from relight.store.urls import absolute
 
 RUNS_MAX = 32
 """So many runs of a store are looked into: name one to have that looked at."""
+PLACE_S = 30.0
+"""So long a store may take to say what it is: longer than a command's patience with an object store."""
 MEASURE_BYTES, MEASURE_S = 4 << 30, 60.0
 Say = Callable[[str], None]
+_Led = tuple[Place | RelightError | Trouble, str]
+"""Where a path leads, or why that cannot be told; and what there is instead."""
 Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
 
 
@@ -32,21 +37,25 @@ def look(
     progress: Callable[[int], None] = lambda count: None,
 ) -> Facts:
     """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. What is wrong with these is a fact,
-    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint is read, up to 4 GiB or a
-    minute of it."""
+    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint
+    is read, up to 4 GiB or a minute of it."""
     if not path or "\0" in path:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
     url = absolute(path)
     say("settings")
-    config = look_at_config(url)
+    looking = Looking(PLACE_S)
+    config = looking.at("settings", lambda: look_at_config(url), Config())
     say("machine")
     machine = look_at_machine(url, quick=quick)
-    try:
-        place, absent = _place(path)
-    except RelightError as error:
-        if isinstance(error, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
-            raise  # it is the path that is wrong
-        return Facts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=Trouble.of(error, url)))
+    say("place")
+    silent: _Led = (Trouble("store", "no answer", url), "")
+    found, absent = looking.at("place", lambda: _place(path), silent)
+    if isinstance(found, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
+        raise found  # it is the path that is wrong
+    if not isinstance(found, Place):
+        error = Trouble.of(found, url) if isinstance(found, RelightError) else found._replace(what=looking.unseen["place"])
+        return Facts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=looking.unseen))
+    place = found
     say("store")
     store = replace(look_at_store(place.store, quick=quick), absent=absent)
     names = ([place.run] if place.run is not None else list(store.runs)) if store.there and _opens(store) else []
@@ -62,12 +71,14 @@ def look(
     return Facts(machine=machine, config=config, store=store, runs=tuple(runs))
 
 
-def _place(path: str) -> tuple[Place, str]:
-    """Where it leads; to a store that is to be, if there is nothing, and what there is instead."""
+def _place(path: str) -> _Led:
+    """Where it leads; to a store that is to be, if there is nothing, and what there is instead; or why that cannot be told."""
     try:
         return locate(path), ""
     except CheckpointNotFound as error:
         return Place(open_bytes(absolute(path)), None), f"{error.what}; {error.hint}" if error.hint else error.what
+    except RelightError as error:
+        return error, ""
 
 
 def _opens(store: StoreFacts) -> bool:

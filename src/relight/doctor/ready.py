@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from relight.doctor.checks_machine import numbers, slots_bytes
 from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
 from relight.doctor.facts import Facts, RunFacts
-from relight.doctor.finding import Finding, gb, span
+from relight.doctor.finding import Finding, gb, many, span
 
 PARTS = ("reliability", "security", "performance", "scalability", "operations")
 _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
@@ -44,6 +44,8 @@ class Readiness:
     """All lines."""
 
     lines: tuple[Line, ...]
+    run: str = ""
+    """Whose they are, where a store has several runs: the one that was saved to last; "" if there is none."""
 
     def score(self, part: str | None = None) -> float:
         """What was earned of what there was to earn, of one part or of all; what could not be measured earns nothing."""
@@ -64,6 +66,7 @@ class Readiness:
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
+            "run": self.run,
             "grade": self.grade(),
             "score": round(self.score(), 4),
             "lines": len(self.lines),
@@ -81,7 +84,8 @@ def grade_of(score: float) -> str:
 def grade(facts: Facts, findings: list[Finding]) -> Readiness:
     """The list, for the run there is, or the one whose newest checkpoint is the newest. ``findings`` are the doctor's."""
     run = max(facts.runs, key=_recent, default=None)
-    return Readiness(tuple(line for part in _PARTS for line in part(facts, run, findings)))
+    lines = tuple(line for part in _PARTS for line in part(facts, run, findings))
+    return Readiness(lines, run.path if run is not None else "")
 
 
 def _recent(run: RunFacts) -> tuple[float, int]:
@@ -121,7 +125,7 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         "there is another to fall back on",
         6,
         min(1.0, max(0, good - 1) / 2) if run is not None and newest is not None else None,
-        f"{good} checkpoints, none known to be damaged" if good else "no checkpoint yet",
+        f"{many(good, 'checkpoint')} not known to be damaged" if good else "no checkpoint yet",
         f"relight ls {quote(path)}",
     )
     yield named(
@@ -184,7 +188,9 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
         "what is stored is encrypted",
         6,
         _yes(store.encrypted),
-        {None: "the store cannot be opened", True: f"{len(store.keys)} keys open it", False: "bytes lie in the clear"}[store.encrypted],
+        {None: "the store cannot be opened", True: f"{many(len(store.keys), 'key')} for it", False: "bytes lie in the clear"}[
+            store.encrypted
+        ],
         f"relight rekey {quote(url)} --plain",
     )
     if store.encrypted:
@@ -192,7 +198,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
             "a lost key is no lost run",
             4,
             min(1.0, max(0, len(store.keys) - 1)),
-            f"{len(store.keys)} keys open it",
+            f"{many(len(store.keys), 'key')} for it",
             f"relight keys add {quote(url)} file:NEW",
         )
         oldest = max((key.age_days for key in store.keys), default=None)
@@ -326,7 +332,7 @@ def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         growth = growth_bps(facts)
         lasts = free / growth if growth and free is not None else math.inf
         score = 1.0 if run.retired else None if growth is None else _steps(-lasts, (-90 * _DAY_S, -30 * _DAY_S, -7 * _DAY_S, -_DAY_S))
-        text = f"{run.retired} checkpoints were retired" if run.retired else "nothing was retired yet"
+        text = f"{many(run.retired, 'checkpoint')} retired so far" if run.retired else "nothing was retired yet"
         yield named(
             "what is old goes",
             5,
@@ -371,7 +377,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
         "the doctor finds nothing",
         8,
         0.0 if errors else max(0.25, 1.0 - 0.25 * warnings),
-        f"{errors} errors, {warnings} warnings",
+        f"{many(errors, 'error')}, {many(warnings, 'warning')}",
         f"relight doctor {quote(target)}",
     )
     packages = facts.machine.packages
@@ -384,7 +390,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
         if not packages
         else f"{old[0].name} {old[0].installed or 'is missing'}"
         if old
-        else f"{len(packages)} packages",
+        else many(len(packages), "package"),
         "pip install --upgrade relight",
     )
     bad = len(facts.config.unknown) + len(facts.config.bad) + (facts.config.file_error is not None)
@@ -404,7 +410,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
     )
     if run is not None:
         left = len(run.leftovers) + len(run.temporaries)
-        yield named("nothing is left lying", 2, 1.0 if not left else 0.5, f"{left} leftovers", f"relight doctor {quote(target)} --fix")
+        yield named("nothing is left lying", 2, 1.0 if not left else 0.5, many(left, "leftover"), f"relight doctor {quote(target)} --fix")
         skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
         yield named(
             "clocks agree",
@@ -419,7 +425,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
                 "a quiet week",
                 3,
                 _steps(len(failed), (0, 2, 5, 20)),
-                f"{len(failed)} failures in 7 days",
+                f"{many(len(failed), 'failure')} in 7 days",
                 f"relight incidents {quote(target)}",
             )
 
