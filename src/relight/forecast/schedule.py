@@ -151,7 +151,7 @@ def _floor(seen: Seen, costs: Costs, limits: Bounds) -> tuple[float, str]:
     found = [
         (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
         (costs.durable_s * (1 + pressure) if seen.durables_s else 0.0, f"a save takes {span(costs.durable_s)} until it is durable"),
-        (costs.stall_s / limits.overhead, f"saves may take {limits.overhead:.1%} of the steps' time"),
+        (costs.stall_s / limits.overhead if seen.stalls_s else 0.0, f"saves may take {limits.overhead:.1%} of the steps' time"),
         (seen.step_s, "there is no save within a step"),
     ]
     if seen.bytes_per_s_most and seen.save_bytes:
@@ -175,10 +175,10 @@ def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
 
 def _said(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
     low, high = belief.interval(0.9)
-    sure = f"{span(1 / high)} to {span(1 / low)}" if seen.failures else f"{span(1 / high)} or more"
+    sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
     said = [
         f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {span(seen.watched_s)}",
-        f"one in {span(belief.mtbf_s)} is expected ({sure})",
+        f"one in {span(belief.mtbf_s)} is expected{sure}",
         f"a save takes {span(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
         f"a restart {span(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
     ]
