@@ -10,6 +10,7 @@ from statistics import median
 from relight.errors import ConfigError
 from relight.forecast.interval import Costs, best_interval, daly, young
 from relight.forecast.rates import Belief, learn, prior
+from relight.forecast.replay import learn_aging
 
 MOVE = 2.0
 """By what factor an interval changes at most from one decision to the next."""
@@ -56,6 +57,10 @@ class Seen:
     save_bytes: int = 0
     bytes_per_s_most: float | None = None
     """What saves may take of the store's bandwidth, in the long run."""
+    lives_s: tuple[float, ...] = ()
+    """How long earlier lives lasted that ended by a failure, oldest first."""
+    age_s: float = 0.0
+    """Of this life."""
     belief: Belief | None = None
     """About the rate of failures before anything was seen; None: the published prior for so many devices."""
 
@@ -96,6 +101,9 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     unsteady = min(max(seen.unsteady, 1.0), UNSTEADY_MOST)
     rate *= risk * unsteady**2  # an interval goes by the root of the rate: twice as restless, half as long
     floor_s, floor = _floor(seen, costs, limits)
+    learned = learn_aging(seen.lives_s, costs, max(floor_s, costs.durable_s))
+    factor = learned.aging.factor(max(seen.age_s, floor_s)) if learned.aging is not None else 1.0
+    rate *= factor
     found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, limits.at_most_s))
     wanted = found.seconds
     why = (
@@ -112,10 +120,15 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
         "watched_s": seen.watched_s, "stall_s": costs.stall_s, "durable_s": costs.durable_s, "restart_s": costs.restart_s,
         "step_s": seen.step_s, "waste": found.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
         "risk": risk, "unsteady": unsteady, "pressure": seen.pressure,
+        "learned": factor,
+        "guesses": float(len(guessed)),
     }  # fmt: skip
     steps = max(1, round(interval_s / seen.step_s)) if seen.step_s > 0 else 1
     if seen.step_s > 0 and steps * seen.step_s > limits.at_most_s:
         steps = max(1, math.floor(limits.at_most_s / seen.step_s))
+    if learned.aging is not None:
+        said = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        moved = f", {said} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
     reason = f"every {span(interval_s)}: {why}; {_said(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
     return Decision(interval_s, steps, reason, numbers)
 
