@@ -179,7 +179,7 @@ def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
     if before is None or before.interval_s <= 0:
         return wanted, ""
     if before.interval_s / STILL < wanted < before.interval_s * STILL:
-        return before.interval_s, f"; {span(wanted)} would hardly differ"
+        return before.interval_s, "" if span(wanted) == span(before.interval_s) else f"; {span(wanted)} would hardly differ"
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
     if least <= wanted <= most:
         return wanted, ""
