@@ -48,6 +48,7 @@ class Scheduled:
         self._quiet, self._losses = deque[float](maxlen=REMEMBERED), deque[float](maxlen=LOSSES)
         self._restarts: tuple[float, ...] = ()
         self._failures, self._watched_s, self._bytes = 0, 0.0, 0
+        self._lives: tuple[float, ...] = ()
         self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
         self._due, self._unsteady = True, 1.0
         self.decision: Decision | None = None
@@ -60,7 +61,8 @@ class Scheduled:
         if self._rules is None:
             return
         self._attempt, self._began = attempt, self._clock()
-        self._failures, self._watched_s = lived(history, attempt.epoch)
+        self._lives, self._watched_s = lived(history, attempt.epoch)
+        self._failures = len(self._lives)
         with contextlib.suppress(RelightError):
             self._restarts = restarts(attempt)
 
@@ -111,7 +113,7 @@ class Scheduled:
         assert self._rules is not None
         self._due, self._unsteady = False, unsteady(list(self._losses))
         before, self.decision = self.decision, decide(self._seen(now, self._rules), self.decision, self._bounds)
-        if before is None or before.interval_s != self.decision.interval_s:
+        if before is None or _shown(before) != _shown(self.decision):
             emit(
                 "schedule.changed", f"from step {self._step} on: {self.decision.reason}",
                 step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
@@ -130,7 +132,8 @@ class Scheduled:
             step_s=median(self._quiet) if self._quiet else 0.0, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
             restarts_s=self._restarts, devices=self._devices, failures=self._failures, watched_s=self._watched_s + now - self._began,
             unsteady=self._unsteady, risk=_risk(rules), pressure=sum(self._waited) / len(self._waited) if self._waited else 0.0,
-            save_bytes=self._bytes, bytes_per_s_most=rules.bytes_per_s_most, belief=belief,
+            save_bytes=self._bytes, bytes_per_s_most=rules.bytes_per_s_most, lives_s=self._lives,
+            age_s=now - self._began, belief=belief,
         )  # fmt: skip
 
     def _write(self, attempt: Attempt) -> None:
@@ -143,6 +146,11 @@ class Scheduled:
                 note = NoteBody(topic=TOPIC, data=encode(step, decision))
                 log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
                 self._unwritten.popleft()
+
+
+def _shown(decision: Decision) -> tuple[float, float]:
+    """What must change for a decision to be told: the interval, or that something is measured now which was a guess."""
+    return decision.interval_s, decision.numbers.get("guesses", 0.0)
 
 
 def _risk(rules: Adaptive) -> float:
@@ -162,20 +170,23 @@ def unsteady(losses: list[float]) -> float:
     return max(1.0, pstdev(newest) / usual) if usual > 0 else 1.0
 
 
-def lived(history: History, epoch: int) -> tuple[int, float]:
-    """How many attempts before this one failed after some progress, and for how many seconds attempts were seen to live."""
+def lived(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
+    """How long attempts before this one lived that failed after some progress, until their last save, and for how many seconds all were
+    seen to live."""
     by_epoch: dict[int, list[Checkpoint]] = {}
     for one in sorted([*history.live, *history.retired.values()], key=lambda one: one.seq):
         by_epoch.setdefault(one.epoch, []).append(one)
-    failures, seconds = 0, 0.0
+    failed, seconds = list[float](), 0.0
     for fence in history.fences:
         saved = by_epoch.get(fence.epoch, [])
         if fence.epoch >= epoch or not saved:
             continue
-        failures += saved[-1].body.reason not in _ENDED
         begun, last = _time(fence.time), _time(saved[-1].time)
-        seconds += max(0.0, last - begun) if begun is not None and last is not None else 0.0
-    return failures, seconds
+        life_s = max(0.0, last - begun) if begun is not None and last is not None else 0.0
+        seconds += life_s
+        if saved[-1].body.reason not in _ENDED:
+            failed.append(life_s)
+    return tuple(failed), seconds
 
 
 def _time(text: str) -> float | None:

@@ -10,6 +10,7 @@ from statistics import median
 from relight.errors import ConfigError
 from relight.forecast.interval import Costs, best_interval, daly, young
 from relight.forecast.rates import Belief, learn, prior
+from relight.forecast.replay import learn_aging
 
 MOVE = 2.0
 """By what factor an interval changes at most from one decision to the next."""
@@ -56,6 +57,10 @@ class Seen:
     save_bytes: int = 0
     bytes_per_s_most: float | None = None
     """What saves may take of the store's bandwidth, in the long run."""
+    lives_s: tuple[float, ...] = ()
+    """How long earlier lives lasted that ended by a failure, oldest first."""
+    age_s: float = 0.0
+    """Of this life."""
     belief: Belief | None = None
     """About the rate of failures before anything was seen; None: the published prior for so many devices."""
 
@@ -96,6 +101,9 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     unsteady = min(max(seen.unsteady, 1.0), UNSTEADY_MOST)
     rate *= risk * unsteady**2  # an interval goes by the root of the rate: twice as restless, half as long
     floor_s, floor = _floor(seen, costs, limits)
+    learned = learn_aging(seen.lives_s, costs, max(floor_s, costs.durable_s))
+    factor = learned.aging.factor(max(seen.age_s, floor_s)) if learned.aging is not None else 1.0
+    rate *= factor
     found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, limits.at_most_s))
     wanted = found.seconds
     why = (
@@ -112,10 +120,15 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
         "watched_s": seen.watched_s, "stall_s": costs.stall_s, "durable_s": costs.durable_s, "restart_s": costs.restart_s,
         "step_s": seen.step_s, "waste": found.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
         "risk": risk, "unsteady": unsteady, "pressure": seen.pressure,
+        "learned": factor,
+        "guesses": float(len(guessed)),
     }  # fmt: skip
     steps = max(1, round(interval_s / seen.step_s)) if seen.step_s > 0 else 1
     if seen.step_s > 0 and steps * seen.step_s > limits.at_most_s:
         steps = max(1, math.floor(limits.at_most_s / seen.step_s))
+    if learned.aging is not None:
+        said = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        moved = f", {said} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
     reason = f"every {span(interval_s)}: {why}; {_said(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
     return Decision(interval_s, steps, reason, numbers)
 
@@ -151,7 +164,7 @@ def _floor(seen: Seen, costs: Costs, limits: Bounds) -> tuple[float, str]:
     found = [
         (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
         (costs.durable_s * (1 + pressure) if seen.durables_s else 0.0, f"a save takes {span(costs.durable_s)} until it is durable"),
-        (costs.stall_s / limits.overhead, f"saves may take {limits.overhead:.1%} of the steps' time"),
+        (costs.stall_s / limits.overhead if seen.stalls_s else 0.0, f"saves may take {limits.overhead:.1%} of the steps' time"),
         (seen.step_s, "there is no save within a step"),
     ]
     if seen.bytes_per_s_most and seen.save_bytes:
@@ -166,7 +179,7 @@ def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
     if before is None or before.interval_s <= 0:
         return wanted, ""
     if before.interval_s / STILL < wanted < before.interval_s * STILL:
-        return before.interval_s, f"; {span(wanted)} would hardly differ"
+        return before.interval_s, "" if span(wanted) == span(before.interval_s) else f"; {span(wanted)} would hardly differ"
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
     if least <= wanted <= most:
         return wanted, ""
@@ -175,10 +188,10 @@ def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
 
 def _said(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
     low, high = belief.interval(0.9)
-    sure = f"{span(1 / high)} to {span(1 / low)}" if seen.failures else f"{span(1 / high)} or more"
+    sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
     said = [
         f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {span(seen.watched_s)}",
-        f"one in {span(belief.mtbf_s)} is expected ({sure})",
+        f"one in {span(belief.mtbf_s)} is expected{sure}",
         f"a save takes {span(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
         f"a restart {span(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
     ]
