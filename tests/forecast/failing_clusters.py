@@ -36,7 +36,9 @@ def clusters(count: int, seed: int) -> list[Cluster]:
         mtbf_s = math.exp(pick.uniform(math.log(600), math.log(10 * DAY)))
         stall_s = math.exp(pick.uniform(math.log(0.05), math.log(min(60, mtbf_s / 50))))
         durable_s = stall_s * pick.uniform(1, 4)
-        found.append(Cluster(mtbf_s, Costs(stall_s, durable_s, pick.uniform(0.01, 0.1) * min(mtbf_s, HOUR)), 2 ** pick.randint(0, 16), number))
+        found.append(
+            Cluster(mtbf_s, Costs(stall_s, durable_s, pick.uniform(0.01, 0.1) * min(mtbf_s, HOUR)), 2 ** pick.randint(0, 16), number)
+        )
     return found
 
 

@@ -32,7 +32,13 @@ def test_the_published_prior_is_what_was_measured() -> None:
 
 def test_every_source_says_what_its_rate_comes_from() -> None:
     """The figures of the table follow from what is quoted beside them."""
-    quoted = {"llama3": 419 / (16384 * 54 * 24), "rsc-1": 6.5 / 8 / 24e3, "rsc-2": 2.34 / 8 / 24e3, "ft-hsdp-32k": 2.3 / 8 / 24e3, "dgx-b200": 21 / (504 * 55 * 24)}
+    quoted = {
+        "llama3": 419 / (16384 * 54 * 24),
+        "rsc-1": 6.5 / 8 / 24e3,
+        "rsc-2": 2.34 / 8 / 24e3,
+        "ft-hsdp-32k": 2.3 / 8 / 24e3,
+        "dgx-b200": 21 / (504 * 55 * 24),
+    }
     for name, per_h in quoted.items():
         assert PUBLISHED[name].per_million_h == pytest.approx(per_h * 1e6, rel=0.02), name
 
@@ -158,7 +164,13 @@ def test_a_decision_survives_the_log_and_nonsense_does_not() -> None:
     assert (told.step, told.reason) == (7, found.reason)
     assert told.interval_s == pytest.approx(found.interval_s, rel=1e-5)
     assert told.numbers["failures"] == 6
-    for wrong in ({}, {"step": "1", "interval_s": 3}, {"step": 1, "interval_s": float("nan")}, {"step": True, "interval_s": 3}, {"step": 1}):
+    for wrong in (
+        {},
+        {"step": "1", "interval_s": 3},
+        {"step": 1, "interval_s": float("nan")},
+        {"step": True, "interval_s": 3},
+        {"step": 1},
+    ):
         assert decode(wrong) is None
 
 

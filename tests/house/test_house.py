@@ -47,7 +47,7 @@ def test_public_names_are_pinned() -> None:
     assert relight.__all__ == [
         "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "LeaseHeld",
         "Limits",
-        "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "best",
+        "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failures", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

@@ -21,6 +21,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.from_file import Given, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.last_moments import LastMoments
@@ -60,13 +61,13 @@ class Checkpointer(Holds):
     ``state_dict``/``load_state_dict``, generators, arrays, plain values. RNGs are captured without being asked. Components whose names
     are taken by options go into ``state={"name": object}``.
 
-    Options: ``save`` when (``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the end), ``keep`` which
-    (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``), ``signals``
-    (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this process, which
-    waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of components that each
-    rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads for all ranks, and only
-    it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from), ``compact``
-    (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
+    Options: ``save`` when (``relight.adaptive()``, ``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the
+    end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``),
+    ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this
+    process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of
+    components that each rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads
+    for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from),
+    ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
     ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted), ``sign``, ``trust``, ``anchor`` (docs/security.md).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
@@ -101,6 +102,8 @@ class Checkpointer(Holds):
     ) -> None:
         begins("a Checkpointer")
         url, name, tiers = options.where_to(path, run)
+        given = Given(save, keep, limits, compact, peers, background)
+        save, keep, limits, compact, peers, background = completed(given, writer, tiers is not None)
         self._run = check_run_name(name)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
@@ -485,9 +488,7 @@ class Checkpointer(Holds):
         self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
-    def _write(
-        self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
-    ) -> Save:
+    def _write(self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
         """Try, by the policy; never raises for a store's sake unless the policy says so."""
         save = self._outwards.expect(Save(step, reason))
         emit("save.requested", step=step, reason=reason)
@@ -526,9 +527,7 @@ class Checkpointer(Holds):
         words = self._ranks.words if self._ranks is not None else {}
         return {**self._metadata, **words, **({} if micro_step is None else {"relight.micro_step": micro_step})}
 
-    def _commit(
-        self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None
-    ) -> SaveReport:
+    def _commit(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
         attempt = self._take_charge()
         request = self._request(state, step, reason, metrics, micro_step)
         if self._ranks is not None:

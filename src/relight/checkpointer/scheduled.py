@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from statistics import median, pstdev
 from time import monotonic
 
@@ -154,7 +155,7 @@ def unsteady(losses: list[float]) -> float:
     """How restless the newest eighth of losses is by all of them: the scatter around their own trend, step to step."""
     if len(losses) < LOSSES_LEAST:
         return 1.0
-    moves = [after - before for before, after in zip(losses, losses[1:])]
+    moves = [after - before for before, after in pairwise(losses)]
     moves = [one for one in moves if abs(one) < float("inf")]
     newest = moves[-max(8, len(losses) // 8) :]
     usual = pstdev(moves[: -len(newest)]) if len(moves) > 2 * len(newest) else 0.0

@@ -37,7 +37,9 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
 @click.option("--mtbf", metavar="TIME", help="Between failures of the job; by default as published for so many GPUs.")
-@click.option("--rates", default="published", show_default=True, metavar="NAME", help=f"Whose: published, hardware, {', '.join(PUBLISHED)}.")
+@click.option(
+    "--rates", default="published", show_default=True, metavar="NAME", help=f"Whose: published, hardware, {', '.join(PUBLISHED)}."
+)
 @click.option("--restart", metavar="TIME", help="From a failure until processes are up and begin to load.")
 @click.option("--copy", "copy_", metavar="SIZE", help="A second, from a GPU to its host's memory.")
 @click.option("--link", metavar="SIZE", help="A second, from one node to another or to the store.")
@@ -45,10 +47,14 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 @click.option("--store-read", metavar="SIZE", help="A second, that it gives to all of them.")
 @click.option("--levels", default="memory,peers,store", show_default=True, metavar="LIST", help="Where saves go.")
 @click.option("--window", default="60s", show_default=True, metavar="TIME", help="In which a save, or a load, is to be done.")
-@click.option("--keep", type=click.IntRange(1, 10**6), default=3, show_default=True, metavar="N", help="Checkpoints that stay in the store.")
+@click.option(
+    "--keep", type=click.IntRange(1, 10**6), default=3, show_default=True, metavar="N", help="Checkpoints that stay in the store."
+)
 @click.option("--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a GPU for an hour, in whatever money.")
 @click.option("--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a TB in the store for a month.")
-@click.option("--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Of relight bench --json; may be given again.")
+@click.option(
+    "--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Of relight bench --json; may be given again."
+)
 @click.option("--plot", "png", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw goodput against the interval.")
 @json_option
 def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: bool, **given: Any) -> int:
@@ -79,11 +85,29 @@ def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: b
 
 
 def plan_for(
-    model: str, *, gpus: int = 1, per_node: int = 8, tp: int = 1, pp: int = 1, zero: int = 3, precision: str = "bf16", optimizer: str = "adamw",
-    mtbf: str | None = None, rates: str = "published", restart: str | None = None, copy_: str | None = None, link: str | None = None,
-    store_write: str | None = None, store_read: str | None = None, levels: str = "memory,peers,store", window: str = "60s", keep: int = 3,
-    gpu_price: float | None = None, store_price: float | None = None, measured: Sequence[Path] = (),
-) -> tuple[Plan, str]:  # fmt: skip
+    model: str,
+    *,
+    gpus: int = 1,
+    per_node: int = 8,
+    tp: int = 1,
+    pp: int = 1,
+    zero: int = 3,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    mtbf: str | None = None,
+    rates: str = "published",
+    restart: str | None = None,
+    copy_: str | None = None,
+    link: str | None = None,
+    store_write: str | None = None,
+    store_read: str | None = None,
+    levels: str = "memory,peers,store",
+    window: str = "60s",
+    keep: int = 3,
+    gpu_price: float | None = None,
+    store_price: float | None = None,
+    measured: Sequence[Path] = (),
+) -> tuple[Plan, str]:
     """The plan, and what it was made for in words."""
     of, said = model_size(model, precision, optimizer)
     belief = prior(gpus, source=rates)
@@ -158,7 +182,9 @@ def show(found: Plan, said: str) -> None:
     click.echo(f"{paint('Plan', 'bold')} for {escape(said)}, {spread}")
     click.echo("\n".join(of.said.split("; ")) + "\n")
     rows: list[list[object]] = [[name, size(count), size(round(count / layout.gpus))] for name, count in of.parts.items()]
-    table(["part", "bytes", "a GPU"], [*rows, ["checkpoint", size(of.bytes), size(round(of.bytes / layout.gpus))]], right=("bytes", "a GPU"))
+    table(
+        ["part", "bytes", "a GPU"], [*rows, ["checkpoint", size(of.bytes), size(round(of.bytes / layout.gpus))]], right=("bytes", "a GPU")
+    )
     click.echo()
     table(
         ["level", "saves every", "durable after", "back after", "of failures"],
@@ -171,7 +197,11 @@ def show(found: Plan, said: str) -> None:
     click.echo()
     facts_list([*_facts(found), *((f"{name} a month", f"{amount:,.0f}") for name, amount in found.month.items())])
     click.echo(f"\n{paint('Rests on', 'bold')}")
-    table(["number", "value", "source"], [[_LABELS[name], _value(name, one.value), one.source] for name, one in found.known.items()], right=("value",))
+    table(
+        ["number", "value", "source"],
+        [[_LABELS[name], _value(name, one.value), one.source] for name, one in found.known.items()],
+        right=("value",),
+    )
 
 
 _LABELS = {
@@ -187,7 +217,7 @@ def _value(name: str, value: float) -> str:
 
 def _facts(found: Plan) -> list[tuple[str, object]]:
     question = found.question
-    window = question.window_s
+    window, of = question.window_s, question.size.bytes
     stall = found.levels[0].costs.stall_s
     interval, lost = found.store_only
     store = found.best.levels[-1].interval_s
@@ -195,8 +225,7 @@ def _facts(found: Plan) -> list[tuple[str, object]]:
         ("goodput", f"{found.goodput:.2%} expected; {1 - lost:.2%} with the store alone, at {span(interval)}"),
         ("stall", f"{span(stall)} a save, {stall / found.best.levels[0].interval_s:.3%} of the time"),
         ("host memory", f"{size(found.host_bytes)} a node for snapshots"),
-        ("write", f"{size(round(question.size.bytes / window))}/s for a save in {span(window)}, "
-                  f"{size(round(question.size.bytes / store))}/s at one in {span(store)}"),
+        ("write", f"{size(round(of / window))}/s for a save in {span(window)}, {size(round(of / store))}/s at one in {span(store)}"),
         ("read", f"{size(round(found.load_bytes / window))}/s for a load in {span(window)}, {size(round(found.load_bytes))} in all"),
         ("storage", f"{size(found.kept_bytes)} for {question.kept} kept and one being written"),
     ]  # fmt: skip

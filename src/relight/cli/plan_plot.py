@@ -29,7 +29,13 @@ def draw(found: Plan, path: Path) -> None:
         _mark(axes, best, found.goodput, OURS)
     durable = found.levels[-1].costs.durable_s
     far = [one for one in at if one >= durable]
-    axes.plot(far, [100 * (1 - found.store_lost_at(one)) for one in far], color=STORE, ls="--", label="the store alone: from its saves' duration on")
+    axes.plot(
+        far,
+        [100 * (1 - found.store_lost_at(one)) for one in far],
+        color=STORE,
+        ls="--",
+        label="the store alone: from its saves' duration on",
+    )
     _mark(axes, alone, 1 - found.store_only[1], STORE)
     axes.set_xscale("log")
     ticks = [one for one in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400) if low <= one <= high]

@@ -71,8 +71,7 @@ def waste(interval_s: float, rate_per_s: float, costs: Costs) -> float:
 
 
 def best_interval(rate_per_s: float, costs: Costs, *, at_least_s: float = 0.0, at_most_s: float = math.inf) -> Interval:
-    """The interval with the least waste between two bounds. Where saves cost the steps nothing it is the lower one; where nothing fails, the
-    upper one."""
+    """The interval with the least waste between two bounds: the lower one where saves cost nothing, the upper where nothing fails."""
     if not 0 <= rate_per_s < math.inf:
         raise ConfigError(f"a rate of failures is a number from 0 on, not {rate_per_s!r}")
     if math.isnan(at_least_s) or math.isnan(at_most_s) or at_least_s > at_most_s:
@@ -84,8 +83,8 @@ def best_interval(rate_per_s: float, costs: Costs, *, at_least_s: float = 0.0, a
 
 
 def _optimum(rate_per_s: float, stall_s: float) -> float:
-    """Where the derivative of the waste is zero: ``1 - x = exp(-(x + c))`` for x = rate times work. Neither restart nor durability are in it:
-    they cost the same at any interval."""
+    """Where the derivative of the waste is zero: ``1 - x = exp(-(x + c))`` for x = rate times work. Neither restart nor durability are in
+    it: they cost the same at any interval."""
     if stall_s == 0:
         return 0.0
     if rate_per_s == 0:

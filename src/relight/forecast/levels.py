@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from relight.errors import ConfigError
 from relight.forecast.interval import Costs, best_interval, waste
 
-
 _MULTIPLES = tuple(1 << power for power in range(9))
 """Of one level by the one before, that are tried besides the two next to the ratio of what would be best for each by itself."""
 

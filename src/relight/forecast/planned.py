@@ -1,4 +1,4 @@
-"""A plan: what saving a model costs on a cluster, how often to save to which level, how much of the time is lost; with the source of each number."""
+"""A plan: what saving a model costs on a cluster, how often to save where, how much of the time is lost; each number with its source."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from relight.forecast.schedule import RESTART_PER_DEVICE_S, RESTART_S
 from relight.forecast.sizing import Size
 
 ASSUMED = {"copy": 25e9, "link": 25e9, "store_write": 200e9, "store_read": 200e9}
-"""Bytes a second, where nobody has measured and nobody says: from a GPU to its host's memory, between nodes (both: half of what PCIe 5 x16 and
-a 400 Gbit/s link carry), of a store for all nodes together (a large object store)."""
+"""Bytes a second, where nobody has measured and nobody says: from a GPU to its host's memory, between nodes (both: half of what PCIe 5 x16
+and a 400 Gbit/s link carry), of a store for all nodes together (a large object store)."""
 SHARES = {"memory": (54 + 7 + 2) / 419, "store": 35 / 419}
 """Of Llama 3's 419 interruptions: software bugs, watchdogs and dependencies, after which the hosts' memory is still there; switches and
 cables, which may take several nodes at once. After all others one node is gone, and its peers have what it held."""
@@ -61,7 +61,9 @@ class Layout:
             if not 1 <= getattr(self, name) <= 10**7:
                 raise ConfigError(f"{name} is a number from 1 to 10,000,000, not {getattr(self, name)}")
         if self.gpus % (self.tensor * self.pipeline):
-            raise ConfigError(f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}", hint="--gpus, --tp, --pp")
+            raise ConfigError(
+                f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}", hint="--gpus, --tp, --pp"
+            )
         if self.zero not in (0, 1, 2, 3):
             raise ConfigError(f"zero is a stage from 0 to 3, not {self.zero}")
 
@@ -117,11 +119,11 @@ class Plan:
         """The share of time lost if the nearest level saved at that interval, and the others at their multiples of it."""
         return total_waste(self.question.belief.rate_per_s, self.levels, [interval_s * one.multiple for one in self.best.levels])
 
-    def store_lost_at(self, interval_s: float) -> float:
-        """The same with nothing but the store, to which saves are as often as given."""
+    def store_lost_at(self, interval_s: float, worse: float = 1.0) -> float:
+        """The same with nothing but the store, to which saves are as often as given, and so many times as many failures."""
         only = self.levels[-1]
         alone = Level(only.name, Costs(self.levels[0].costs.stall_s, only.costs.durable_s, only.costs.restart_s), 1.0)
-        return total_waste(self.question.belief.rate_per_s, [alone], [interval_s])
+        return total_waste(self.question.belief.rate_per_s * worse, [alone], [interval_s])
 
     @property
     def kept_bytes(self) -> int:
@@ -152,7 +154,9 @@ class Plan:
 
 def plan(question: Question) -> Plan:
     """Work it out."""
-    known = {name: Known(question.paces.get(name, pace), "given" if name in question.paces else "assumed") for name, pace in ASSUMED.items()}
+    known = {
+        name: Known(question.paces.get(name, pace), "given" if name in question.paces else "assumed") for name, pace in ASSUMED.items()
+    }
     layout = question.layout
     if question.start_s is not None:
         known["start"] = Known(question.start_s, "given")
@@ -190,13 +194,17 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
     """Near to far. The steps pay once for a snapshot, which then goes on to the others: their saves take nothing more from the steps."""
     wanted = [name for name in ("memory", "peers", "store") if name in question.levels and (name != "peers" or question.layout.nodes > 1)]
     if "store" not in wanted or set(question.levels) - {"memory", "peers", "store"}:
-        raise ConfigError(f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}", hint="--levels memory,store")
+        raise ConfigError(
+            f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}", hint="--levels memory,store"
+        )
     stall = times["stall"]
     measured = "durable" in question.measured
     costs = {
         "memory": Costs(stall, stall, start_s + times["load from memory"]),
         "peers": Costs(stall, stall + times["to peers"], start_s + times["from peers"]),
-        "store": Costs(stall, max(stall, times["to the store"]) if measured else stall + times["to the store"], start_s + times["from the store"]),
+        "store": Costs(
+            stall, max(stall, times["to the store"]) if measured else stall + times["to the store"], start_s + times["from the store"]
+        ),
     }
     shares = {"memory": SHARES["memory"], "store": SHARES["store"], "peers": 1 - SHARES["memory"] - SHARES["store"]}
     found, carried = [], 0.0
@@ -219,7 +227,9 @@ def fit(points: Sequence[tuple[float, float]], source: str) -> Measured:
     mean_x = sum(weight * count for weight, (count, _) in zip(weights, good)) / total
     mean_y = sum(weight * seconds for weight, (_, seconds) in zip(weights, good)) / total
     spread = sum(weight * (count - mean_x) ** 2 for weight, (count, _) in zip(weights, good))
-    slope = sum(weight * (count - mean_x) * (seconds - mean_y) for weight, (count, seconds) in zip(weights, good)) / spread if spread else -1.0
+    slope = (
+        sum(weight * (count - mean_x) * (seconds - mean_y) for weight, (count, seconds) in zip(weights, good)) / spread if spread else -1.0
+    )
     if len({count for count, _ in good}) == 1 or mean_y - slope * mean_x < 0:
         square = sum(weight * count**2 for weight, (count, _) in zip(weights, good))
         return Measured(0.0, sum(weight * count * seconds for weight, (count, seconds) in zip(weights, good)) / square, source)

@@ -96,8 +96,8 @@ def software_per_h(devices: int) -> float:
 def prior(devices: int, *, source: str = "published") -> Belief:
     """What is believed of a job on so many devices before anything was seen.
 
-    ``published``: hardware and software together. ``hardware``: all of the table, without jobs' software. ``software``: that alone. A name of
-    the table (``llama3``): that fleet's rate alone. How sure it is (the shape) is how much the table's rates differ among each other.
+    ``published``: hardware and software together. ``hardware``: all of the table, without jobs' software. ``software``: that alone. A name
+    of the table (``llama3``): that fleet's rate alone. How sure it is (the shape) is how much the table's rates differ among each other.
     """
     if not isinstance(devices, int) or isinstance(devices, bool) or not 1 <= devices <= 10**8:
         raise ConfigError(f"devices is a whole number from 1 to 100,000,000, not {devices!r}")

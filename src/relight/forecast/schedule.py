@@ -98,7 +98,11 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     floor_s, floor = _floor(seen, costs, limits)
     found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, limits.at_most_s))
     wanted = found.seconds
-    why = floor if floor_s >= limits.at_most_s else {"at least": floor, "at most": f"no more than {span(limits.at_most_s)} are asked for", "optimum": "least is lost"}[found.bound]
+    why = (
+        floor
+        if floor_s >= limits.at_most_s
+        else {"at least": floor, "at most": f"no more than {span(limits.at_most_s)} are asked for", "optimum": "least is lost"}[found.bound]
+    )
     if phase == "late" and seen.total_steps is not None and seen.step_s:
         left_s = (seen.total_steps - seen.step) * seen.step_s
         wanted = max(floor_s, left_s / max(1, math.ceil(left_s / wanted))) if left_s > 0 and wanted > 0 else wanted
@@ -147,7 +151,7 @@ def _floor(seen: Seen, costs: Costs, limits: Bounds) -> tuple[float, str]:
     found = [
         (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
         (costs.durable_s * (1 + pressure) if seen.durables_s else 0.0, f"a save takes {span(costs.durable_s)} until it is durable"),
-        (costs.stall_s / limits.overhead, f"saves may take {limits.overhead:.1%} of the steps' time"),
+        (costs.stall_s / limits.overhead if seen.stalls_s else 0.0, f"saves may take {limits.overhead:.1%} of the steps' time"),
         (seen.step_s, "there is no save within a step"),
     ]
     if seen.bytes_per_s_most and seen.save_bytes:
@@ -171,10 +175,10 @@ def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
 
 def _said(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
     low, high = belief.interval(0.9)
-    sure = f"{span(1 / high)} to {span(1 / low)}" if seen.failures else f"{span(1 / high)} or more"
+    sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
     said = [
         f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {span(seen.watched_s)}",
-        f"one in {span(belief.mtbf_s)} is expected ({sure})",
+        f"one in {span(belief.mtbf_s)} is expected{sure}",
         f"a save takes {span(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
         f"a restart {span(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
     ]

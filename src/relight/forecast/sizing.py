@@ -69,8 +69,8 @@ class Size:
 
 
 def of_number(text: str) -> Model:
-    """``8B``, ``405B``, ``1T``, ``124M``: a model of so many parameters, of which nothing else is known. Where shapes matter (Adafactor, Muon),
-    it is taken for a Llama of that size: matrices with as many rows as the third root of 8 1/3 times the parameters, 128,000 tokens."""
+    """``8B``, ``405B``, ``1T``, ``124M``: a model of so many parameters, of which nothing else is known. Where shapes matter (Adafactor,
+    Muon), it is taken for a Llama of that size: matrices with as many rows as the third root of 100/12 times the parameters, 128,000 tokens."""
     parameters = number_of(text, "a number of parameters")
     side = (parameters * 100 / 12) ** (1 / 3)
     embeddings = min(parameters // 2, round(2 * side * 128_000)) if parameters > 1e9 else 0
@@ -102,8 +102,10 @@ def _optimizer_bytes(model: Model, how: Precision, optimizer: str) -> float:
         return how.moment * (model.parameters + _not_hidden(model))
     if not model.shapes:
         side = (model.parameters * 100 / 12) ** (1 / 3)
-        return 4 * 2 * model.parameters / side
-    return 4.0 * sum(count * layers * (sum(shape[-2:]) * math.prod(shape[:-2]) if len(shape) > 1 else shape[0]) for count, layers, shape in model.shapes)
+        return float(4 * 2 * model.parameters / side)
+    return 4.0 * sum(
+        count * layers * (sum(shape[-2:]) * math.prod(shape[:-2]) if len(shape) > 1 else shape[0]) for count, layers, shape in model.shapes
+    )
 
 
 def _not_hidden(model: Model) -> int:
@@ -118,7 +120,11 @@ def from_config(config: Mapping[str, object], name: str = "") -> Model:
     """
     inner = config.get("text_config")
     get = _Reader(config := inner if isinstance(inner, Mapping) else config)
-    hidden, layers, vocab = get.one("hidden_size", "n_embd", "d_model"), get.one("num_hidden_layers", "n_layer", "num_layers"), get.one("vocab_size")
+    hidden, layers, vocab = (
+        get.one("hidden_size", "n_embd", "d_model"),
+        get.one("num_hidden_layers", "n_layer", "num_layers"),
+        get.one("vocab_size"),
+    )
     kind = str(config.get("model_type", "unknown"))[:40]
     shapes: list[Shape] = [*_attention(get, kind, hidden, layers), *_feed_forward(get, kind, hidden, layers)]
     old = kind in _OLD

@@ -42,6 +42,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "ranks.differ": (logging.WARNING, "ranks hold different values of what should be the same for all; one of them is saved"),
     "replicas.differ": (logging.ERROR, "ranks that should hold the same tensor do not: the checkpoint is suspect"),
     "ranks.late": (logging.WARNING, "some ranks did not come to where all agree on saves: this process makes no more of them"),
+    "settings.read": (logging.INFO, "a Checkpointer takes what it was not told from relight.toml"),
     "schedule.changed": (logging.INFO, "relight.adaptive() saves at another interval from now on, and why"),
     "save.held": (logging.WARNING, "a save waits in memory, as the nearest tier is full of what is not further out yet"),
     "save.durable": (logging.INFO, "a save became a checkpoint"),

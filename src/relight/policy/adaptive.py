@@ -66,10 +66,11 @@ def adaptive(
     """Save as often as loses least: by what saves and restarts were seen to cost, and how often something fails.
 
     The interval stays between ``at_least`` and ``at_most`` (``"30s"``, ``"1h"``, seconds); saves take at most the share ``overhead`` of the
-    steps' time, and ``bytes_per_second`` of the store. ``total_steps``: how many steps there will be. ``mtbf``: the time between failures of
-    this job, where you know better than published rates. ``loss`` names a metric: while it is restless, saves are more frequent, and
+    steps' time, and ``bytes_per_second`` of the store. ``total_steps``: how many steps there will be. ``mtbf``: the time between failures
+    of this job, where you know better than published rates. ``loss`` names a metric: while it is restless, saves are more frequent, and
     if it falls by the share ``drop`` below that of the best save, the next one comes earlier. ``risk`` is asked at each decision how many
-    times as likely as usual a failure is. Each change is an event ``schedule.changed``, and stays in the run's log: ``relight explain schedule``.
+    times as likely as usual a failure is. Each change is an event ``schedule.changed``, and stays in the run's log, where
+    ``relight explain schedule`` finds it.
 
     >>> adaptive(at_least="30s", at_most="15m").due(Facts(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
+from relight.pulse.settings_file import read_table
 from relight.supervise.decide import Rules
 from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import Patience
 from relight.supervise.notices import sources_of
-
-FILE = "relight.toml"
-_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +64,7 @@ class Settings(NamedTuple):
 
 def read_settings(path: Path | None) -> Settings:
     """As the file says; as usual, if none is named and there is none here. ``ConfigError`` for what is no setting."""
-    if path is None:
-        path = Path(FILE)
-        if not path.is_file():
-            return Settings()
-    try:
-        if path.stat().st_size > _BYTES_MAX:
-            raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 20} MiB", where=str(path))
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"it cannot be read: {error.strerror}", where=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"it is no TOML: {error}", where=str(path)) from None
-    table = told.get("supervise", {})
-    if not isinstance(table, dict):
-        raise ConfigError("[supervise] is a table", where=str(path))
+    table, path = read_table("supervise", path)
     known = {one.name for kind in (Rules, Patience, Start, Announced, Foreseen) for one in fields(kind)}
     unknown = sorted(set(table) - known)
     if unknown:

@@ -1,0 +1,135 @@
+"""``relight explain schedule``, ``relight plan``, ``relight preset``: what they say, also of what makes no sense; and that the page shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from relight.forecast import Bounds, Seen, decide
+from relight.forecast.told import TOPIC, encode
+from relight.format.records import NoteBody
+from relight.log import Log
+from relight.store import open_bytes
+
+PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
+SHOWN = re.findall(r"```\n\$ relight (.*?)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "printed"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_what_the_page_shows_is_what_comes(command: str, printed: str, relight) -> None:
+    """Every worked example of docs/planning.md is the command's output of today."""
+    done = relight(*shlex.split(command))
+    assert done.code == 0
+    assert done.out.rstrip() == printed.rstrip()
+
+
+def test_the_page_works_four_sizes_out() -> None:
+    """8B, 70B, 405B and 1T."""
+    assert [command.split()[1] for command, _ in SHOWN if command.startswith("plan ")] == ["8B", "70B", "405B", "1T"]
+
+
+def test_a_schedule_is_told_decision_by_decision(runs: Path, relight) -> None:
+    """The newest with all its parts; older ones as rows; a run without one is a no, with what to do."""
+    log = Log(open_bytes(str(runs)), "demo")
+    before = None
+    for step, stall in ((0, 1.0), (100, 4.0)):
+        seen = Seen(step=step, step_s=1.0, stalls_s=(stall,), durables_s=(5.0,), failures=2, watched_s=7200.0)
+        before = decide(seen, before, Bounds(overhead=0.5))
+        note = NoteBody(topic=TOPIC, data=encode(step, before))
+        log.read()
+        log.append(lambda view, note=note: (note, 1))
+    done = relight("explain", "schedule", "runs/demo")
+    assert done.code == 0
+    assert "2 failures in 2 h" in done.out
+    assert "Young" in done.out
+    assert max(map(len, done.out.splitlines())) <= 84
+    told = json.loads(relight("explain", "schedule", "runs/demo", "--json").out)
+    assert [one["step"] for one in told] == [0, 100]
+    assert told[1]["interval_s"] == pytest.approx(2 * told[0]["interval_s"], rel=0.1)
+    assert len(json.loads(relight("explain", "schedule", "runs/demo", "--json", "--last", "1").out)) == 1
+    none = relight("explain", "schedule", "runs/baseline")
+    assert none.code == 1
+    assert "relight.adaptive()" in none.err
+
+
+def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_path: Path) -> None:
+    """Parts of a live checkpoint are its tensors' bytes by role; a configuration counts to the parameter; JSON has every number."""
+    live = json.loads(relight("plan", "runs/demo", "--json").out)
+    tensors = json.loads(relight("show", "runs/demo", "--json").out)["tensors"]
+    assert live["bytes"] == sum(one["bytes"] for one in tensors)
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "vocab_size": 128256}))
+    for where in ("model", "model/config.json"):
+        assert json.loads(relight("plan", where, "--json").out)["bytes"] == 14 * 8_030_261_248
+    number = json.loads(relight("plan", "8B", "--gpus", "64", "--mtbf", "6h", "--json").out)
+    assert number["known"]["mtbf"] == {"value": 21600.0, "source": "given"}
+    assert 0 < number["goodput"] < 1
+    assert relight("plan", "8B", "--plot", tmp_path / "plan.png").code == 0
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def bench(path: Path, size: int, seconds: float) -> Path:
+    """What relight bench --json says, as far as it counts."""
+    figures = [{"name": name, "seconds": seconds * times} for name, times in (("save_lost", 1), ("save_durable", 2), ("restore_cold", 3))]
+    path.write_text(json.dumps({"state_bytes": size, "relight": figures}))
+    return path
+
+
+def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, relight) -> None:
+    """Two sizes make a line; the source is told; files that are none are refused."""
+    one, two = bench(tmp_path / "one.json", 10**9, 1.0), bench(tmp_path / "two.json", 2 * 10**9, 1.5)
+    told = json.loads(relight("plan", "100M", "--precision", "fp32", "--measured", one, "--measured", two, "--json").out)
+    assert told["bytes"] == 12 * 10**8
+    assert told["stall_s"] == pytest.approx(0.5 + 1.2 * 0.5)
+    assert told["known"]["load_s"] == {"value": pytest.approx(3 * 1.1), "source": "measured: 2 files of relight bench"}
+    for wrong in (b"", b"{}", b"[]", b"\xff", b'{"state_bytes": 1, "relight": [{"name": "save_lost"}]}', b'{"state_bytes": 0, "relight": []}', b"[" * 100_000):
+        (tmp_path / "wrong.json").write_bytes(wrong)
+        done = relight("plan", "8B", "--measured", tmp_path / "wrong.json")
+        assert done.code == 2
+        assert "Traceback" not in done.err
+    assert relight("plan", "8B", "--measured", tmp_path / "none.json").code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["8X"], ["8B", "--gpus", "12", "--tp", "5"], ["8B", "--levels", "memory"], ["8B", "--mtbf", "never"], ["8B", "--rates", "guesses"],
+        ["8B", "--copy", "fast"], ["8B", "--window", "-1s"], ["config.json"], ["bad/config.json"], ["bad"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_questions_that_make_no_sense_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a sentence, not a traceback."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_text('{"hidden_size": -4')
+    done = relight("plan", *arguments)
+    assert done.code in (1, 2)
+    assert done.out == ""
+    assert done.err
+    assert "Traceback" not in done.err
+
+
+def test_presets_as_file_as_reasons_and_as_json(tmp_path: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--out`` writes what is printed, once; ``--explain`` has a reason for every setting; other sizes have other numbers."""
+    monkeypatch.chdir(tmp_path)
+    printed = relight("preset", "medium").out
+    assert relight("preset", "medium", "--out", "relight.toml").code == 0
+    assert Path("relight.toml").read_text() == printed
+    again = relight("preset", "medium", "--out", "relight.toml")
+    assert again.code == 2
+    assert "there is one already" in again.err
+    told = json.loads(relight("preset", "medium", "--json").out)
+    assert told["toml"] == printed
+    explained = relight("preset", "medium", "--explain").out
+    assert all(one["why"] in explained for one in told["settings"])
+    other = tomllib.loads(relight("preset", "medium", "--model", "70B", "--gpus", "8192").out)
+    assert other["checkpoint"]["adaptive"]["at_most"] != tomllib.loads(printed)["checkpoint"]["adaptive"]["at_most"]
+    assert len(json.loads(relight("preset", "--json").out)) == 8
+    assert relight("preset", "tiny").code == 2
