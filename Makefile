@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill fleet hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
+.PHONY: help demo test check docs unit crash kills layouts ranks simulate nonces lives drill fleet hosts preempt hour storm clusters soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -70,6 +70,9 @@ powercuts: $(STAMP) ## 3,000 power cuts under a saving process on ext4, 500 on X
 blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 500 on XFS, made of a log of blocks: by root, with FUSE
 	$(BIN)/python -m relight.testing.block_log --count 5000
 	$(BIN)/python -m relight.testing.block_log --count 500 --file-system xfs
+
+clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 failures each
+	$(BIN)/python -m pytest -m slow -n0 tests/forecast
 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000

@@ -104,3 +104,21 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
     found = Together.run(2, rank, timeout_s=0.3)
     assert found[0] == [None] * 6
     assert counters["ranks.late"] == before + 1
+
+
+def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
+    """Rank 0 alone has an interval; all save at the same steps, one behind those at which it was over, and nowhere else."""
+
+    def rank(world: Together) -> list[int]:
+        ranks, trigger = Ranks(world, (), 5.0), relight.adaptive()
+        saved, last_s = [], 0.0
+        for step in range(20):
+            interval_s = (4.0 if step < 10 else 2.0) if world.rank == 0 else None
+            if ranks.why_now(Facts(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False):
+                saved.append(step)
+                last_s = float(step)
+        return saved
+
+    found = Together.run(3, rank)
+    assert found[0] == found[1] == found[2]
+    assert found[0] == [5, 10, 13, 16, 19]

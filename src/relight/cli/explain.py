@@ -71,9 +71,9 @@ def _row(record: Record, told: Told) -> list[object]:
 def _tell(told: Told, history: History) -> None:
     """The newest decision, part by part."""
     head, _, numbers = told.reason.partition("; ")
-    click.echo(f"\nthe last of them, from step {told.step} on: {head}")
-    parts = [part for one in numbers.split("; ") for part in one.split(", ")]
-    for part in parts:
+    every, _, why = head.partition(": ")
+    click.echo(f"\nthe last of them, from step {told.step} on, {every}:")
+    for part in [why, *(part for one in numbers.split("; ") for part in one.split(", "))]:
         if part:
             click.echo(f"  - {part}")
     numbers_of = told.numbers

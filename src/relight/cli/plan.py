@@ -77,7 +77,7 @@ def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: b
     else:
         show(found, said)
     if png is not None:
-        from relight.cli.plan_plot import draw
+        from relight.bench.plan_plot import draw
 
         draw(found, png)
         click.echo(f"the picture is in {escape(png)}", err=True)

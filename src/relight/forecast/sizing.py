@@ -70,7 +70,7 @@ class Size:
 
 def of_number(text: str) -> Model:
     """``8B``, ``405B``, ``1T``, ``124M``: a model of so many parameters, of which nothing else is known. Where shapes matter (Adafactor,
-    Muon), it is taken for a Llama of that size: matrices with as many rows as the third root of 100/12 times the parameters, 128,000 tokens."""
+    Muon), it is taken for a Llama of that size: as many rows as the third root of 100/12 times the parameters, and 128,000 tokens."""
     parameters = number_of(text, "a number of parameters")
     side = (parameters * 100 / 12) ** (1 / 3)
     embeddings = min(parameters // 2, round(2 * side * 128_000)) if parameters > 1e9 else 0

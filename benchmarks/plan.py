@@ -1,0 +1,87 @@
+"""Is a plan right on this machine? Stall, durable and load times of ``relight plan``, against what is measured behind it.
+
+    python -m benchmarks.plan --store /scratch/relight --out plan.json
+
+Two sizes are measured by ``relight bench`` first; the plan for three others comes from them alone, and then these are measured, too. Wants
+a quiet machine. Ends with 1 if any of the nine times is further off than ``--within``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe
+from relight.forecast import prior
+from relight.forecast.planned import Layout, Measured, Question, fit, plan
+from relight.forecast.sizing import Size
+
+FIGURES = {"stall": "save_lost", "durable": "save_durable", "load": "restore_cold"}
+LEARNED, ASKED = ("96MB", "1200MB"), ("200MB", "500MB", "900MB")
+"""What the plan is made from, and what it is held against: within what was measured, not at its ends."""
+
+
+def measure(store: str, size: str, rounds: int) -> dict[str, Any]:
+    """``relight bench`` of one size, in a process of its own."""
+    print(f"measuring {size} …", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "relight", "bench", store, "--size", size, "--rounds", str(rounds), "--json"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)  # type: ignore[no-any-return]
+
+
+def seconds(report: dict[str, Any], figure: str) -> float:
+    """The median of one figure."""
+    return next(float(one["seconds"]) for one in report["relight"] if one["name"] == figure)
+
+
+def predicted(measured: dict[str, Measured], size: int) -> dict[str, float]:
+    """What the plan says for a state of that size."""
+    start_s = 10.0
+    question = Question(
+        size=Size({"weights": size}, "as measured"), layout=Layout(1, 1), belief=prior(1), rate_source="published", measured=measured,
+        start_s=start_s, levels=("memory", "store"),
+    )  # fmt: skip
+    found = plan(question)
+    store = found.levels[-1].costs
+    return {"stall": found.levels[0].costs.stall_s, "durable": store.durable_s, "load": store.restart_s - start_s}
+
+
+def main() -> int:
+    """Measure, plan, measure, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="on the disk to measure; by default a temporary directory")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--within", type=float, default=0.15)
+    parser.add_argument("--learned", nargs="+", default=LEARNED, help="sizes that the plan is made from")
+    parser.add_argument("--asked", nargs="+", default=ASKED, help="sizes that it is held against")
+    parser.add_argument("--out", type=Path, help="the figures as JSON")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.store) as folder:
+        learned = [measure(folder, size, given.rounds) for size in given.learned]
+        points = {name: [(float(one["state_bytes"]), seconds(one, figure)) for one in learned] for name, figure in FIGURES.items()}
+        lines = {name: fit(one, "relight bench") for name, one in points.items()}
+        rows = []
+        for size in given.asked:
+            report = measure(folder, size, given.rounds)
+            said = predicted(lines, int(report["state_bytes"]))
+            for name, figure in FIGURES.items():
+                took = seconds(report, figure)
+                off = said[name] / took - 1
+                rows.append({"bytes": report["state_bytes"], "what": name, "planned_s": said[name], "measured_s": took, "off": off})
+        machine = describe(Path(folder))
+    print(f"{'state':>9}  {'':8}  {'planned':>9}  {'measured':>9}  {'off':>6}")
+    for row in rows:
+        print(f"{row['bytes'] / 1e6:6.0f} MB  {row['what']:8}  {row['planned_s']:7.3f} s  {row['measured_s']:7.3f} s  {row['off']:+6.1%}")
+    worst = max(abs(float(row["off"])) for row in rows)
+    print(f"the furthest is off by {worst:.1%}; {given.within:.0%} is allowed")
+    if given.out is not None:
+        given.out.write_text(json.dumps({"machine": machine, "rows": rows, "worst": worst}, indent=1) + "\n")
+    return 0 if worst <= given.within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
