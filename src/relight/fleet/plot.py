@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Drawing
 from relight.fleet.result import BUCKETS, SAVING, USEFUL, Summary
 from relight.supervise.plot import GOOD, INK, LOST, PAPER, WORK
 
-_CAUSES_MAX = 7
+_CAUSES_MAX = len(LOST)
 
 
 def draw(found: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path) -> None:

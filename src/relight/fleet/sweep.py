@@ -6,6 +6,7 @@ import importlib.util
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
@@ -74,6 +75,9 @@ def _run(tasks: Sequence[_Task], jobs: int, engine: str) -> Iterator[_Done]:
             try:
                 for future in as_completed(waiting):
                     yield future.result()
+            except BrokenProcessPool:
+                told = "a process that simulated was ended from outside, as for want of memory"
+                raise ConfigError(told, hint=f"fewer than --jobs {jobs}, or fewer saves and days") from None
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
