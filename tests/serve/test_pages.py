@@ -141,8 +141,8 @@ def test_each_page_is_behind_its_role(page: pages.Page) -> None:
 
 
 def test_the_menu_leads_to_pages() -> None:
-    """Every entry is a page, and every page without a name in its address is in the menu."""
-    assert {href for _, href in MENU} == {page.path for page in pages.PAGES if "{" not in page.path}
+    """Every entry is a page with the role that it takes, and every page without a name in its address is in the menu."""
+    assert {(href, role) for _, href, role in MENU} == {(page.path, page.role) for page in pages.PAGES if "{" not in page.path}
 
 
 def test_a_page_is_quick() -> None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +21,14 @@ from relight.audit import Book
 from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
-from relight.serve.actions import Actions
+from relight.serve.actions import HERE_NOT, Actions
 from relight.serve.doors import FORM, Doors, Refused, Rules, answer, check_csrf, failures_of, needs
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
 from relight.serve.live import PING_S, Hub
-from relight.serve.pages_render import HERE
+from relight.serve.pages_render import HERE, render
+from relight.serve.pages_views import ACTIONS
 from relight.serve.reader import POLL_S, Reader, open_readers
 from relight.serve.scope import Who
 from relight.serve.state import SESSION_S, State
@@ -87,6 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
         state,
         readers,
     )
+    app.state.can = ACTIONS.keys() - HERE_NOT
     app.state.book, app.state.failures = book, failures_of(settings.rules)
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))
@@ -163,15 +164,9 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
         return made
 
 
-def _login_page(says: str) -> str:
+def _login_page(wrong: str) -> str:
     """A form, and what was wrong."""
-    said = f'<p role="alert">{escape(says)}</p>' if says else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<title>Relight: log in</title><link rel="stylesheet" href="/static/relight.css"></head><body><main><h1>Relight</h1>'
-        f'{said}<form method="post" action="/login"><label>Token <input type="password" name="token" autocomplete="current-password" required autofocus></label> '
-        "<button>Log in</button></form><p>A token is made on the server's machine: <code>relight token new NAME --role viewer</code></p></main></body></html>"
-    )
+    return render("login.html", "", wrong=wrong)
 
 
 def _errors(app: FastAPI) -> None:

@@ -18,6 +18,7 @@ from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
+from relight.serve.scope import Who
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
 _TEXT_MAX = 400
@@ -55,20 +56,21 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
     """A page as an answer; ``live`` says which changes it wants to hear of."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    who: Who | None = getattr(request.state, "who", None)
     usual = {
         "events": f"/events{live}" if live else "",
         "address": address,
-        "who": getattr(request.state, "who_name", ""),
+        "who": who,
         "csrf": getattr(request.state, "csrf", ""),
     }
     return HTMLResponse(render(template, here, **usual | given), status_code=status)
 
 
 def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of these actions, what whoever asks may do (``request.state.may(role)`` says it), and this server can (``app.state.can``)."""
-    may: Callable[[str], bool] = getattr(request.state, "may", lambda role: True)
+    """Of these actions, what whoever asks may do, and this server can (``app.state.can``; all, if it does not say)."""
+    who: Who | None = getattr(request.state, "who", None)
     can = getattr(request.app.state, "can", views.ACTIONS)
-    return [one for one in actions if one["verb"] in can and may(views.ACTIONS[one["verb"]])]
+    return [one for one in actions if who is not None and one["verb"] in can and who.may(views.ACTIONS[one["verb"]])]
 
 
 @page("/")
