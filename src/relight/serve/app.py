@@ -23,7 +23,7 @@ from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import Actions
-from relight.serve.doors import FORM, Doors, Refused, Rules, answer, check_csrf, failures_of, needs
+from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
@@ -77,9 +77,15 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(_end, readers, state)
 
     app = FastAPI(
-        title="Relight", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False,
+        title="Relight",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
         description="What the dashboard shows, as JSON. Send a token as Authorization: Bearer rl_…",
-    )  # fmt: skip
+    )
     app.state.index, app.state.acts, app.state.hub, app.state.store, app.state.readers = (
         index,
         Actions(index, state, book, done),
@@ -156,7 +162,6 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
 
     @app.post("/logout", dependencies=[needs("viewer")], include_in_schema=False)
     async def leave(request: Request) -> Response:
-        await check_csrf(request)
         state.end_session(request.state.who.session)
         made = RedirectResponse("/login", 303)
         made.delete_cookie(rules.cookie, path="/", secure=rules.secure, httponly=True, samesite="strict")
@@ -169,8 +174,10 @@ def _login_page(says: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         '<title>Relight: log in</title><link rel="stylesheet" href="/static/relight.css"></head><body><main><h1>Relight</h1>'
-        f'{said}<form method="post" action="/login"><label>Token <input type="password" name="token" autocomplete="current-password" required autofocus></label> '
-        "<button>Log in</button></form><p>A token is made on the server's machine: <code>relight token new NAME --role viewer</code></p></main></body></html>"
+        f'{said}<form method="post" action="/login"><label>Token '
+        '<input type="password" name="token" autocomplete="current-password" required autofocus></label> '
+        "<button>Log in</button></form>"
+        "<p>A token is made on the server's machine: <code>relight token new NAME --role viewer</code></p></main></body></html>"
     )
 
 
