@@ -284,7 +284,7 @@ def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
         page.click("main form button[type=submit]")
         page.click("main >> text=Back")
         page.wait_for_selector(".tag:text-is('best-of-all')", timeout=10_000)
-        for address in ("/lineage", "/storage", "/incidents", "/risk", "/audit", "/settings", "/compare?a=real@5&b=real@latest"):
+        for address in ("/lineage", "/storage", "/incidents", "/risk", "/audit", "/settings", "/compare?a=real@step%3D9&b=real@latest"):
             tab.go(url + address)
             page.screenshot(path=str(SHOTS / f"real-{address[1:].partition('?')[0]}-390-light.png"), full_page=True)
             assert tab.axe() == [], address
