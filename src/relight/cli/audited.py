@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 WITH = {
-    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "cp": "", "push": "", "pull": "", "export": "",
-    "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "",
+    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "cp": "", "push": "",
+    "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "",
 }  # fmt: skip
 """Which; and the argument without which it only looks."""
 _LOOKS = ("dry_run", "listed")
@@ -30,8 +30,9 @@ def audited(name: str, command: click.Command) -> click.Command:
             return plain(context)
         from relight.audit import told
 
-        what, on = (" ".join(words[:2]), words[2] if len(words) > 2 else "") if isinstance(command, click.Group) else (name, _first(command, given))
-        with told(what, on):
+        grouped = isinstance(command, click.Group)
+        what = " ".join(words[:2]) if grouped else name
+        with told(what, "".join(words[2:3]) if grouped else _first(command, given)):
             return plain(context)
 
     command.invoke = invoke  # type: ignore[method-assign] # one command, used once a process
