@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +22,15 @@ from relight.audit import Book
 from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
-from relight.serve.actions import Actions
-from relight.serve.doors import FORM, Doors, Refused, Rules, answer, check_csrf, failures_of, needs
+from relight.serve.actions import HERE_NOT, Actions
+from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
-from relight.serve.live import PING_S, Hub
-from relight.serve.pages_render import HERE
-from relight.serve.reader import POLL_S, Reader, open_readers
+from relight.serve.live import LOOK_S, PING_S, Hub
+from relight.serve.pages_render import HERE, render
+from relight.serve.pages_views import ACTIONS
+from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
 from relight.serve.scope import Who
 from relight.serve.state import SESSION_S, State
 from relight.serve.values import AuditRow
@@ -37,8 +38,11 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
 
-OPEN = ("/login", "/healthz")
+OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``."""
+
+
+Asked = Annotated[str, Query(max_length=200)]
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,15 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(_end, readers, state)
 
     app = FastAPI(
-        title="Relight", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False,
+        title="Relight",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
         description="What the dashboard shows, as JSON. Send a token as Authorization: Bearer rl_…",
-    )  # fmt: skip
+    )
     app.state.index, app.state.acts, app.state.hub, app.state.store, app.state.readers = (
         index,
         Actions(index, state, book, done),
@@ -87,6 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
         state,
         readers,
     )
+    app.state.can = ACTIONS.keys() - HERE_NOT
     app.state.book, app.state.failures = book, failures_of(settings.rules)
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))
@@ -110,10 +121,10 @@ def _audited(book: Book) -> list[AuditRow]:
 
 
 def _streams(app: FastAPI, hub: Hub, state: State) -> None:
-    name = Annotated[str, Query(max_length=200)]
+    valid = _remembered(state.is_valid)
 
     @app.get("/events", dependencies=[needs("viewer")], include_in_schema=False)
-    async def events(request: Request, store: name = "", run: name = "") -> Response:
+    async def events(request: Request, store: Asked = "", run: Asked = "") -> Response:
         who: Who = request.state.who
         asker = who.token or who.name
         if hub.full(asker):
@@ -123,15 +134,35 @@ def _streams(app: FastAPI, hub: Hub, state: State) -> None:
             _ = index.state(store, run) if run else index.reader(store)
 
         def may_stay() -> bool:
-            return not who.token or state.is_valid(who)
+            return not who.token or valid(who)
 
         return EventSourceResponse(hub.listen(store, run, asker, may_stay), ping=int(PING_S))
+
+
+def _remembered(ask: Callable[[Who], bool], for_s: float = LOOK_S / 2) -> Callable[[Who], bool]:
+    """``ask``, whose answer holds for a moment: a thousand streams of one token look it up once."""
+    known: dict[Who, tuple[float, bool]] = {}
+
+    def asked(who: Who) -> bool:
+        now = time.monotonic()
+        if who not in known or now - known[who][0] > for_s:
+            for old in [one for one, (at, _) in known.items() if now - at > 60]:
+                del known[old]
+            known[who] = now, ask(who)
+        return known[who][1]
+
+    return asked
 
 
 def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
     @app.get("/healthz", include_in_schema=False)
     def healthz() -> JSONResponse:
         return JSONResponse({"ok": True})
+
+    @app.get("/readyz", include_in_schema=False)
+    def readyz(request: Request) -> JSONResponse:
+        ready = all(one.now.state != NOT_YET for one in request.app.state.readers)
+        return JSONResponse({"ok": ready}, 200 if ready else 503)
 
     @app.get("/login", include_in_schema=False)
     def login(request: Request) -> HTMLResponse:
@@ -156,22 +187,15 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
 
     @app.post("/logout", dependencies=[needs("viewer")], include_in_schema=False)
     async def leave(request: Request) -> Response:
-        await check_csrf(request)
         state.end_session(request.state.who.session)
         made = RedirectResponse("/login", 303)
         made.delete_cookie(rules.cookie, path="/", secure=rules.secure, httponly=True, samesite="strict")
         return made
 
 
-def _login_page(says: str) -> str:
+def _login_page(wrong: str) -> str:
     """A form, and what was wrong."""
-    said = f'<p role="alert">{escape(says)}</p>' if says else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<title>Relight: log in</title><link rel="stylesheet" href="/static/relight.css"></head><body><main><h1>Relight</h1>'
-        f'{said}<form method="post" action="/login"><label>Token <input type="password" name="token" autocomplete="current-password" required autofocus></label> '
-        "<button>Log in</button></form><p>A token is made on the server's machine: <code>relight token new NAME --role viewer</code></p></main></body></html>"
-    )
+    return render("login.html", "", wrong=wrong)
 
 
 def _errors(app: FastAPI) -> None:
