@@ -141,8 +141,8 @@ def test_each_page_is_behind_its_role(page: pages.Page) -> None:
 
 
 def test_the_menu_leads_to_pages() -> None:
-    """Every entry is a page, and every page without a name in its address is in the menu."""
-    assert {href for _, href in MENU} == {page.path for page in pages.PAGES if "{" not in page.path}
+    """Every entry is a page with the role that it takes, and every page without a name in its address is in the menu."""
+    assert {(href, role) for _, href, role in MENU} == {(page.path, page.role) for page in pages.PAGES if "{" not in page.path}
 
 
 def test_a_page_is_quick() -> None:
@@ -172,6 +172,14 @@ def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
     """No address in a page or in our own style and scripts names a host, but for the names of XML."""
     for text in [client.get(address).text for address in ADDRESSES] + [(HERE / "static" / name).read_text() for name in ("relight.css", "relight.js", "flame.svg")]:
         assert set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))) <= {"http://www.w3.org", "//far", "//team"}
+
+
+def test_what_is_not_there_is_said_beside_the_form(hostile: TestClient) -> None:
+    """A comparison with what does not exist: 404, the reason as text, and the form with what was typed."""
+    answer = hostile.get("/compare?a=missing&b=y")
+    seen = Seen(answer.text)
+    assert answer.status_code == 404 and seen.wrong == [] and "no checkpoint 'missing'" in "".join(seen.words)
+    assert {one.get("name"): one.get("value") for tag, one in seen.elements if tag == "input" and one.get("type") != "hidden"} == {"a": "missing", "b": "y"}
 
 
 TAG = {"csrf": "made-csrf", "store": "main", "run": "gpt2-small", "which": "x", "name": "best"}

@@ -40,6 +40,8 @@ FIELDS = {
     "revoke": ("id",),
 }
 """What each takes; anything else is refused."""
+HERE_NOT = {"save", "drill"}
+"""What no server can do for a job of another machine: it says how it is done there."""
 assert FIELDS.keys() == ACTIONS.keys()
 Prepared = tuple[Planned, Callable[[], Done]]
 
@@ -92,7 +94,7 @@ class Actions:
             raise ConfigError("a field is at most 400 letters long, all of which can be printed")
         if verb == "revoke":
             return self._revoke(fields)
-        if verb in ("save", "drill"):
+        if verb in HERE_NOT:
             return self._not_from_here(verb, fields)
         return {
             "tag": self._tag,

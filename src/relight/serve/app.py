@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +22,15 @@ from relight.audit import Book
 from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
-from relight.serve.actions import Actions
+from relight.serve.actions import HERE_NOT, Actions
 from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
 from relight.serve.live import LOOK_S, PING_S, Hub
-from relight.serve.pages_render import HERE
-from relight.serve.reader import POLL_S, Reader, open_readers
+from relight.serve.pages_render import HERE, render
+from relight.serve.pages_views import ACTIONS
+from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
 from relight.serve.scope import Who
 from relight.serve.state import SESSION_S, State
 from relight.serve.values import AuditRow
@@ -38,7 +38,8 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
 
-OPEN = ("/login", "/healthz")
+Asked = Annotated[str, Query(max_length=200)]
+OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``."""
 
 
@@ -97,6 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
         state,
         readers,
     )
+    app.state.can = ACTIONS.keys() - HERE_NOT
     app.state.book, app.state.failures = book, failures_of(settings.rules)
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))
@@ -158,6 +160,11 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
     def healthz() -> JSONResponse:
         return JSONResponse({"ok": True})
 
+    @app.get("/readyz", include_in_schema=False)
+    def readyz(request: Request) -> JSONResponse:
+        ready = all(one.now.state != NOT_YET for one in request.app.state.readers)
+        return JSONResponse({"ok": ready}, 200 if ready else 503)
+
     @app.get("/login", include_in_schema=False)
     def login(request: Request) -> HTMLResponse:
         return HTMLResponse(_login_page(""))
@@ -187,17 +194,9 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
         return made
 
 
-def _login_page(says: str) -> str:
+def _login_page(wrong: str) -> str:
     """A form, and what was wrong."""
-    said = f'<p role="alert">{escape(says)}</p>' if says else ""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<title>Relight: log in</title><link rel="stylesheet" href="/static/relight.css"></head><body><main><h1>Relight</h1>'
-        f'{said}<form method="post" action="/login"><label>Token '
-        '<input type="password" name="token" autocomplete="current-password" required autofocus></label> '
-        "<button>Log in</button></form>"
-        "<p>A token is made on the server's machine: <code>relight token new NAME --role viewer</code></p></main></body></html>"
-    )
+    return render("login.html", "", wrong=wrong)
 
 
 def _errors(app: FastAPI) -> None:

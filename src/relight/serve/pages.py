@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from relight.errors import RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.serve import pages_around as around
 from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
+from relight.serve.scope import Who
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
 _TEXT_MAX = 400
@@ -55,20 +56,21 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
     """A page as an answer; ``live`` says which changes it wants to hear of."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    who: Who | None = getattr(request.state, "who", None)
     usual = {
         "events": f"/events{live}" if live else "",
         "address": address,
-        "who": getattr(request.state, "who_name", ""),
+        "who": who,
         "csrf": getattr(request.state, "csrf", ""),
     }
     return HTMLResponse(render(template, here, **usual | given), status_code=status)
 
 
 def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of these actions, what whoever asks may do (``request.state.may(role)`` says it), and this server can (``app.state.can``)."""
-    may: Callable[[str], bool] = getattr(request.state, "may", lambda role: True)
+    """Of these actions, what whoever asks may do, and this server can (``app.state.can``; all, if it does not say)."""
+    who: Who | None = getattr(request.state, "who", None)
     can = getattr(request.app.state, "can", views.ACTIONS)
-    return [one for one in actions if one["verb"] in can and may(views.ACTIONS[one["verb"]])]
+    return [one for one in actions if who is not None and one["verb"] in can and who.may(views.ACTIONS[one["verb"]])]
 
 
 @page("/")
@@ -120,10 +122,14 @@ def checkpoint(request: Request, store: str, run: str, which: str, find: str = "
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     """Two checkpoints: what differs."""
     a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
-    context: dict[str, Any] = {"found": False, "waiting": ""}
+    context: dict[str, Any] = {"found": False, "waiting": "", "wrong": ""}
     if a and b:
-        context |= contents.compared(request.app.state.index.diff(a, b))
-    return shown(request, "compare.html", "/compare", a=a, b=b, **context)
+        try:
+            context |= contents.compared(request.app.state.index.diff(a, b))
+        except (CheckpointNotFound, ConfigError) as error:
+            return shown(request, "compare.html", "/compare", a=a, b=b, status=404, **context | {"wrong": str(error)})
+    live = "?" if context["waiting"] else ""
+    return shown(request, "compare.html", "/compare", live=live, a=a, b=b, **context)
 
 
 @page("/lineage")

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from relight.errors import RelightError
 from relight.serve.pages import refused, shown
-from relight.serve.pages_views import ACTIONS
+from relight.serve.pages_views import ACTIONS as ACTIONS
 
 _FIELDS_MAX, _VALUE_MAX = 12, 400
 _OURS = ("csrf", "go", "back")
@@ -49,8 +49,8 @@ class Acts(Protocol):
     def plan(self, verb: str, fields: Mapping[str, str], who: Any) -> Planned:
         """What the action would do; changes nothing."""
 
-    def execute(self, verb: str, fields: Mapping[str, str], who: Any) -> Done:
-        """Do it."""
+    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> Done:
+        """Do it, if it is still what had this digest."""
 
 
 def router(needs: Callable[[str], Any]) -> APIRouter:
@@ -89,7 +89,7 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> HTMLResponse:
         planned = acts.plan(verb, fields, who)
         confirmed = given.get("go", "")
         if confirmed and hmac.compare_digest(confirmed.encode(), planned.digest.encode()):
-            done = acts.execute(verb, fields, who)
+            done = acts.execute(verb, fields, who, confirmed)
             return shown(request, "done.html", "", name=planned.name, ok=done.ok, says=done.says, lines=done.details, back=back)
     except RelightError as error:
         return refused(request, error, 409)

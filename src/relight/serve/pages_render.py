@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.errors import ConfigError
 from relight.serve import pages_words as words
+from relight.serve.scope import Who
 from relight.version import VERSION
 
 if TYPE_CHECKING:
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 MENU = [
-    ("Runs", "/"),
-    ("Compare", "/compare"),
-    ("Lineage", "/lineage"),
-    ("Storage", "/storage"),
-    ("Incidents", "/incidents"),
-    ("Risk", "/risk"),
-    ("Audit", "/audit"),
-    ("Settings", "/settings"),
+    ("Runs", "/", "viewer"),
+    ("Compare", "/compare", "viewer"),
+    ("Lineage", "/lineage", "viewer"),
+    ("Storage", "/storage", "viewer"),
+    ("Incidents", "/incidents", "viewer"),
+    ("Risk", "/risk", "viewer"),
+    ("Audit", "/audit", "operator"),
+    ("Settings", "/settings", "admin"),
 ]
+"""Name, address, and the role that sees it."""
 
 
 @cache
@@ -43,13 +45,15 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
-    made.globals |= {"menu": MENU, "version": VERSION}
+    made.globals |= {"version": VERSION}
     return made
 
 
 def render(template: str, here: str, **given: Any) -> str:
     """A page. ``here`` is its entry of the menu or of the tabs."""
-    around = {
+    who: Who | None = given.get("who")
+    around: dict[str, Any] = {
+        "menu": [(name, address) for name, address, role in MENU if who is not None and who.may(role)],
         "here": here,
         "events": "",
         "address": "",
@@ -57,7 +61,7 @@ def render(template: str, here: str, **given: Any) -> str:
         "tabs": [],
         "said": "",
         "said_kind": "",
-        "who": "",
+        "who": None,
         "csrf": "",
         "actions": [],
         "more": "",

@@ -236,7 +236,11 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
 def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
     """What can be done with a run."""
     this = [("store", store), ("run", name)]
-    return [action("Save now", "save", this), action("Prune", "prune", this), action("Drill", "drill", this)]
+    return [
+        action("Save now", "save", this),
+        action("Prune", "prune", this, ("keep_last", "Keep the last", "5")),
+        action("Drill", "drill", this),
+    ]
 
 
 def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
