@@ -38,7 +38,6 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
 
-Asked = Annotated[str, Query(max_length=200)]
 OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``."""
 
