@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock clean
+.PHONY: help demo test check docs unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins pages slurm manifests gpu foreign wheel lock clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -157,6 +157,17 @@ migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by R
 
 plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
 	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
+
+pages: build/pages/.ready ## the dashboard in a real browser: each page and action, two widths, light and dark, axe; pictures in build/shots (Debian: chromium; npm)
+	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1
+	build/pages/bin/python -m pytest -m slow --timeout 300 tests/serve/test_browser.py
+
+slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, queued again, gone on (Debian: slurmctld slurmd slurm-client munge; root)
+	$(BIN)/python -c 'import sys; from tests.deploy.slurm_lab import missing; sys.exit(missing() or 0)'
+	$(BIN)/python -m pytest -m slow --timeout 900 tests/deploy/test_slurm.py
+
+manifests: build/manifests/.ready ## deploy/kubernetes against the schemas of Kubernetes, JobSet, Kubeflow's Trainer and the Prometheus operator
+	build/manifests/bin/python -m tests.deploy.schemas
 
 gpu: $(STAMP) ## what needs CUDA; without any such test it fails, since nothing was shown
 	$(BIN)/python -m pytest -m gpu

@@ -1,0 +1,28 @@
+"""How values are spread: a bar a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from relight.serve.draw.line import number
+from relight.serve.draw.svg import element, picture, text
+
+WIDTH, HEIGHT = 480, 140
+
+
+def histogram(edges: Sequence[float], counts: Sequence[int], says: str) -> Markup:
+    """``len(edges) == len(counts) + 1``; heights are the counts' shares of the largest."""
+    top = max(counts, default=0)
+    width = WIDTH / max(len(counts), 1)
+    parts = [
+        element("g", element("title", f"{number(edges[index])} to {number(edges[index + 1])}: {count}"),
+                element("rect", x=index * width, y=HEIGHT - 22 - (HEIGHT - 30) * count / top, width=max(width - 1, 0.5),
+                        height=(HEIGHT - 30) * count / top, klass="class"))
+        for index, count in enumerate(counts) if top and count
+    ]  # fmt: skip
+    if edges:
+        parts.append(text(0, HEIGHT - 6, number(edges[0]), klass="tick"))
+        parts.append(text(WIDTH, HEIGHT - 6, number(edges[-1]), klass="tick", anchor="end"))
+    return picture(WIDTH, HEIGHT, says, parts, "histogram")

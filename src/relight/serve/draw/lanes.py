@@ -1,0 +1,71 @@
+"""What was done when, a lane each: the phases of a save, by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from relight.serve.draw.line import ticks
+from relight.serve.draw.svg import element, fitting, picture, text
+
+WIDTH = 960
+_LEFT, _RIGHT, _LANE, _FOOT = 96, 14, 22, 24
+_LANES_MAX = 64
+
+
+@dataclass(frozen=True)
+class Span:
+    """From one second to another."""
+
+    kind: str
+    """The phase, which is also its colour's class."""
+    begin_s: float
+    end_s: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one rank, or process, did."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+def lanes(rows: Sequence[Lane], says: str, unit: str = "s") -> Markup:
+    """A row a lane, time to the right."""
+    shown = rows[:_LANES_MAX]
+    spans = [span for row in shown for span in row.spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)]
+    first, last = min((span.begin_s for span in spans), default=0.0), max((span.end_s for span in spans), default=1.0)
+    length = max(last - first, 1e-9)
+    height = _LANE * max(len(shown), 1) + _FOOT
+    wide = WIDTH - _LEFT - _RIGHT
+
+    def across(second: float) -> float:
+        return _LEFT + wide * (second - first) / length
+
+    parts = []
+    for at in ticks(0.0, length, 8):
+        x = across(first + at)
+        parts.append(element("line", x1=x, x2=x, y1=0, y2=height - _FOOT, klass="grid"))
+        parts.append(text(x, height - 7, f"{at:.3g} {unit}", klass="tick", anchor="middle"))
+    for index, row in enumerate(shown):
+        y = index * _LANE
+        parts.append(text(_LEFT - 8, y + 15, fitting(row.name, _LEFT - 12), klass="tick", anchor="end"))
+        for span in row.spans:
+            if not (math.isfinite(span.begin_s) and math.isfinite(span.end_s)):
+                continue
+            width = max(wide * (span.end_s - span.begin_s) / length, 4.0 if span.kind == "failure" else 1.5)
+            inside = [
+                element("title", f"{row.name}, {span.kind}: {span.says}"),
+                element("rect", x=across(span.begin_s), y=y + 3, width=width, height=_LANE - 6, klass=f"span {span.kind}"),
+            ]
+            if fitting(span.kind, width - 8) == span.kind:
+                inside.append(text(across(span.begin_s) + 5, y + 15, span.kind, klass="on"))
+            parts.append(element("g", *inside))
+    if len(rows) > len(shown):
+        parts.append(text(_LEFT, height - 7, f"and {len(rows) - len(shown)} lanes more", klass="tick"))
+    return picture(WIDTH, height, says, parts, "lanes")

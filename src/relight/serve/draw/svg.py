@@ -1,0 +1,62 @@
+"""Markup of pictures: elements with attributes, everything in them escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from markupsafe import Markup
+
+_TEXT_MAX = 200
+
+
+def element(tag: str, *inside: Markup | str, **attributes: object) -> Markup:
+    """One element. ``klass`` is class, ``_`` in a name is a dash; None leaves an attribute out. Text that is no markup is escaped."""
+    words = "".join(
+        f' {"class" if name == "klass" else name.replace("_", "-")}="{escape(_value(value))}"' for name, value in attributes.items() if value is not None
+    )
+    held = "".join(str(one) if isinstance(one, Markup) else escape(printable(one)) for one in inside)
+    return Markup(f"<{tag}{words}>{held}</{tag}>")  # noqa: S704 - every part of it was escaped above
+
+
+def picture(width: float, height: float, says: str, parts: Iterable[Markup], klass: str = "") -> Markup:
+    """A whole picture that scales with its place; ``says`` is what it shows, for whoever cannot see it."""
+    inside = Markup("").join([element("title", says), *parts])
+    return element(
+        "svg", inside, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_value(width)} {_value(height)}", role="group" if "<a " in inside else "img", aria_label=printable(says),
+        klass=f"picture {klass}".strip(), preserveAspectRatio="xMidYMid meet",
+    )  # fmt: skip
+
+
+def link(inside: Sequence[Markup], href: str) -> Markup:
+    """Parts that lead somewhere when clicked; without a stop for the keyboard, since each picture's page lists the same links in a table."""
+    return element("a", *inside, href=href, tabindex=-1)
+
+
+def text(x: float, y: float, says: str, *, klass: str | None = None, anchor: str | None = None) -> Markup:
+    """Words at a place."""
+    return element("text", says, x=x, y=y, klass=klass, text_anchor=anchor)
+
+
+def fitting(says: str, width: float, letter: float = 6.2) -> str:
+    """As much of a text as fits; the middle goes, as both ends of a tensor's path tell more."""
+    room = int(width / letter)
+    says = printable(says)
+    if len(says) <= room:
+        return says
+    if room < 4:
+        return ""
+    left = (room - 1) // 3
+    return f"{says[:left]}…{says[len(says) - (room - 1 - left):]}"
+
+
+def printable(says: str) -> str:
+    """Text of anybody's, without what would be invisible or turn the line around, and no longer than a picture can hold."""
+    shown = "".join(one if one.isprintable() else "�" for one in says[: _TEXT_MAX + 1])
+    return shown if len(says) <= _TEXT_MAX else shown[:_TEXT_MAX] + "…"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".") if value == value and abs(value) < 1e12 else "0"
+    return "".join(one if one.isprintable() else "�" for one in str(value))

@@ -1,0 +1,107 @@
+"""Sizes as areas: squarified, after Bruls, Huizing and van Wijk (2000)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from relight.serve.draw.svg import element, fitting, link, picture, text
+
+WIDTH, HEIGHT = 960, 420
+_TILES_MAX = 400
+_CUT_LEAST = 12
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One area."""
+
+    name: str
+    size: float
+    says: str
+    """Its size, and what else is to be told, in words."""
+    href: str = ""
+    short: str = ""
+    """What stands on it where there is room, if not the name."""
+    group: int = 0
+    """Tiles of one group have one colour, of eight."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a tile lies."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def treemap(tiles: Sequence[Tile], says: str) -> Markup:
+    """The tiles, largest first; what is too small to be seen together in a last one."""
+    shown = sorted((tile for tile in tiles if tile.size > 0), key=lambda tile: (-tile.size, tile.name))
+    if len(shown) > _TILES_MAX:
+        rest = shown[_TILES_MAX - 1 :]
+        shown = [*shown[: _TILES_MAX - 1], Tile(f"{len(rest)} more", sum(tile.size for tile in rest), "the smallest", group=7)]
+        shown.sort(key=lambda tile: -tile.size)
+    boxes = squarify([tile.size for tile in shown], Box(0, 0, WIDTH, HEIGHT))
+    return picture(WIDTH, HEIGHT, says, [_tile(tile, box) for tile, box in zip(shown, boxes)], "treemap")
+
+
+def squarify(sizes: Sequence[float], inside: Box) -> list[Box]:
+    """A box for each size, of a share of the area that is the size's share; sizes fall, none is zero."""
+    total = sum(sizes)
+    if not sizes or total <= 0 or inside.width <= 0 or inside.height <= 0:
+        return []
+    scale = inside.width * inside.height / total
+    areas, boxes, at = [size * scale for size in sizes], [], 0
+    while at < len(areas):
+        side = min(inside.width, inside.height)
+        end = at + 1
+        while end < len(areas) and _worst(areas[at : end + 1], side) <= _worst(areas[at:end], side):
+            end += 1
+        placed, inside = _row(areas[at:end], inside)
+        boxes += placed
+        at = end
+    return boxes
+
+
+def _worst(row: Sequence[float], side: float) -> float:
+    """How far from a square its least square box is."""
+    whole = sum(row)
+    return max(side * side * row[0] / (whole * whole), whole * whole / (side * side * row[-1])) if side > 0 else 0.0
+
+
+def _row(row: Sequence[float], inside: Box) -> tuple[list[Box], Box]:
+    """The row along the shorter side, and what is left."""
+    whole, boxes = sum(row), []
+    if inside.width >= inside.height:
+        thick, y = min(whole / inside.height, inside.width) if inside.height > 0 else 0.0, inside.y
+        for area in row:
+            tall = area / thick if thick else 0.0
+            boxes.append(Box(inside.x, y, thick, tall))
+            y += tall
+        return boxes, Box(inside.x + thick, inside.y, max(inside.width - thick, 0.0), inside.height)
+    thick, x = min(whole / inside.width, inside.height) if inside.width > 0 else 0.0, inside.x
+    for area in row:
+        wide = area / thick if thick else 0.0
+        boxes.append(Box(x, inside.y, wide, thick))
+        x += wide
+    return boxes, Box(inside.x, inside.y + thick, inside.width, max(inside.height - thick, 0.0))
+
+
+def _tile(tile: Tile, box: Box) -> Markup:
+    inside = [
+        element("title", f"{tile.name}: {tile.says}"),
+        element("rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"),
+    ]
+    name = fitting(tile.short or tile.name, box.width - 10)
+    if box.height > 17 and name and ("…" not in name or len(name) >= _CUT_LEAST):
+        inside.append(text(box.x + 6, box.y + 15, name, klass="name"))
+        if box.height > 33 and len(tile.says) * 6.2 < box.width - 10:
+            inside.append(text(box.x + 6, box.y + 30, tile.says, klass="small"))
+    if tile.href:
+        return link(inside, tile.href)
+    return element("g", *inside)

@@ -1,0 +1,154 @@
+"""The pages: an address, a role that may see it, and what it shows. They ask the index alone, never a store.
+
+Actions are forms: the first post shows what would be done, the second, behind it, does it; both are the server's (``serve/actions``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from relight.errors import RelightError
+from relight.serve import pages_views as views
+from relight.serve.pages_render import render
+
+RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
+_TEXT_MAX = 400
+
+
+class Page(NamedTuple):
+    """One address."""
+
+    path: str
+    role: str
+    show: Callable[..., HTMLResponse]
+
+
+PAGES: list[Page] = []
+
+
+def page(path: str, role: str = "viewer") -> Callable[[Callable[..., HTMLResponse]], Callable[..., HTMLResponse]]:
+    """Put a function behind an address, for those who have at least that role."""
+
+    def put(show: Callable[..., HTMLResponse]) -> Callable[..., HTMLResponse]:
+        PAGES.append(Page(path, role, show))
+        return show
+
+    return put
+
+
+def router(needs: Callable[[str], Any]) -> APIRouter:
+    """All pages as routes. ``needs(role)`` is the dependency that lets only that role through."""
+    made = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    for one in PAGES:
+        made.add_api_route(one.path, one.show, methods=["GET"], dependencies=[needs(one.role)], name=one.show.__name__)
+    return made
+
+
+def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
+    """A page as an answer; ``live`` says which changes it wants to hear of."""
+    address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    around = {
+        "events": f"/events{live}" if live else "", "address": address, "who": getattr(request.state, "who_name", ""),
+        "csrf": getattr(request.state, "csrf", ""),
+    }  # fmt: skip
+    return HTMLResponse(render(template, here, **around | given), status_code=status)
+
+
+@page("/")
+def overview(request: Request, after: str = "") -> HTMLResponse:
+    """All runs."""
+    index = request.app.state.index
+    found = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
+    context = views.overview(found.rows, index.stores(), time.time())
+    return shown(request, "overview.html", "/", live="?", **context, more="/" + views.query(after=found.next) if found.next else "")
+
+
+@page("/runs/{store}/{run}")
+def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse:
+    """One run."""
+    index = request.app.state.index
+    detail, found = index.run(store, run), index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE)
+    here = views.of_run(store, run)
+    return shown(
+        request, "run.html", here, live=views.query(store=store, run=run), **views.run(detail, found.rows, time.time()), tabs=views.tabs_of(store, run),
+        crumbs=[("Runs", "/")], more=here + views.query(after=found.next) + "#checkpoints" if found.next else "", actions=views.actions_of_run(store, run),
+    )  # fmt: skip
+
+
+@page("/runs/{store}/{run}/checkpoints/{which}")
+def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "") -> HTMLResponse:
+    """One checkpoint; of one of its tensors more, if it is asked for."""
+    detail = request.app.state.index.checkpoint(store, run, which)
+    context = views.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time())
+    return shown(
+        request, "checkpoint.html", views.of_run(store, run), **context, one_tensor=views.one_tensor(detail, tensor[:_TEXT_MAX]), tabs=views.tabs_of(store, run),
+        crumbs=[("Runs", "/"), (run, views.of_run(store, run))], actions=views.actions_of_checkpoint(store, run, detail.row.id),
+    )  # fmt: skip
+
+
+@page("/compare")
+def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
+    """Two checkpoints: what differs."""
+    a, b, context = a[:_TEXT_MAX], b[:_TEXT_MAX], {"found": False, "waiting": ""}
+    if a and b:
+        context |= views.compared(request.app.state.index.diff(a, b))
+    return shown(request, "compare.html", "/compare", a=a, b=b, **context)
+
+
+@page("/lineage")
+def lineage(request: Request) -> HTMLResponse:
+    """Where runs come from."""
+    index = request.app.state.index
+    return shown(request, "lineage.html", "/lineage", live="?", stores=[views.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()])
+
+
+@page("/storage")
+def storage(request: Request) -> HTMLResponse:
+    """What stores hold, when they are full, what goes next."""
+    index, now = request.app.state.index, time.time()
+    stores = [views.storage(one, index.storage(one.id), now) for one in index.stores()]
+    return shown(request, "storage.html", "/storage", live="?", stores=stores)
+
+
+@page("/incidents")
+def incidents(request: Request, after: str = "") -> HTMLResponse:
+    """What has happened to runs."""
+    found = request.app.state.index.incidents(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
+    more = "/incidents" + views.query(after=found.next) if found.next else ""
+    return shown(request, "incidents.html", "/incidents", live="?", **views.incidents(found.rows, time.time()), more=more)
+
+
+@page("/incidents/{store}/{run}/{which}")
+def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse:
+    """One incident, with its evidence."""
+    found = request.app.state.index.incident(store, run, which)
+    return shown(request, "incident.html", "/incidents", **views.incident(found, time.time()), crumbs=[("Incidents", "/incidents"), (run, views.of_run(store, run))])
+
+
+@page("/risk")
+def risk(request: Request) -> HTMLResponse:
+    """Machines that look like failing."""
+    return shown(request, "risk.html", "/risk", live="?", rows=views.risk(request.app.state.index.risk(), time.time()))
+
+
+@page("/audit", "operator")
+def audit(request: Request, after: str = "") -> HTMLResponse:
+    """Who did what."""
+    found = request.app.state.index.audit(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
+    return shown(request, "audit.html", "/audit", rows=views.audit(found.rows, time.time()), more="/audit" + views.query(after=found.next) if found.next else "")
+
+
+@page("/settings", "admin")
+def settings(request: Request) -> HTMLResponse:
+    """Who has a token, what is alerted on, what runs keep."""
+    return shown(request, "settings.html", "/settings", **views.settings(request.app.state.index.settings(), time.time()))
+
+
+def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
+    """An error of ours as a page: what, why, what to do."""
+    return shown(request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(error), todo="", status=status)

@@ -1,0 +1,45 @@
+"""Templates to HTML: autoescaped, strict about names, with what every page has around it."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import ConfigError
+from relight.serve import pages_words as words
+from relight.version import VERSION
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HERE = Path(__file__).parent
+MENU = [
+    ("Runs", "/"), ("Compare", "/compare"), ("Lineage", "/lineage"), ("Storage", "/storage"), ("Incidents", "/incidents"), ("Risk", "/risk"), ("Audit", "/audit"),
+    ("Settings", "/settings"),
+]  # fmt: skip
+
+
+@cache
+def environment() -> Environment:
+    """The templates, compiled once. A name that a template asks for and nobody has given is an error, not an empty place."""
+    if importlib.util.find_spec("jinja2") is None:
+        raise ConfigError("the pages need jinja2, which is not installed: pip install 'relight[serve]'")
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
+    made.globals |= {"menu": MENU, "version": VERSION}
+    return made
+
+
+def render(template: str, here: str, **given: Any) -> str:
+    """A page. ``here`` is its entry of the menu or of the tabs."""
+    around = {
+        "here": here, "events": "", "address": "", "crumbs": [], "tabs": [], "said": "", "said_kind": "", "who": "", "csrf": "", "actions": [], "more": "",
+        "facts": [],
+    }  # fmt: skip
+    return environment().get_template(template).render(around | given)

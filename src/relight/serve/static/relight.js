@@ -1,0 +1,86 @@
+// What a page can do with scripts: refresh itself when something has changed, and charts to zoom into. Without them nothing is missing but that.
+"use strict";
+
+function listen() {
+  const live = document.getElementById("live");
+  const told = document.getElementById("told");
+  if (!live || !live.dataset.events || !window.EventSource) return;
+  const source = new EventSource(live.dataset.events);
+  let waiting = null;
+  source.addEventListener("open", () => { if (told) { told.className = "live on"; told.textContent = "live"; } });
+  source.addEventListener("error", () => { if (told) { told.className = "live"; told.textContent = "not live: reload to see what is new"; } });
+  source.addEventListener("changed", () => {
+    if (waiting || document.querySelector("#live form :focus")) return; // nobody's typing is thrown away
+    waiting = setTimeout(() => { waiting = null; htmx.trigger(document.getElementById("live"), "relight:changed"); }, 300);
+  });
+  window.addEventListener("pagehide", () => source.close());
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function short(value) {
+  for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(value) >= size) return `${+(value / size).toPrecision(4)}${letter}`;
+  }
+  return `${+value.toPrecision(4)}`;
+}
+
+function chart(figure) {
+  if (!window.uPlot || figure.querySelector(".uplot")) return;
+  const given = JSON.parse(figure.dataset.chart);
+  if (!given.x.length) return;
+  const still = figure.querySelector("svg.picture");
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  const marks = (u) => {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    for (const one of given.marks) {
+      const x = u.valToPos(one.x, "x", true);
+      ctx.strokeStyle = ctx.fillStyle = colour(one.kind === "incident" ? "--bad" : "--l1");
+      ctx.beginPath();
+      if (one.kind === "incident") {
+        ctx.setLineDash([4, 4]);
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+      } else {
+        const foot = bbox.top + bbox.height;
+        ctx.moveTo(x, foot - 12);
+        ctx.lineTo(x + 6, foot);
+        ctx.lineTo(x - 6, foot);
+        ctx.fill();
+      }
+    }
+    ctx.restore();
+  };
+  const place = document.createElement("div");
+  const options = {
+    width: figure.clientWidth,
+    height: Math.max(200, Math.min(320, figure.clientWidth * 0.3)),
+    scales: { x: { time: false } },
+    axes: [{ ...axis, values: (u, at) => at.map(short) }, { ...axis, size: 58, values: (u, at) => at.map(short) }],
+    series: [{ label: given.unit }, ...given.curves.map((one, i) => ({ label: one.name, stroke: colour(`--l${i % 8}`), width: 1.6, spanGaps: false, points: { show: false } }))],
+    hooks: { draw: [marks] },
+    cursor: { drag: { x: true, y: false } },
+  };
+  figure.insertBefore(place, figure.firstChild);
+  const made = new uPlot(options, [given.x, ...given.curves.map((one) => one.y)], place);
+  if (still) still.remove();
+  const sized = new ResizeObserver(() => {
+    if (!place.isConnected) { sized.disconnect(); made.destroy(); return; }
+    if (figure.clientWidth !== made.width) made.setSize({ width: figure.clientWidth, height: made.height });
+  });
+  sized.observe(figure);
+}
+
+function charts() {
+  document.querySelectorAll("figure[data-chart]").forEach(chart);
+}
+
+document.addEventListener("DOMContentLoaded", () => { listen(); charts(); });
+document.addEventListener("htmx:after:swap", charts);

@@ -1,0 +1,131 @@
+"""The manifests for Kubernetes: names meet, times fit, commands are commands. Against published schemas: ``make manifests``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from tests.deploy.manifests import ROOT, documents, jobs, kustomizations, pods
+
+from relight.cli import COMMANDS, cli
+
+DOCUMENTS = [pytest.param(document, id=f"{path.parent.name}-{document['kind']}") for path, document in documents()]
+WITH_PODS = [one for one in DOCUMENTS if pods(one.values[0])]
+TRAINERS = [one for one in DOCUMENTS if jobs(one.values[0])]
+
+
+def env(container: dict[str, Any]) -> dict[str, str]:
+    """Its plain variables."""
+    return {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_grace_fits(trainer: dict[str, Any]) -> None:
+    """Before SIGTERM stands preStop, and both are over before SIGKILL; what ranks are told is what is left."""
+    for pod in pods(trainer):
+        for container in pod["containers"]:
+            hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+            slept = re.search(r"kill -USR1 1; sleep (\d+)", hook)
+            assert slept, "preStop asks for a save, of the process that SIGTERM goes to"
+            assert int(slept[1]) + float(env(container)["RELIGHT_GRACE_S"]) < pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_who_is_asked_to_end_is_not_counted_as_failed(trainer: dict[str, Any]) -> None:
+    """Exit codes 75 and 76, and disruptions, do not use up the retries; wrong usage ends the job; the container is one that is there."""
+    for job in jobs(trainer):
+        rules = job["podFailurePolicy"]["rules"]
+        by_codes = {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules if "onExitCodes" in rule}
+        assert by_codes == {(75, 76): "Ignore", (2,): "FailJob"}
+        names = {container["name"] for container in job["template"]["spec"]["containers"]}
+        assert {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule} <= names
+        assert job["template"]["spec"]["restartPolicy"] == "Never", "what podFailurePolicy needs"
+        assert job["podReplacementPolicy"] == "Failed", "no second writer while the first one saves"
+
+
+@pytest.mark.parametrize("document", WITH_PODS)
+def test_pods_may_little(document: dict[str, Any]) -> None:
+    """Nobody is root, nothing is gained, no token of the cluster's is mounted."""
+    for pod in pods(document):
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("document", WITH_PODS)
+def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
+    """Volumes that are mounted are declared; probes go to ports that the container has."""
+    for pod in pods(document):
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+            ports = {port["name"] for port in container.get("ports", [])}
+            probed = {container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container}
+            assert probed <= ports
+
+
+def test_claims_selectors_and_ports_meet() -> None:
+    """A claim that a pod names is in the files; Service, NetworkPolicy and PodMonitor choose the dashboard's pod, and ports that it has."""
+    every = [document for _, document in documents()]
+    claims = {one["metadata"]["name"] for one in every if one["kind"] == "PersistentVolumeClaim"}
+    named = {v["persistentVolumeClaim"]["claimName"] for one in every for pod in pods(one) for v in pod["volumes"] if "persistentVolumeClaim" in v}
+    assert named == claims
+    kinds = {one["kind"]: one for one in every}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    ports = {port["name"] for container in pods(kinds["Deployment"])[0]["containers"] for port in container["ports"]}
+    assert kinds["Service"]["spec"]["selector"] == labels and {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
+    assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert {port["port"] for rule in kinds["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]} <= ports
+    assert kinds["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
+    assert {one["port"] for one in kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]} <= ports
+
+
+def test_the_dashboard_cannot_write_the_store() -> None:
+    """Every container of the Deployment has the store read-only, and its own file system."""
+    for document in (one for _, one in documents() if one["kind"] == "Deployment"):
+        for container in pods(document)[0]["containers"]:
+            assert [mount["readOnly"] for mount in container["volumeMounts"] if mount["name"] == "store"] == [True]
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_kustomizations_name_what_is_there() -> None:
+    """Each file is in a kustomization, each that is named is there, each image that is set is used."""
+    named = set()
+    for path, one in kustomizations():
+        assert one["kind"] == "Kustomization"
+        there = [path.parent / resource for resource in one["resources"]]
+        assert all(place.is_file() or (place / "kustomization.yaml").is_file() for place in there), path
+        named |= {place.resolve() for place in there}
+        used = {container["image"] for place in there if place.is_file() for held in _in(place) for pod in pods(held) for container in pod["containers"]}
+        assert {image["name"] for image in one.get("images", [])} <= used
+    assert {path.resolve() for path, _ in documents()} <= named
+
+
+def _in(place: Path) -> list[dict[str, Any]]:
+    return [document for path, document in documents() if path.resolve() == place.resolve()]
+
+
+@pytest.mark.parametrize("document", WITH_PODS)
+def test_relight_commands_have_the_options_that_they_are_given(document: dict[str, Any]) -> None:
+    """A container's command is one of ours, and takes what it is given. ``relight run`` takes torchrun's flags."""
+    for pod in pods(document):
+        for container in pod["containers"]:
+            words = [*container["command"], *container.get("args", [])]
+            match = re.search(r"\brelight ([a-z]+)", " ".join(words))
+            assert match and match[1] in COMMANDS, words
+            command = cli.get_command(None, match[1])  # type: ignore[arg-type]
+            assert isinstance(command, click.Command)
+            if match[1] != "run":
+                known = {option for parameter in command.params for option in parameter.opts}
+                assert {word.split("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_there_is_something_to_look_at() -> None:
+    """Both kinds of trainers, the dashboard and the monitor are in the files."""
+    assert {document["kind"] for _, document in documents()} >= {"JobSet", "TrainJob", "TrainingRuntime", "Deployment", "Service", "PodMonitor"}
+    assert ROOT.is_dir() and TRAINERS and WITH_PODS

@@ -1,0 +1,208 @@
+"""The sbatch templates: real bash, real signals; Slurm's commands are stand-ins, and in ``make slurm`` the real ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.deploy.slurm_lab import missing, slurm
+
+TEMPLATES = Path(__file__).parents[2] / "deploy" / "slurm"
+
+SRUN = """
+import signal, subprocess, sys, os
+# As srun: starts the step, is asked by scancel (a file with its pid), and ends with its code.
+open(os.environ["LAB"] + "/srun.pid", "w").write(str(os.getpid()))
+rest = [word for word in sys.argv[1:]]
+while rest and rest[0].startswith("--"):
+    rest.pop(0)
+child = subprocess.Popen(rest)
+signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+sys.exit(child.wait())
+"""
+RELIGHT = """
+import os, signal, sys, time
+# As relight run: SIGTERM: the last step is stored, and 75.
+lab = os.environ["LAB"]
+open(lab + "/told", "a").write(" ".join(sys.argv[1:]) + " grace=" + os.environ["RELIGHT_GRACE_S"] + "\\n")
+def end(*_):
+    open(lab + "/terms", "a").write("TERM\\n")
+    time.sleep(0.3)
+    sys.exit(int(os.environ.get("CODE", "75")))
+signal.signal(signal.SIGTERM, end)
+open(lab + "/up", "w").close()
+time.sleep(float(os.environ.get("LASTS", "30")))
+sys.exit(int(os.environ.get("LAST", "0")))
+"""
+SCANCEL = """
+import os, signal, sys
+# As scancel: the named signal to the step; written down.
+lab = os.environ["LAB"]
+open(lab + "/scancel", "a").write(" ".join(sys.argv[1:]) + "\\n")
+named = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--signal=")]
+if named:
+    os.kill(int(open(lab + "/srun.pid").read()), getattr(signal, "SIG" + named[0]))
+"""
+SCONTROL = """
+import os, sys
+# As scontrol: names of hosts; requeue is written down.
+if sys.argv[1:3] == ["show", "hostnames"]:
+    print("node1\\nnode2")
+else:
+    open(os.environ["LAB"] + "/scontrol", "a").write(" ".join(sys.argv[1:]) + "\\n")
+"""
+
+
+class Job:
+    """A template that runs as Slurm would run it."""
+
+    def __init__(self, lab: Path, template: str, **env: str) -> None:
+        self.lab, programs = lab, lab / "bin"
+        programs.mkdir()
+        for name, text in (("srun", SRUN), ("relight", RELIGHT), ("scancel", SCANCEL), ("scontrol", SCONTROL)):
+            (programs / name).write_text(f"#!{sys.executable} -S\n{text.strip()}\n")
+            (programs / name).chmod(0o755)
+        given = {
+            "PATH": f"{programs}:/usr/bin:/bin", "LAB": str(lab), "SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2",
+            "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "40", "NPROC": "1",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            ["bash", str(TEMPLATES / template), "train.py", "--lr", "1"], env=given | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def up(self) -> Job:
+        """Wait until the step runs."""
+        ends = time.monotonic() + 20
+        while not (self.lab / "up").exists():
+            assert time.monotonic() < ends, "the step was not started"
+            time.sleep(0.02)
+        return self
+
+    def send(self, number: int) -> Job:
+        """A signal to the batch script alone, as ``--signal=B:`` does it."""
+        os.kill(self.process.pid, number)
+        return self
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it has said."""
+        said, _ = self.process.communicate(timeout=25)
+        return self.process.returncode, said
+
+    def told(self, name: str) -> str:
+        """What a stand-in has written down; empty if nothing."""
+        path = self.lab / name
+        return path.read_text() if path.exists() else ""
+
+
+def test_before_the_time_is_up_the_ranks_save_and_the_job_queues_itself_again(tmp_path: Path) -> None:
+    """SIGUSR1 to the script: SIGTERM to the step, its code is waited for, then requeue."""
+    job = Job(tmp_path, "train.sbatch").up().send(signal.SIGUSR1)
+    code, said = job.end()
+    assert code == 0, said
+    assert job.told("scancel") == "--signal=TERM 41\n"
+    assert job.told("terms") == "TERM\n"
+    assert job.told("scontrol") == "requeue 41\n"
+    assert "the last step is stored" in said
+    told = job.told("told")
+    assert "--nnodes 2 --nproc-per-node 1" in told and "--rdzv-endpoint node1:29400 --rdzv-id 41.0 train.py --lr 1 grace=110" in told
+
+
+def test_two_signals_ask_once(tmp_path: Path) -> None:
+    """SIGUSR1, then SIGTERM of Slurm's own while the ranks save: asked once, waited for, queued again."""
+    job = Job(tmp_path, "train.sbatch").up().send(signal.SIGUSR1)
+    time.sleep(0.1)
+    code, said = job.send(signal.SIGTERM).end()
+    assert (code, job.told("terms"), job.told("scontrol")) == (0, "TERM\n", "requeue 41\n"), said
+
+
+def test_who_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
+    """SIGTERM (scancel, preemption): saved, but whether it is queued again is Slurm's to say; the code says what was stored."""
+    code, said = (job := Job(tmp_path, "train.sbatch", CODE="76").up().send(signal.SIGTERM)).end()
+    assert (code, job.told("terms"), job.told("scontrol")) == (76, "TERM\n", ""), said
+    assert "the checkpoint before it stands" in said
+
+
+@pytest.mark.parametrize("last", ["0", "1", "77"])
+def test_a_job_that_ends_by_itself_keeps_its_code(tmp_path: Path, last: str) -> None:
+    """Finished or failed without a signal: its code, and no requeue, which would repeat the failure."""
+    code, said = (job := Job(tmp_path, "train.sbatch", LASTS="0.1", LAST=last)).end()
+    assert (code, job.told("scontrol"), job.told("scancel")) == (int(last), "", ""), said
+
+
+def test_one_that_finishes_while_it_is_asked_is_not_queued_again(tmp_path: Path) -> None:
+    """Exit code 0 after SIGUSR1 is the end of the run."""
+    code, said = (job := Job(tmp_path, "train.sbatch", CODE="0").up().send(signal.SIGUSR1)).end()
+    assert (code, job.told("scontrol")) == (0, ""), said
+
+
+def test_lives_are_counted(tmp_path: Path) -> None:
+    """After LIVES times it stays where it is, with the code."""
+    code, said = (job := Job(tmp_path, "train.sbatch", LIVES="3", SLURM_RESTART_COUNT="3").up().send(signal.SIGUSR1)).end()
+    assert (code, job.told("scontrol")) == (75, ""), said
+    assert "which is the most that LIVES allows" in said
+
+
+def test_a_piece_that_is_stored_makes_way_for_the_next(tmp_path: Path) -> None:
+    """SIGUSR1: saved, exit code 0, so that the array goes on."""
+    code, said = (job := Job(tmp_path, "pieces.sbatch").up().send(signal.SIGUSR1)).end()
+    assert (code, job.told("terms"), job.told("scancel")) == (0, "TERM\n", "--signal=TERM 41\n"), said
+
+
+@pytest.mark.parametrize(("last", "takes_out"), [("0", True), ("1", True), ("77", False)])
+def test_a_piece_that_finishes_or_fails_takes_the_others_out(tmp_path: Path, last: str, takes_out: bool) -> None:
+    """The queue behind a finished run, or one that would fail again, is emptied; another machine may well do it."""
+    code, said = (job := Job(tmp_path, "pieces.sbatch", LASTS="0.1", LAST=last)).end()
+    assert (code, job.told("scancel")) == (int(last), "--state=PENDING 40\n" if takes_out else ""), said
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.sbatch")), ids=lambda path: path.name)
+def test_there_is_time_for_what_is_promised(template: Path) -> None:
+    """The grace that ranks are told is shorter than what ``--signal`` gives; only the batch script is signalled."""
+    text = template.read_text()
+    given = re.search(r"^#SBATCH --signal=B:USR1@(\d+)$", text, re.MULTILINE)
+    grace = re.search(r"GRACE_S:=(\d+)", text)
+    assert given and grace and 0 < int(grace[1]) < int(given[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_real_slurm_signals_and_queues_again(tmp_path: Path) -> None:
+    """Slurm itself sends the signal before the time limit; a real run saves, is queued again, and goes on where it was; then scancel."""
+    if why := missing():
+        pytest.skip(why)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time, torch, relight\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        f"ckpt = relight.Checkpointer({str(tmp_path / 'run')!r}, model=model, save=relight.every(steps=1_000_000))\n"
+        "start = ckpt.restore()\n"
+        "print('begins at step', start, flush=True)\n"
+        "for step in range(start, 10_000_000):\n"
+        "    time.sleep(0.05)\n"
+        "    ckpt.step(step)\n"
+    )
+    log = tmp_path / "job.log"
+    with slurm(tmp_path) as lab:
+        env = {"NPROC": "1", "GRACE_S": "20", "PATH": f"{Path(sys.executable).parent}:{lab.env['PATH']}"}
+        job = lab.ask(
+            "sbatch", "--parsable", "--nodes=1", "--time=2", "--signal=B:USR1@60", f"--output={log}", str(TEMPLATES / "train.sbatch"), str(script), **env
+        )
+        lab.until(job, "RUNNING")
+        lab.until(job, "PENDING", within_s=240)  # signalled, saved, queued again
+        first = log.read_text()
+        assert "the time limit is near" in first and "the last step is stored" in first, first
+        lab.until(job, "RUNNING", within_s=180)
+        ends = time.monotonic() + 60
+        while len(begun := re.findall(r"begins at step (\d+)", log.read_text())) < 2:
+            assert time.monotonic() < ends, log.read_text()
+            time.sleep(0.5)
+        assert int(begun[0]) == 0 < int(begun[1])
+        assert lab.field(job, "Restarts") == "1"
+        lab.ask("scancel", job)
+        assert lab.until(job, "CANCELLED", "COMPLETED", "FAILED", within_s=60) == "CANCELLED"

@@ -1,0 +1,86 @@
+"""The pages over made values: an application with the policy that the server has, for tests of pages and for browsers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.staticfiles import StaticFiles
+from sse_starlette.sse import EventSourceResponse
+from starlette.responses import Response
+from tests.serve.made_index import MadeIndex
+
+from relight.errors import ConfigError
+from relight.serve import pages, pages_actions
+from relight.serve.pages_render import HERE
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
+    from fastapi.testclient import TestClient
+
+__all__ = ["TestClient", "application"]
+
+POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+
+
+class MadeActs:
+    """Writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, dict[str, str]]] = []
+
+    def plan(self, verb: str, fields: Mapping[str, str], who: Any) -> pages_actions.Planned:
+        """What it would do; some tags cannot be."""
+        if fields.get("name") == "taken":
+            raise ConfigError("the tag 'taken' is there already", hint="choose another name")
+        rows = [[name, value] for name, value in fields.items()]
+        digest = hashlib.sha256(repr((verb, sorted(fields.items()), len(self.done))).encode()).hexdigest()
+        return pages_actions.Planned(verb, f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke"))
+
+    def execute(self, verb: str, fields: Mapping[str, str], who: Any) -> pages_actions.Done:
+        """Note it."""
+        self.done.append((verb, dict(fields)))
+        return pages_actions.Done(True, f"{verb}: done")
+
+
+def application(index: Any = None) -> FastAPI:
+    """It; ``app.state.changed`` tells all streams that something has changed."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.index, app.state.acts, app.state.streams, app.state.asked = index or MadeIndex(), MadeActs(), [], []
+
+    def needs(role: str) -> Any:
+        def check(request: Request) -> None:
+            app.state.asked.append((request.url.path, role))
+            request.state.csrf, request.state.who_name = "made-csrf", "anna, admin"
+
+        return Depends(check)
+
+    @app.middleware("http")
+    async def policy(request: Request, go_on: Any) -> Response:
+        response: Response = await go_on(request)
+        response.headers["content-security-policy"] = POLICY
+        return response
+
+    @app.get("/events")
+    async def events(request: Request) -> EventSourceResponse:
+        async def told() -> AsyncIterator[dict[str, str]]:
+            mine: asyncio.Queue[str] = asyncio.Queue()
+            app.state.streams.append((asyncio.get_running_loop(), mine))
+            while True:
+                yield {"event": await mine.get(), "data": "1"}
+
+        return EventSourceResponse(told())
+
+    def changed() -> None:
+        for loop, queue in app.state.streams:
+            loop.call_soon_threadsafe(queue.put_nowait, "changed")
+
+    app.state.changed = changed
+    app.include_router(pages.router(needs))
+    app.include_router(pages_actions.router(needs))
+    app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
+    return app

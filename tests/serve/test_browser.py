@@ -1,0 +1,235 @@
+"""``make pages``: every page and action in a real browser, on a telephone and on a desk, light and dark, with an accessibility scan."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from tests.serve.made_app import application
+from tests.serve.made_index import EVIL, Empty, MadeIndex
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="make pages has it")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).parents[2]
+SHOTS = ROOT / "build" / "shots"
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+AXE = Path(os.environ.get("AXE", ROOT / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"))
+VIEWS = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
+PAGES = {
+    "runs": "/", "run": "/runs/main/gpt2-small", "checkpoint": "/runs/main/gpt2-small/checkpoints/000000abc003",
+    "tensor": "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight", "compare": "/compare?a=gpt2-small@step%3D9000&b=gpt2-small@latest",
+    "lineage": "/lineage", "storage": "/storage", "incidents": "/incidents", "incident": "/incidents/main/gpt2-small/6b1070", "risk": "/risk", "audit": "/audit",
+    "settings": "/settings",
+}  # fmt: skip
+
+
+class Site:
+    """A server of pages on loopback."""
+
+    def __init__(self, index: Any) -> None:
+        self.app = application(index)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=1))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def sites() -> Iterator[dict[str, Site]]:
+    """Lively runs, hostile names, nothing at all."""
+    made = {"lively": Site(MadeIndex()), "hostile": Site(MadeIndex(EVIL)), "empty": Site(Empty())}
+    yield made
+    for one in made.values():
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, once."""
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield found
+        found.close()
+
+
+class Tab:
+    """A page of a browser that writes down what it says and asks for."""
+
+    def __init__(self, browser: Any, width: int = 1440, scheme: str = "light", scripts: bool = True) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts, reduced_motion="reduce")
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text) if message.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def __enter__(self) -> Tab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def go(self, address: str) -> Any:
+        """To a page, which has come whole."""
+        answer = self.page.goto(address, wait_until="load")
+        assert answer.status == 200, address
+        self.page.wait_for_timeout(150)
+        return self.page
+
+    def axe(self) -> list[str]:
+        """Serious findings of the accessibility scan; run beside the page's policy, as a browser's tools do."""
+        tools = self.context.new_cdp_session(self.page)
+        asked = "; axe.run(document, {resultTypes: ['violations']}).then(found => JSON.stringify(found.violations))"
+        answer = tools.send("Runtime.evaluate", {"expression": AXE.read_text() + asked, "awaitPromise": True, "returnByValue": True})
+        found = json.loads(answer["result"]["value"])
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+@pytest.mark.parametrize("name", PAGES)
+def test_pages(browser: Any, sites: dict[str, Site], name: str, width: int, scheme: str) -> None:
+    """No word on the console (so none against the policy either), no request to elsewhere, no sideways scrolling, nothing serious for axe; a picture is kept."""
+    with Tab(browser, width, scheme) as tab:
+        page = tab.go(sites["lively"].url + PAGES[name])
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(SHOTS / f"{name}-{width}-{scheme}.png"), full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.axe() == []
+        assert tab.said == []
+        assert [one for one in tab.asked if not one.startswith(sites["lively"].url + "/")] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_hostile_names_do_nothing(browser: Any, sites: dict[str, Site], name: str) -> None:
+    """Names that are attacks: no dialog, no error, no request that is not ours."""
+    with Tab(browser) as tab:
+        tab.go(sites["hostile"].url + PAGES[name])
+        assert tab.said == []
+        assert [one for one in tab.asked if not one.startswith(sites["hostile"].url + "/")] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["runs", "run", "checkpoint", "lineage", "storage", "incidents", "risk", "audit", "settings"])
+def test_first_day(browser: Any, sites: dict[str, Site], name: str, scheme: str) -> None:
+    """With nothing to show, pages are as well made."""
+    with Tab(browser, 390, scheme) as tab:
+        page = tab.go(sites["empty"].url + PAGES[name])
+        page.screenshot(path=str(SHOTS / f"empty-{name}-390-{scheme}.png"), full_page=True)
+        assert tab.axe() == [] and tab.said == []
+
+
+def test_without_scripts(browser: Any, sites: dict[str, Site]) -> None:
+    """Curves and areas are seen, links lead on, an action can be asked for and confirmed."""
+    with Tab(browser, scripts=False) as tab:
+        page = tab.go(sites["lively"].url)
+        page.click("text=gpt2-small")
+        assert page.locator("svg.picture.line").first.bounding_box()["height"] > 100
+        page.click("text=000000abc003")
+        assert page.locator("svg.treemap rect").count() > 100
+        page.fill("input[name=name]", "best")
+        page.click("button:has-text('Tag')")
+        assert "This would tag" in page.inner_text("main")
+        page.click("main button[type=submit]")
+        assert "tag: done" in page.inner_text("main")
+        assert sites["lively"].app.state.acts.done[-1][1]["which"] == "000000abc003"
+
+
+def test_charts_are_drawn_and_zoom(browser: Any, sites: dict[str, Site]) -> None:
+    """In place of the picture a chart of the same height stands; dragging over it shows less of it."""
+    with Tab(browser) as tab:
+        page = tab.go(sites["lively"].url + PAGES["run"])
+        assert page.locator(".uplot canvas").count() == 2 and page.locator("svg.line").count() == 0
+        over = page.locator(".u-over").first
+        box = over.bounding_box()
+        page.mouse.move(box["x"] + 100, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 300, box["y"] + 60)
+        page.mouse.up()
+        page.mouse.move(box["x"] + 5, box["y"] + 60)
+        page.wait_for_timeout(100)
+        assert int(page.locator(".u-legend .u-value").first.inner_text().replace(",", "")) > 500, "the left edge is no longer the first step"
+        assert tab.said == []
+
+
+def test_live(browser: Any, sites: dict[str, Site]) -> None:
+    """What has changed is on the page within two seconds, without a reload, charts included; what is being typed stays."""
+    site = sites["lively"]
+    with Tab(browser) as tab:
+        page = tab.go(site.url + PAGES["run"])
+        page.wait_for_selector("#told.on")
+        page.evaluate("window.stays = 1")
+        rows = site.app.state.index.checkpoints("", "", None, 9)
+        rows.rows[0].id = "feedc0ffee00"
+        site.app.state.index.checkpoints = lambda *_: rows
+        try:
+            site.app.state.changed()
+            page.wait_for_selector("text=feedc0ffee00", timeout=2000)
+        finally:
+            del site.app.state.index.checkpoints
+        assert page.evaluate("window.stays") == 1
+        assert page.locator(".uplot canvas").count() == 2
+        assert tab.said == []
+        page.goto(site.url + PAGES["checkpoint"])
+        page.fill("input[name=name]", "half a na")
+        site.app.state.changed()
+        time.sleep(1)
+        assert page.input_value("input[name=name]") == "half a na"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])
+@pytest.mark.parametrize(
+    ("page_name", "button"),
+    [("run", "Save now"), ("run", "Prune"), ("run", "Drill"), ("checkpoint", "Tag"), ("checkpoint", "Branch"), ("checkpoint", "Pin"), ("checkpoint", "Verify"),
+     ("checkpoint", "Promote"), ("settings", "Revoke")],
+)  # fmt: skip
+def test_actions(browser: Any, sites: dict[str, Site], page_name: str, button: str, width: int, scheme: str) -> None:
+    """Each is asked for, shown, confirmed, told; every step is as accessible as the pages."""
+    site = sites["lively"]
+    with Tab(browser, width, scheme) as tab:
+        page = tab.go(site.url + PAGES[page_name])
+        form = page.locator(f"form:has(button:text-is('{button}…'))").first
+        for field in form.locator("input:not([type=hidden])").all():
+            field.fill("made-here")
+        before = len(site.app.state.acts.done)
+        form.locator("button").click()
+        page.wait_for_load_state()
+        assert len(site.app.state.acts.done) == before and tab.axe() == []
+        page.screenshot(path=str(SHOTS / f"confirm-{button.lower().replace(' ', '-')}-{width}-{scheme}.png"), full_page=True)
+        page.click("main form button[type=submit]")
+        page.wait_for_load_state()
+        assert len(site.app.state.acts.done) == before + 1 and ": done" in page.inner_text("main")
+        assert tab.axe() == [] and tab.said == []
+        page.click("main >> text=Back")
+        assert page.url.startswith(site.url + PAGES[page_name].split("?")[0])
+
+
+def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
+    """The first stop leads past the menu; the focus is seen; a run is opened without a mouse."""
+    with Tab(browser) as tab:
+        page = tab.go(sites["lively"].url)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "To the content"
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent") == "llama-8b-sft":
+                break
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/runs/main/llama-8b-sft")

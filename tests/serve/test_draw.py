@@ -1,0 +1,143 @@
+"""Pictures of the server: right places, all numbers kept, nothing hostile comes through."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+
+from relight.serve.draw import Curve, Fork, Lane, Mark, Piece, Share, Span, Tile, bar, graph, histogram, lanes, line, spark, strip, treemap, usage
+from relight.serve.draw.line import ticks
+from relight.serve.draw.svg import fitting, printable
+from relight.serve.draw.treemap import Box, squarify
+
+SVG = "{http://www.w3.org/2000/svg}"
+EVIL = "<script>alert(1)</script>\"'&\u202e\x00]]>javascript:"
+
+
+def pictures(name: str) -> dict[str, Markup]:
+    """Each kind of picture, with this name at every place that takes one."""
+    return {
+        "treemap": treemap([Tile(name, 5, name, href="/a?" + name), Tile("b", 3, name)], name),
+        "bar": bar([Share(name, 2, name), Share("b", 1, name)], name),
+        "usage": usage(1, 2, name),
+        "line": line([Curve(name, [1, 2], [1, 2])], [Mark(1, name, "incident", "/" + name), Mark(2, name, "checkpoint")], name),
+        "spark": spark([1, 2], name),
+        "lanes": lanes([Lane(name, [Span("write", 0, 1, name)])], name),
+        "strip": strip([Piece(name, name, 0.5, name), Piece(name, name, 0, name, "added")], name),
+        "graph": graph([Fork(name, [1, 2], [(1, name)], href="/" + name), Fork("b", [2], (), name, 2)], name),
+        "histogram": histogram([0, 1, 2], [3, 4], name),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(pictures("x")))
+def test_names_stay_text(kind: str) -> None:
+    """Whatever a name holds, the picture is well-formed, has no elements that we did not make, no handlers and no styles."""
+    tree = ElementTree.fromstring(pictures(EVIL)[kind])
+    made = {one.tag.removeprefix(SVG) for one in tree.iter()}
+    assert made <= {"svg", "title", "g", "a", "rect", "text", "line", "path", "circle"}
+    for one in tree.iter():
+        assert not [key for key in one.attrib if key.startswith("on") or key == "style"]
+        assert not one.attrib.get("href", "/").lower().startswith("javascript")
+    assert "\u202e" not in pictures(EVIL)[kind]
+    assert tree.attrib["role"] in ("img", "group") and tree.attrib["aria-label"]
+
+
+def test_pictures_differ_with_what_they_show() -> None:
+    """A name is really in each picture: the test above looks at something."""
+    assert all("zebras" in markup for markup in pictures("zebras").values())
+
+
+@given(st.lists(st.floats(1, 1e9), min_size=1, max_size=60))
+def test_areas_are_the_sizes(sizes: list[float]) -> None:
+    """Of the treemap: each box its share, all inside, none over another (areas add up to the whole)."""
+    sizes.sort(reverse=True)
+    boxes = squarify(sizes, Box(0, 0, 960, 420))
+    assert len(boxes) == len(sizes)
+    for size, box in zip(sizes, boxes):
+        assert math.isclose(box.width * box.height, 960 * 420 * size / sum(sizes), rel_tol=1e-5, abs_tol=1e-3)
+        assert box.x >= -1e-6 and box.y >= -1e-6 and box.x + box.width <= 960.001 and box.y + box.height <= 420.001
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            wide = min(a.x + a.width, b.x + b.width) - max(a.x, b.x)
+            tall = min(a.y + a.height, b.y + b.height) - max(a.y, b.y)
+            assert min(wide, tall) <= 1e-6 or wide * tall < 1e-3
+
+
+def test_a_treemap_of_thousands_stays_small() -> None:
+    """The smallest are one tile together, whose size is theirs."""
+    markup = treemap([Tile(f"t{i}", 10_000 - i, "x") for i in range(9_000)], "many")
+    assert markup.count("<rect") == 400
+    assert "8601 more" in markup
+
+
+def test_squares_are_better_than_stripes() -> None:
+    """Twelve like sizes make boxes that are at most twice as long as they are wide."""
+    assert all(max(box.width / box.height, box.height / box.width) < 2 for box in squarify([1.0] * 12, Box(0, 0, 960, 420)))
+
+
+def test_a_spike_is_seen() -> None:
+    """One value among 100,000 that stands out is on the curve; so is the gap of what is no number."""
+    ys = [1.0] * 100_000
+    ys[31_337] = 9.0
+    markup = line([Curve("loss", range(100_000), ys)], [], "loss")
+    path = re.search(r' d="(M[^"]+)"', markup)
+    assert path
+    heights = [float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", path[1])]
+    assert min(heights) < 30 and len(heights) <= 600
+    gapped = line([Curve("loss", [0, 1, 2, 3, 4], [1, 2, math.nan, 2, 1])], [], "loss")
+    assert gapped.count('class="curve') == 2
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-3, 1e9), st.integers(2, 9))
+def test_ticks_are_round_and_inside(low: float, width: float, about: int) -> None:
+    """One to twice as many as asked for, within the bounds, evenly apart by 1, 2 or 5 times a power of ten."""
+    found = ticks(low, low + width, about)
+    assert len(found) <= about + 1
+    assert all(low - width * 1e-6 <= at <= low + width * (1 + 1e-6) for at in found)
+    if len(found) > 1 and width > abs(low) * 1e-6:
+        step = (found[-1] - found[0]) / (len(found) - 1)
+        lead = step / 10 ** math.floor(math.log10(step * 1.0000001))
+        assert min(abs(lead - round_) for round_ in (1, 2, 5, 10)) < 1e-3
+
+
+NOTHING: list[Callable[[], Markup]] = [
+    lambda: treemap([], "none"), lambda: treemap([Tile("a", 0, "0 B")], "none"), lambda: bar([], "none"), lambda: usage(5, None, "none"),
+    lambda: usage(5, 0, "none"), lambda: line([], [], "none"), lambda: line([Curve("a", [1], [math.inf])], [Mark(math.nan, "x", "incident")], "none"),
+    lambda: spark([], "none"), lambda: lanes([], "none"), lambda: lanes([Lane("a", [Span("write", 1, 1, "x"), Span("hash", math.nan, 2, "x")])], "none"),
+    lambda: strip([], "none"), lambda: graph([], "none"), lambda: graph([Fork("a", [])], "none"), lambda: histogram([], [], "none"),
+    lambda: histogram([0, 1], [0], "none"), lambda: line([Curve("a", [5, 5], [3, 3])], [], "flat"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawn", NOTHING, ids=range(len(NOTHING)))
+def test_nothing_is_a_picture_too(drawn: Callable[[], Markup]) -> None:
+    """Empty, zero, infinite, one point: well-formed, with numbers that a browser takes."""
+    tree = ElementTree.fromstring(drawn())
+    for one in tree.iter():
+        for name in ("x", "y", "width", "height", "x1", "x2", "y1", "y2", "cx", "cy", "d"):
+            assert not re.search("nan|inf", one.attrib.get(name, "")), one.attrib
+
+
+@given(st.text(max_size=300), st.floats(0, 500))
+def test_words_fit(says: str, width: float) -> None:
+    """A name is never longer than its room, and keeps both of its ends."""
+    fit = fitting(says, width)
+    assert len(fit) <= max(width / 6.2, 0)
+    assert fit.isprintable()
+    if fit and len(printable(says)) > width / 6.2:
+        assert "…" in fit and printable(says).startswith(fit.split("…")[0])
+
+
+def test_depth_and_kind_are_shapes() -> None:
+    """Of a comparison: a cell of each kind has a form of its own, not a colour alone."""
+    markup = strip([Piece("r", "n", 0.0, "s", kind) for kind in ("same", "changed", "added", "removed")], "kinds")
+    shapes = re.findall(r'<(rect|path) [^>]*class="cell (\w+)', markup)
+    assert {kind for _, kind in shapes} == {"same", "changed", "added", "removed"}
+    assert {tag for tag, kind in shapes if kind in ("added", "removed")} == {"path"}

@@ -1,0 +1,231 @@
+"""The pages: everything is there without scripts, nothing that a store says is more than text, and they are quick."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from tests.serve.made_app import TestClient, application
+from tests.serve.made_index import EVIL, Empty, MadeIndex
+
+from relight.serve import pages, pages_actions
+from relight.serve.pages_render import HERE, MENU
+
+ADDRESSES = [
+    "/", "/runs/main/gpt2-small", "/runs/main/gpt2-small?after=x", "/runs/main/gpt2-small/checkpoints/000000abc003",
+    "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight&find=wte", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage",
+    "/storage", "/incidents", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
+]  # fmt: skip
+VOID = {"meta", "link", "input", "img", "br"}
+NEVER = ("onclick", "onload", "onerror", "style", "srcdoc", "formaction")
+
+
+class Seen(HTMLParser):
+    """What a browser would make of a page: elements that are closed, addresses, attributes, text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.wrong += [f"{tag} is not closed" for tag in self.open]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element begins."""
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """An element ends: the last that began."""
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"</{tag}> closes nothing")
+
+    def handle_data(self, data: str) -> None:
+        """Text."""
+        self.words.append(data)
+
+
+def look(client: TestClient, address: str) -> Seen:
+    """A page, which is whole."""
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text[:300]
+    seen = Seen(answer.text)
+    assert seen.wrong == []
+    return seen
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    """Over lively runs."""
+    return TestClient(application())
+
+
+@pytest.fixture(scope="module")
+def hostile() -> TestClient:
+    """Over runs, tags, tensors, metrics whose names are attacks."""
+    return TestClient(application(MadeIndex(EVIL)))
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_names_from_stores_stay_text(hostile: TestClient, address: str) -> None:
+    """No element, handler, style or address comes out of a name, and none is lost: the same elements as with plain names."""
+    seen = look(hostile, address)
+    scripts = [attributes for tag, attributes in seen.elements if tag == "script"]
+    assert [set(one) for one in scripts] == [{"defer", "src"}] * 3
+    for tag, attributes in seen.elements:
+        assert not set(attributes) & set(NEVER), (tag, attributes)
+        for name in ("href", "src", "action", "hx-get"):
+            there = attributes.get(name) or "/"
+            assert there.startswith(("/", "#")) and not there.startswith("//"), (tag, there)
+            assert not re.search(r"[\s<>\"\u202e]", there), there
+    text = "".join(seen.words)
+    if address not in ("/compare", "/compare?a=slow&b=y"):
+        assert "alert(1)" in text and "{{7*7}}" in text, "the page says no name: nothing was tested"
+
+
+@pytest.mark.parametrize("address", [one for one in ADDRESSES if "tensor=" not in one])
+def test_hostile_names_change_no_structure(client: TestClient, hostile: TestClient, address: str) -> None:
+    """Elements of a page are the same, in kind and number, whatever names are; text that pictures leave out for want of room aside."""
+    plain, evil = ([tag for tag, _ in look(one, address).elements if tag not in ("text", "path", "circle")] for one in (client, hostile))
+    assert plain == evil
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_empty_server_says_what_to_do(address: str) -> None:
+    """On the first day each page is whole; where there is nothing it says how something comes there."""
+    seen = look(TestClient(application(Empty())), address)
+    text = " ".join(seen.words)
+    assert not re.search(r"\bNone\b|\bnan\b|\binf\b", text), text
+    if address in ("/", "/lineage", "/storage", "/incidents", "/risk", "/audit", "/settings"):
+        assert any(tag == "code" for tag, _ in seen.elements), "a command that helps"
+
+
+def test_all_is_there_without_scripts(client: TestClient) -> None:
+    """Curves, lanes, shares, areas, lines of branches are pictures in the page; numbers are in tables."""
+    run = client.get("/runs/main/gpt2-small").text
+    for kind in ("picture line", "picture lanes", "picture bar"):
+        assert f'class="{kind}"' in run
+    assert 'class="picture treemap"' in client.get(ADDRESSES[3]).text
+    assert 'class="picture histogram"' in client.get("/runs/main/gpt2-small/checkpoints/x?tensor=model/wte.weight").text
+    assert 'class="picture strip"' in client.get("/compare?a=x&b=y").text
+    assert 'class="picture graph"' in client.get("/lineage").text
+    assert 'class="picture usage"' in client.get("/storage").text
+    assert "12 000" in run and "97.9 %" in run and "1.49 GB" in run
+
+
+def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
+    """The data beside a chart is JSON, with as many values as steps; what is no number is null."""
+    seen = look(client, "/runs/main/gpt2-small")
+    told = [json.loads(attributes["data-chart"] or "") for tag, attributes in seen.elements if tag == "figure" and "data-chart" in attributes]
+    assert [one["curves"][0]["name"] for one in told] == ["loss", "grad_norm"]
+    assert all(len(one["x"]) == len(one["curves"][0]["y"]) > 100 for one in told)
+    assert {mark["kind"] for mark in told[0]["marks"]} == {"checkpoint", "incident"}
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda one: one.path)
+def test_each_page_is_behind_its_role(page: pages.Page) -> None:
+    """What lets nobody through but its role is asked, with the role that the page declares."""
+    app = application()
+    address = page.path.format(store="main", run="gpt2-small", which="x")
+    assert TestClient(app).get(address).status_code == 200
+    assert app.state.asked == [(address, page.role)]
+    assert page.role == {"/audit": "operator", "/settings": "admin"}.get(page.path, "viewer")
+
+
+def test_the_menu_leads_to_pages() -> None:
+    """Every entry is a page, and every page without a name in its address is in the menu."""
+    assert {href for _, href in MENU} == {page.path for page in pages.PAGES if "{" not in page.path}
+
+
+def test_a_page_is_quick() -> None:
+    """With 50 runs of 100 checkpoints each page takes less than 300 ms at the server."""
+    client = TestClient(application(MadeIndex(count=50)))
+    for address in ADDRESSES:
+        client.get(address)
+        began = time.perf_counter()
+        client.get(address)
+        assert time.perf_counter() - began < 0.3, address
+
+
+def test_what_is_vendored_is_what_was_published() -> None:
+    """Each file of others is in the list, with package, version, licence; its bytes are those that were published; no other is there."""
+    listed = json.loads((HERE / "static" / "vendored.json").read_text())
+    for one in listed:
+        assert hashlib.sha256((HERE / "static" / one["file"]).read_bytes()).hexdigest() == one["sha256"], one["file"]
+        assert re.fullmatch(r"\d+\.\d+\.\d+", one["version"]) and one["package"]
+        assert "opyright" in (text := (HERE / "static" / one["licence"]).read_text()) or "Zero-Clause" in text
+    ours = {"relight.css", "relight.js", "check.svg", "flame.svg", "vendored.json"}
+    assert {path.name for path in (HERE / "static").iterdir() if path.is_file()} == ours | {one["file"] for one in listed}
+
+
+def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
+    """No address in a page or in our own style and scripts names a host, but for the names of XML."""
+    for text in [client.get(address).text for address in ADDRESSES] + [(HERE / "static" / name).read_text() for name in ("relight.css", "relight.js", "flame.svg")]:
+        assert set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))) <= {"http://www.w3.org", "//far", "//team"}
+
+
+TAG = {"csrf": "made-csrf", "store": "main", "run": "gpt2-small", "which": "x", "name": "best"}
+
+
+def fields_of(seen: Seen) -> dict[str, Any]:
+    """The hidden fields of the form that confirms."""
+    return {str(one["name"]): one["value"] for tag, one in seen.elements if tag == "input" and one.get("type") == "hidden"}
+
+
+def test_an_action_asks_first(client: TestClient) -> None:
+    """The first post shows and does nothing; what it shows, posted, is done; once."""
+    app = application()
+    client = TestClient(app)
+    asked = client.post("/act/tag", data=TAG, headers={"referer": "http://testserver/runs/main/gpt2-small"})
+    assert asked.status_code == 200 and app.state.acts.done == []
+    form = fields_of(Seen(asked.text))
+    assert form["back"] == "/runs/main/gpt2-small" and form["csrf"] == "made-csrf"
+    done = client.post("/act/tag", data=form)
+    assert "tag: done" in done.text
+    assert app.state.acts.done == [("tag", {"store": "main", "run": "gpt2-small", "which": "x", "name": "best"})]
+    again = client.post("/act/tag", data=form)
+    assert "has changed since it was shown" in again.text and len(app.state.acts.done) == 1
+
+
+def test_what_is_done_is_what_was_shown() -> None:
+    """A field that is another than when it was shown: shown anew, nothing done; so with a word of confirmation that is made up."""
+    app = application()
+    client = TestClient(app)
+    form = fields_of(Seen(client.post("/act/prune", data=TAG).text))
+    for changed in ({"run": "another"}, {"go": "0" * 64}, {"go": "ü"}):
+        assert "has changed since it was shown" in client.post("/act/prune", data=form | changed).text
+    assert app.state.acts.done == []
+
+
+@pytest.mark.parametrize("verb", sorted(pages_actions.ACTIONS))
+def test_each_action_is_behind_its_role_and_a_post(verb: str) -> None:
+    """As declared; nothing is done by following a link."""
+    app = application()
+    client = TestClient(app)
+    assert client.get(f"/act/{verb}").status_code == 405
+    assert client.post(f"/act/{verb}", data=TAG).status_code == 200
+    assert app.state.asked == [(f"/act/{verb}", pages_actions.ACTIONS[verb])]
+
+
+def test_refusals_are_pages(client: TestClient) -> None:
+    """An error of ours says what and what to do; fields without end are refused."""
+    refused = client.post("/act/tag", data=TAG | {"name": "taken"})
+    assert refused.status_code == 409 and "is there already" in refused.text and "choose another name" in refused.text
+    assert client.post("/act/tag", data=TAG | {"name": "x" * 500}).status_code == 422
+    assert client.post("/act/tag", data={f"f{i}": "x" for i in range(50)}).status_code == 400
+
+
+@pytest.mark.parametrize("back", ["//evil.example", "https://evil.example/x", "javascript:alert(1)", "/\\evil.example", "http://[", "\\\\evil"])
+def test_back_leads_nowhere_else(client: TestClient, back: str) -> None:
+    """Whatever comes as the way back, it is an address of this server."""
+    seen = Seen(client.post("/act/tag", data=TAG | {"back": back}).text)
+    links = [one["href"] or "" for tag, one in seen.elements if tag == "a"]
+    assert all(re.match(r"/(?![/\\])|#|/$", link) for link in links), links
