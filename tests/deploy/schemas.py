@@ -9,7 +9,6 @@ import kubernetes_validate
 from cloudcoil.models.prometheus_operator import v1 as prometheus
 from kubeflow_trainer_api import models as kubeflow
 from pydantic import ValidationError
-
 from tests.deploy.manifests import ROOT, documents, jobs
 
 MODELS = {
@@ -28,7 +27,9 @@ def lost(given: Any, kept: Any, where: str = "") -> list[str]:
         return missing + [one for key in given if key in kept for one in lost(given[key], kept[key], f"{where}.{key}")]
     if isinstance(given, list):
         kept = kept if isinstance(kept, list) else []
-        return [one for index, item in enumerate(given) for one in lost(item, kept[index] if index < len(kept) else None, f"{where}[{index}]")]
+        return [
+            one for index, item in enumerate(given) for one in lost(item, kept[index] if index < len(kept) else None, f"{where}[{index}]")
+        ]
     return []
 
 

@@ -108,7 +108,9 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
             time.sleep(1)
         ends = time.monotonic() + 60
         while "idle" not in subprocess.run(["sinfo", "-h", "-o", "%T"], env=lab.env, capture_output=True, text=True, check=False).stdout:
-            told = "".join((home / name).read_text(errors="replace")[-1500:] for name in ("ctld.log", "d.log", "munged.out") if (home / name).exists())
+            told = "".join(
+                (home / name).read_text(errors="replace")[-1500:] for name in ("ctld.log", "d.log", "munged.out") if (home / name).exists()
+            )
             assert time.monotonic() < ends, f"Slurm does not come up:\n{told}"
             time.sleep(0.5)
         yield lab

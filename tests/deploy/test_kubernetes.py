@@ -65,7 +65,9 @@ def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             ports = {port["name"] for port in container.get("ports", [])}
-            probed = {container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container}
+            probed = {
+                container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container
+            }
             assert probed <= ports
 
 
@@ -73,7 +75,13 @@ def test_claims_selectors_and_ports_meet() -> None:
     """A claim that a pod names is in the files; Service, NetworkPolicy and PodMonitor choose the dashboard's pod, and ports that it has."""
     every = [document for _, document in documents()]
     claims = {one["metadata"]["name"] for one in every if one["kind"] == "PersistentVolumeClaim"}
-    named = {v["persistentVolumeClaim"]["claimName"] for one in every for pod in pods(one) for v in pod["volumes"] if "persistentVolumeClaim" in v}
+    named = {
+        v["persistentVolumeClaim"]["claimName"]
+        for one in every
+        for pod in pods(one)
+        for v in pod["volumes"]
+        if "persistentVolumeClaim" in v
+    }
     assert named == claims
     kinds = {one["kind"]: one for one in every}
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
@@ -101,7 +109,14 @@ def test_kustomizations_name_what_is_there() -> None:
         there = [path.parent / resource for resource in one["resources"]]
         assert all(place.is_file() or (place / "kustomization.yaml").is_file() for place in there), path
         named |= {place.resolve() for place in there}
-        used = {container["image"] for place in there if place.is_file() for held in _in(place) for pod in pods(held) for container in pod["containers"]}
+        used = {
+            container["image"]
+            for place in there
+            if place.is_file()
+            for held in _in(place)
+            for pod in pods(held)
+            for container in pod["containers"]
+        }
         assert {image["name"] for image in one.get("images", [])} <= used
     assert {path.resolve() for path, _ in documents()} <= named
 
@@ -127,5 +142,12 @@ def test_relight_commands_have_the_options_that_they_are_given(document: dict[st
 
 def test_there_is_something_to_look_at() -> None:
     """Both kinds of trainers, the dashboard and the monitor are in the files."""
-    assert {document["kind"] for _, document in documents()} >= {"JobSet", "TrainJob", "TrainingRuntime", "Deployment", "Service", "PodMonitor"}
+    assert {document["kind"] for _, document in documents()} >= {
+        "JobSet",
+        "TrainJob",
+        "TrainingRuntime",
+        "Deployment",
+        "Service",
+        "PodMonitor",
+    }
     assert ROOT.is_dir() and TRAINERS and WITH_PODS

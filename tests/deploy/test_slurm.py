@@ -73,7 +73,11 @@ class Job:
             "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "40", "NPROC": "1",
         }  # fmt: skip
         self.process = subprocess.Popen(
-            ["bash", str(TEMPLATES / template), "train.py", "--lr", "1"], env=given | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["bash", str(TEMPLATES / template), "train.py", "--lr", "1"],
+            env=given | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def up(self) -> Job:
@@ -191,7 +195,15 @@ def test_real_slurm_signals_and_queues_again(tmp_path: Path) -> None:
     with slurm(tmp_path) as lab:
         env = {"NPROC": "1", "GRACE_S": "20", "PATH": f"{Path(sys.executable).parent}:{lab.env['PATH']}"}
         job = lab.ask(
-            "sbatch", "--parsable", "--nodes=1", "--time=2", "--signal=B:USR1@60", f"--output={log}", str(TEMPLATES / "train.sbatch"), str(script), **env
+            "sbatch",
+            "--parsable",
+            "--nodes=1",
+            "--time=2",
+            "--signal=B:USR1@60",
+            f"--output={log}",
+            str(TEMPLATES / "train.sbatch"),
+            str(script),
+            **env,
         )
         lab.until(job, "RUNNING")
         lab.until(job, "PENDING", within_s=240)  # signalled, saved, queued again

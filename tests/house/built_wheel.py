@@ -9,6 +9,8 @@ import relight
 
 assert ".." not in relight.__file__ and "/src/" not in relight.__file__, f"not the wheel: {relight.__file__}"
 assert files("relight").joinpath("py.typed").is_file(), "py.typed is not in the wheel"
+for name in ("templates/base.html", "static/htmx.js", "static/relight.css"):
+    assert files("relight").joinpath("serve", name).is_file(), f"serve/{name} is not in the wheel"
 missing = []
 for name in relight.__all__:
     try:

@@ -17,6 +17,7 @@ from tests.serve.made_index import MadeIndex
 from relight.errors import ConfigError
 from relight.serve import pages, pages_actions
 from relight.serve.pages_render import HERE
+from relight.serve.scope import Who
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
@@ -39,9 +40,9 @@ class MadeActs:
             raise ConfigError("the tag 'taken' is there already", hint="choose another name")
         rows = [[name, value] for name, value in fields.items()]
         digest = hashlib.sha256(repr((verb, sorted(fields.items()), len(self.done))).encode()).hexdigest()
-        return pages_actions.Planned(verb, f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke"))
+        return pages_actions.Planned(verb.capitalize(), f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke"))
 
-    def execute(self, verb: str, fields: Mapping[str, str], who: Any) -> pages_actions.Done:
+    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> pages_actions.Done:
         """Note it."""
         self.done.append((verb, dict(fields)))
         return pages_actions.Done(True, f"{verb}: done")
@@ -55,7 +56,7 @@ def application(index: Any = None) -> FastAPI:
     def needs(role: str) -> Any:
         def check(request: Request) -> None:
             app.state.asked.append((request.url.path, role))
-            request.state.csrf, request.state.who_name = "made-csrf", "anna, admin"
+            request.state.csrf, request.state.who = "made-csrf", Who("anna", "admin", session="made")
 
         return Depends(check)
 

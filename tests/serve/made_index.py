@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace as Made
+import time
+from dataclasses import replace
 from typing import Any
 
-NOW = 1_800_000_000.0
+from relight.serve import values as v
+
+NOW = time.time()
 EVIL = "<script>alert(1)</script>\"'&{{7*7}}\u202e"
 
 
@@ -15,44 +18,44 @@ def rows(evil: str = "", count: int = 6) -> list[Any]:
     kinds = ["failed", "late", "good", "good", "idle", "good"]
     names = ["llama-8b-sft", "ablation-lr-3e4", "gpt2-small", "vit-l-pretrain", "old-baseline", "moe-16x"]
     return [
-        Made(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
+        v.RunRow(store="main", run=f"{names[i % 6]}{'' if i < 6 else f'-{i}'}{evil}", newest=f"{i:012x}", step=12_000 + 410 * i, age_s=[9000.0, 2400.0, 41.0, 133.0, 8e5, 12.0][i % 6],
              good=kinds[i % 6] != "failed", health=kinds[i % 6], goodput=[0.71, 0.93, 0.971, 0.964, None, 0.988][i % 6], risk=[0.62, 0.11, 0.01, 0.0, None, 0.03][i % 6],
              checkpoints=[4, 17, 31, 100, 3, 88][i % 6], bytes=[48e9, 210e9, 1.5e9, 88e9, 5e9, 1.2e12][i % 6], incident=["hang 2 h ago", None, None, "killed 1 day ago", None, None][i % 6],
-             why="the newest checkpoint is older than its saves are apart" + evil)
+             why=(["its last save failed: no space", "the newest checkpoint is older than its saves are apart"][i % 6] if i % 6 < 2 else "every 1000 steps") + evil)
         for i in range(count)
     ]  # fmt: skip
 
 
 def stores(evil: str = "") -> list[Any]:
     """One that is read, one that is not."""
-    return [Made(id="main", name="/data/runs" + evil, runs=6, bytes=1_552_500_000_000, state="ok", read_at=NOW - 3),
-            Made(id="far", name="s3://team/runs" + evil, runs=0, bytes=0, state="store_unavailable: no answer within 20 s" + evil, read_at=NOW - 400)]  # fmt: skip
+    return [v.StoreRow(id="main", name="/data/runs" + evil, runs=6, bytes=1_552_500_000_000, state="ok", read_at=NOW - 3),
+            v.StoreRow(id="far", name="s3://team/runs" + evil, runs=0, bytes=0, state="store_unavailable: no answer within 20 s" + evil, read_at=NOW - 400)]  # fmt: skip
 
 
 def detail(evil: str = "") -> Any:
     """One run with everything there is."""
     losses = [(step, 4.2 * math.exp(-step / 4000) + 1.9 + 0.12 * math.sin(step / 37) + (1.6 if 7200 < step < 7260 else 0)) for step in range(0, 12_000, 10)]
     kinds = [("snapshot", 0.0, 0.21), ("wait", 0.21, 0.4), ("hash", 0.4, 0.9), ("write", 0.5, 2.6), ("ready", 2.6, 2.62), ("commit", 2.7, 2.78), ("drain", 2.8, 6.1)]
-    spans = [Made(rank=rank, kind=kind, begin_s=begin + 0.03 * rank, end_s=end + 0.05 * rank * (kind == "write")) for rank in range(4) for kind, begin, end in kinds]
+    spans = [v.SpanRow(rank=rank, kind=kind, begin_s=begin + 0.03 * rank, end_s=end + 0.05 * rank * (kind == "write")) for rank in range(4) for kind, begin, end in kinds]
     parts = [("training", "", 81_000.0), ("starting", "", 240.0), ("saving", "", 60.0), ("stuck", "hang" + evil, 910.0), ("again", "hang" + evil, 420.0), ("restoring", "killed", 66.0)]
-    return Made(
+    return v.RunDetail(
         row=rows(evil)[2], series={"loss" + evil: losses, "grad_norm": [(step, 1 + math.cos(step / 300) ** 2) for step in range(0, 12_000, 40)]},
-        saves=[Made(id="00000000000a", step=12_000, at=NOW - 60, seconds=2.78, bytes=1.49e9, spans=spans)],
-        incidents=incidents(evil), goodput=[Made(kind=kind, cause=cause, seconds=seconds) for kind, cause, seconds in parts],
+        saves=[v.SaveRow(id="00000000000a", step=12_000, at=NOW - 60, seconds=2.78, bytes=1.49e9, spans=spans)],
+        incidents=incidents(evil), goodput=[v.GoodputPart(kind=kind, cause=cause, seconds=seconds) for kind, cause, seconds in parts],
         tags=[("best" + evil, 9000)], branches=[], stages=[],
     )  # fmt: skip
 
 
 def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
     """Of that run."""
-    return [Made(id=f"{0xabc000 + i:012x}", step=12_000 - 1000 * i, at=NOW - 60 - 3600 * i, bytes=1.49e9, seconds=2.5 + 0.1 * (i % 3), good=i != 4, tags=["best" + evil] if i == 3 else [])
+    return [v.CheckpointRow(id=f"{0xabc000 + i:012x}", step=12_000 - 1000 * i, at=NOW - 60 - 3600 * i, bytes=1.49e9, seconds=2.5 + 0.1 * (i % 3), good=i != 4, tags=["best" + evil] if i == 3 else [])
             for i in range(count)]  # fmt: skip
 
 
 def incidents(evil: str = "") -> list[Any]:
     """Three."""
     return [
-        Made(id=f"6b107{i}", store="main", run="gpt2-small" + evil, at=NOW - 7300 * (i + 1), kind=kind, why=why + evil, rank=i, step=7210 - 900 * i, action=action,
+        v.IncidentRow(id=f"6b107{i}", store="main", run="gpt2-small" + evil, at=NOW - 7300 * (i + 1), kind=kind, why=why + evil, rank=i, step=7210 - 900 * i, action=action,
              reason="the newest checkpoint is good" + evil, steps_lost=i * 3, seconds=3.7 + i, clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
              stacks={"rank 1": "File train.py, line 40 in step" + evil}, words="RuntimeError: boom" + evil)
         for i, (kind, why, action) in enumerate([("killed", "rank 0 was ended by SIGKILL", "resume"), ("hang", "rank 2 stood still for 905 s in all_reduce", "resume"),
@@ -68,51 +71,51 @@ def checkpoint(evil: str = "", layers: int = 12) -> Any:
         for name, of in [("wte.weight", (50257, 768)), ("wpe.weight", (1024, 768)), ("ln_f.weight", (768,)), ("step", ())] + [
             (f"h.{i}.{name}", of) for i in range(layers) for name, of in (("attn.c_attn.weight", (768, 2304)), ("attn.c_proj.weight", (768, 768)), ("mlp.c_fc.weight", (768, 3072)), ("mlp.c_proj.weight", (3072, 768)), ("ln_1.weight", (768,)))
         ]:
-            tensors.append(Made(path=f"{part}/{name}{evil}", shape=of, dtype=dtype, bytes=math.prod(of) * wide, codec=codec, ratio=0.71 if codec else 1.0))
-    return Made(row=checkpoints(evil)[3], tensors=tensors, residency=[Made(name="main" + evil, there=True, bytes=1.4e9), Made(name="s3://far/gpt2", there=False, bytes=None)],
+            tensors.append(v.TensorRow(path=f"{part}/{name}{evil}", shape=of, dtype=dtype, bytes=math.prod(of) * wide, codec=codec, ratio=0.71 if codec else 1.0))
+    return v.CheckpointDetail(row=checkpoints(evil)[3], tensors=tensors, residency=[v.TierRow(name="main" + evil, there=True, bytes=1.4e9), v.TierRow(name="s3://far/gpt2", there=False, bytes=None)],
                 metrics={"loss": 2.1}, facts=[("world", "4"), ("metadata.note" + evil, "before the ablation" + evil)], verified_at=NOW - 4000)  # fmt: skip
 
 
 def diff(evil: str = "") -> Any:
     """Most tensors changed, one came, one went."""
-    found = [Made(name=one.path, kind="changed" if one.path.startswith("model") and len(one.shape) == 2 else "same", share=(0.97 - 0.004 * i) if one.path.startswith("model") and len(one.shape) == 2 else 0.0, largest=0.013 / (i + 1), bytes=one.bytes)
+    found = [v.DiffRow(name=one.path, kind="changed" if one.path.startswith("model") and len(one.shape) == 2 else "same", share=(0.97 - 0.004 * i) if one.path.startswith("model") and len(one.shape) == 2 else 0.0, largest=0.013 / (i + 1), bytes=one.bytes)
              for i, one in enumerate(checkpoint(evil).tensors[:64])]
-    found += [Made(name="model/lora.a" + evil, kind="added", share=None, largest=None, bytes=5), Made(name="model/head.bias" + evil, kind="removed", share=None, largest=None, bytes=5)]
-    return Made(a="gpt2-small@step=9000" + evil, b="gpt2-small@latest", tensors=found, values=[("scheduler.last_epoch" + evil, 9000, "12000" + evil)])
+    found += [v.DiffRow(name="model/lora.a" + evil, kind="added", share=None, largest=None, bytes=5), v.DiffRow(name="model/head.bias" + evil, kind="removed", share=None, largest=None, bytes=5)]
+    return v.DiffDetail(a="gpt2-small@step=9000" + evil, b="gpt2-small@latest", tensors=found, values=[("scheduler.last_epoch" + evil, 9000, "12000" + evil)])
 
 
 def lineage(evil: str = "") -> list[Any]:
     """A run, a branch of it, a branch of that, and another run."""
-    return [Made(run="gpt2-small" + evil, parent=None, at_step=None, steps=list(range(1000, 13_000, 1000)), tags=[(9000, "best" + evil)]),
-            Made(run="gpt2-small-lr" + evil, parent="gpt2-small" + evil, at_step=6000, steps=[7000, 8000, 9000], tags=[]),
-            Made(run="gpt2-small-lr-b", parent="gpt2-small-lr" + evil, at_step=8000, steps=[9000, 10_000, 11_000, 12_000], tags=[(12_000, "shipped")]),
-            Made(run="vit", parent=None, at_step=None, steps=[2000, 4000], tags=[])]  # fmt: skip
+    return [v.LineageRow(run="gpt2-small" + evil, parent=None, at_step=None, steps=list(range(1000, 13_000, 1000)), tags=[(9000, "best" + evil)]),
+            v.LineageRow(run="gpt2-small-lr" + evil, parent="gpt2-small" + evil, at_step=6000, steps=[7000, 8000, 9000], tags=[]),
+            v.LineageRow(run="gpt2-small-lr-b", parent="gpt2-small-lr" + evil, at_step=8000, steps=[9000, 10_000, 11_000, 12_000], tags=[(12_000, "shipped")]),
+            v.LineageRow(run="vit", parent=None, at_step=None, steps=[2000, 4000], tags=[])]  # fmt: skip
 
 
 def storage(evil: str = "") -> Any:
     """Two tiers, a month, three that go."""
-    return Made(tiers=[Made(name="near (NVMe)" + evil, used=1.1e12, limit=1.2e12, free=1e11), Made(name="s3://far", used=1.5e12, limit=None, free=None)],
+    return v.StorageDetail(tiers=[v.TierUse(name="near (NVMe)" + evil, used=1.1e12, limit=1.2e12, free=1e11), v.TierUse(name="s3://far", used=1.5e12, limit=None, free=None)],
                 trend=[(NOW - 86400 * (30 - i), 4e11 + 3.7e10 * i) for i in range(31)], full_at=NOW + 2.7 * 86400,
-                retention=[Made(run="gpt2-small" + evil, id=f"00000000000{i}", step=1000 * i, what="delete", why="not among the last 3, and not each 5000th" + evil, bytes=1.49e9) for i in range(1, 4)])  # fmt: skip
+                retention=[v.PlanRow(run="gpt2-small" + evil, id=f"00000000000{i}", step=1000 * i, what="delete", why="not among the last 3, and not each 5000th" + evil, bytes=1.49e9) for i in range(1, 4)])  # fmt: skip
 
 
 def risks(evil: str = "") -> list[Any]:
     """Two."""
-    return [Made(store="main", run="llama-8b-sft" + evil, node="node-17" + evil, at=NOW - 40, detector="forest", risk=0.62, why="link errors rise: 4 in an hour, 0 the day before" + evil),
-            Made(store="main", run="gpt2-small", node="node-3", at=NOW - 400, detector="rules", risk=0.11, why="warm: 84 °C, usually 71")]  # fmt: skip
+    return [v.RiskRow(store="main", run="llama-8b-sft" + evil, node="node-17" + evil, at=NOW - 40, detector="forest", risk=0.62, why="link errors rise: 4 in an hour, 0 the day before" + evil),
+            v.RiskRow(store="main", run="gpt2-small", node="node-3", at=NOW - 400, detector="rules", risk=0.11, why="warm: 84 °C, usually 71")]  # fmt: skip
 
 
 def audit(evil: str = "") -> list[Any]:
     """What was done."""
-    return [Made(seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how) for i, (what, how) in enumerate([("tag", "ok"), ("prune", "refused"), ("verify", "")])]
+    return [v.AuditRow(seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how) for i, (what, how) in enumerate([("tag", "ok"), ("prune", "refused"), ("verify", "")])]
 
 
 def settings(evil: str = "") -> Any:
     """A token, a rule, a policy."""
-    return Made(
-        tokens=[Made(id="rl_7Q2", name="grafana" + evil, role="viewer", scope="main" + evil, made_at=NOW - 9e5, ends_at=NOW + 9e6, state="valid"),
-                Made(id="rl_9ZZ", name="anna", role="operator", scope="", made_at=NOW - 9e6, ends_at=None, state="revoked")],
-        alerts=[Made(name="no good checkpoint" + evil, says="none for 30 min", severity="page", firing=True)],
+    return v.SettingsDetail(
+        tokens=[v.TokenRow(id="rl_7Q2", name="grafana" + evil, role="viewer", scope="main" + evil, made_at=NOW - 9e5, ends_at=NOW + 9e6, state="valid"),
+                v.TokenRow(id="rl_9ZZ", name="anna", role="operator", scope="", made_at=NOW - 9e6, ends_at=None, state="revoked")],
+        alerts=[v.AlertRow(name="no good checkpoint" + evil, says="none for 30 min", severity="page", firing=True)],
         policies=[("gpt2-small" + evil, "the last 3, and each 5000th" + evil)],
     )  # fmt: skip
 
@@ -129,7 +132,7 @@ class MadeIndex:
 
     def runs(self, after: str | None, limit: int) -> Any:
         """All, in one piece."""
-        return Made(rows=rows(self.evil, self.count), next=None, total=self.count)
+        return v.Page(rows=rows(self.evil, self.count), next=None, total=self.count)
 
     def run(self, store: str, run: str) -> Any:
         """One for all."""
@@ -137,17 +140,17 @@ class MadeIndex:
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """A page, and one behind it."""
-        return Made(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
+        return v.Page(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
 
     def checkpoint(self, store: str, run: str, which: str) -> Any:
         """With statistics of one tensor."""
         found = checkpoint(self.evil)
-        found.tensors[0].statistics = Made(numbers=[("least", -0.41), ("mean", 0.0002), ("largest", 0.52)], edges=[-0.5 + 0.05 * i for i in range(21)], counts=[int(1e6 * math.exp(-((i - 9.5) ** 2) / 9)) for i in range(20)], says="all 38 597 376 values" + self.evil)
-        return found
+        told = v.Statistics(numbers=[("least", -0.41), ("mean", 0.0002), ("largest", 0.52)], edges=[-0.5 + 0.05 * i for i in range(21)], counts=[int(1e6 * math.exp(-((i - 9.5) ** 2) / 9)) for i in range(20)], says="all 38 597 376 values" + self.evil)
+        return replace(found, tensors=[replace(found.tensors[0], statistics=told), *found.tensors[1:]])
 
     def diff(self, a: str, b: str) -> Any:
         """There at once, but for one that is asked for as slow."""
-        return Made(done=0.4, result=None) if a == "slow" else diff(self.evil)
+        return v.Working(0.4) if a == "slow" else diff(self.evil)
 
     def lineage(self, store: str) -> list[Any]:
         """Of each store."""
@@ -155,11 +158,11 @@ class MadeIndex:
 
     def storage(self, store: str) -> Any:
         """Of each store."""
-        return storage(self.evil) if store == "main" else Made(tiers=[], trend=[], full_at=None, retention=[])
+        return storage(self.evil) if store == "main" else v.StorageDetail()
 
     def incidents(self, after: str | None, limit: int) -> Any:
         """Three."""
-        return Made(rows=incidents(self.evil), next=None, total=3)
+        return v.Page(rows=incidents(self.evil), next=None, total=3)
 
     def incident(self, store: str, run: str, which: str) -> Any:
         """The first."""
@@ -171,7 +174,7 @@ class MadeIndex:
 
     def audit(self, after: str | None, limit: int) -> Any:
         """Three."""
-        return Made(rows=audit(self.evil), next="3", total=9)
+        return v.Page(rows=audit(self.evil), next="3", total=9)
 
     def settings(self) -> Any:
         """What an admin sees."""
@@ -187,27 +190,23 @@ class Empty(MadeIndex):
 
     def runs(self, after: str | None, limit: int) -> Any:
         """None."""
-        return Made(rows=[], next=None, total=0)
+        return v.Page(rows=[], next=None, total=0)
 
     def run(self, store: str, run: str) -> Any:
         """One that has just begun."""
-        row = rows()[2]
-        row.newest, row.step, row.age_s, row.goodput, row.risk, row.checkpoints, row.bytes = None, None, None, None, None, 0, 0
-        return Made(row=row, series={}, saves=[], incidents=[], goodput=[], tags=[], branches=[], stages=[])
+        return v.RunDetail(row=v.RunRow("main", "new"))
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """None."""
-        return Made(rows=[], next=None, total=0)
+        return v.Page(rows=[], next=None, total=0)
 
     def checkpoint(self, store: str, run: str, which: str) -> Any:
         """Without tensors."""
-        found = checkpoint()
-        found.tensors, found.residency, found.facts, found.verified_at = [], [], [], None
-        return found
+        return v.CheckpointDetail(row=checkpoints()[0])
 
     def incidents(self, after: str | None, limit: int) -> Any:
         """None."""
-        return Made(rows=[], next=None, total=0)
+        return v.Page(rows=[], next=None, total=0)
 
     def risk(self) -> list[Any]:
         """None."""
@@ -215,8 +214,8 @@ class Empty(MadeIndex):
 
     def audit(self, after: str | None, limit: int) -> Any:
         """None."""
-        return Made(rows=[], next=None, total=0)
+        return v.Page(rows=[], next=None, total=0)
 
     def settings(self) -> Any:
         """None."""
-        return Made(tokens=[], alerts=[], policies=[])
+        return v.SettingsDetail()

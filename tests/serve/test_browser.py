@@ -16,7 +16,6 @@ import uvicorn
 from tests.serve.made_app import application
 from tests.serve.made_index import EVIL, Empty, MadeIndex
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="make pages has it")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +60,7 @@ def sites() -> Iterator[dict[str, Site]]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, once."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="make pages has it")
     with sync_api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM)
         yield found

@@ -12,8 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from relight.serve.draw import Curve, Fork, Lane, Mark, Piece, Share, Span, Tile, bar, graph, histogram, lanes, line, spark, strip, treemap, usage
-from relight.serve.draw.line import ticks
+from relight.serve.draw import (
+    Curve,
+    Fork,
+    Lane,
+    Mark,
+    Piece,
+    Share,
+    Span,
+    Tile,
+    bar,
+    graph,
+    histogram,
+    lanes,
+    line,
+    spark,
+    strip,
+    treemap,
+    usage,
+)
+from relight.serve.draw.line import thinned, ticks
 from relight.serve.draw.svg import fitting, printable
 from relight.serve.draw.treemap import Box, squarify
 
@@ -91,6 +109,7 @@ def test_a_spike_is_seen() -> None:
     assert path
     heights = [float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", path[1])]
     assert min(heights) < 30 and len(heights) <= 600
+    assert max(thinned(Curve("loss", range(100_000), ys), 2000).y) == 9.0
     gapped = line([Curve("loss", [0, 1, 2, 3, 4], [1, 2, math.nan, 2, 1])], [], "loss")
     assert gapped.count('class="curve') == 2
 
@@ -133,6 +152,13 @@ def test_words_fit(says: str, width: float) -> None:
     assert fit.isprintable()
     if fit and len(printable(says)) > width / 6.2:
         assert "…" in fit and printable(says).startswith(fit.split("…")[0])
+
+
+def test_phases_that_overlap_are_both_seen() -> None:
+    """Hashing while writing: one below the other in the lane; what comes after is in the first row again."""
+    markup = lanes([Lane("rank 0", [Span("hash", 0, 2, "x"), Span("write", 1, 3, "x"), Span("commit", 3, 4, "x")])], "save")
+    tops = {kind: float(y) for y, kind in re.findall(r'<rect x="[^"]+" y="([^"]+)"[^>]+class="span (\w+)"', markup)}
+    assert tops["write"] > tops["hash"] == tops["commit"]
 
 
 def test_depth_and_kind_are_shapes() -> None:

@@ -13,8 +13,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from relight.errors import RelightError
+from relight.serve import pages_around as around
+from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
+from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
+from relight.serve.scope import Who
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
 _TEXT_MAX = 400
@@ -52,11 +56,21 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
     """A page as an answer; ``live`` says which changes it wants to hear of."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    around = {
-        "events": f"/events{live}" if live else "", "address": address, "who": getattr(request.state, "who_name", ""),
+    who: Who | None = getattr(request.state, "who", None)
+    usual = {
+        "events": f"/events{live}" if live else "",
+        "address": address,
+        "who": who,
         "csrf": getattr(request.state, "csrf", ""),
-    }  # fmt: skip
-    return HTMLResponse(render(template, here, **around | given), status_code=status)
+    }
+    return HTMLResponse(render(template, here, **usual | given), status_code=status)
+
+
+def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of these actions, what whoever asks may do, and this server can (``app.state.can``; all, if it does not say)."""
+    who: Who | None = getattr(request.state, "who", None)
+    can = getattr(request.app.state, "can", views.ACTIONS)
+    return [one for one in actions if who is not None and one["verb"] in can and who.may(views.ACTIONS[one["verb"]])]
 
 
 @page("/")
@@ -65,7 +79,7 @@ def overview(request: Request, after: str = "") -> HTMLResponse:
     index = request.app.state.index
     found = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
     context = views.overview(found.rows, index.stores(), time.time())
-    return shown(request, "overview.html", "/", live="?", **context, more="/" + views.query(after=found.next) if found.next else "")
+    return shown(request, "overview.html", "/", live="?", **context, more="/" + query(after=found.next) if found.next else "")
 
 
 @page("/runs/{store}/{run}")
@@ -73,30 +87,44 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
     """One run."""
     index = request.app.state.index
     detail, found = index.run(store, run), index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE)
-    here = views.of_run(store, run)
+    here = of_run(store, run)
     return shown(
-        request, "run.html", here, live=views.query(store=store, run=run), **views.run(detail, found.rows, time.time()), tabs=views.tabs_of(store, run),
-        crumbs=[("Runs", "/")], more=here + views.query(after=found.next) + "#checkpoints" if found.next else "", actions=views.actions_of_run(store, run),
-    )  # fmt: skip
+        request,
+        "run.html",
+        here,
+        live=query(store=store, run=run),
+        **views.run(detail, found.rows, time.time()),
+        tabs=tabs_of(store, run),
+        crumbs=[("Runs", "/")],
+        more=here + query(after=found.next) + "#checkpoints" if found.next else "",
+        actions=allowed(request, views.actions_of_run(store, run)),
+    )
 
 
 @page("/runs/{store}/{run}/checkpoints/{which}")
 def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "") -> HTMLResponse:
     """One checkpoint; of one of its tensors more, if it is asked for."""
     detail = request.app.state.index.checkpoint(store, run, which)
-    context = views.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time())
+    context = contents.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time())
     return shown(
-        request, "checkpoint.html", views.of_run(store, run), **context, one_tensor=views.one_tensor(detail, tensor[:_TEXT_MAX]), tabs=views.tabs_of(store, run),
-        crumbs=[("Runs", "/"), (run, views.of_run(store, run))], actions=views.actions_of_checkpoint(store, run, detail.row.id),
-    )  # fmt: skip
+        request,
+        "checkpoint.html",
+        of_run(store, run),
+        **context,
+        one_tensor=contents.one_tensor(detail, tensor[:_TEXT_MAX]),
+        tabs=tabs_of(store, run),
+        crumbs=[("Runs", "/"), (run, of_run(store, run))],
+        actions=allowed(request, views.actions_of_checkpoint(store, run, detail.row.id)),
+    )
 
 
 @page("/compare")
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     """Two checkpoints: what differs."""
-    a, b, context = a[:_TEXT_MAX], b[:_TEXT_MAX], {"found": False, "waiting": ""}
+    a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
+    context: dict[str, Any] = {"found": False, "waiting": ""}
     if a and b:
-        context |= views.compared(request.app.state.index.diff(a, b))
+        context |= contents.compared(request.app.state.index.diff(a, b))
     return shown(request, "compare.html", "/compare", a=a, b=b, **context)
 
 
@@ -104,14 +132,20 @@ def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
 def lineage(request: Request) -> HTMLResponse:
     """Where runs come from."""
     index = request.app.state.index
-    return shown(request, "lineage.html", "/lineage", live="?", stores=[views.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()])
+    return shown(
+        request,
+        "lineage.html",
+        "/lineage",
+        live="?",
+        stores=[around.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()],
+    )
 
 
 @page("/storage")
 def storage(request: Request) -> HTMLResponse:
     """What stores hold, when they are full, what goes next."""
     index, now = request.app.state.index, time.time()
-    stores = [views.storage(one, index.storage(one.id), now) for one in index.stores()]
+    stores = [around.storage(one, index.storage(one.id), now) for one in index.stores()]
     return shown(request, "storage.html", "/storage", live="?", stores=stores)
 
 
@@ -119,36 +153,50 @@ def storage(request: Request) -> HTMLResponse:
 def incidents(request: Request, after: str = "") -> HTMLResponse:
     """What has happened to runs."""
     found = request.app.state.index.incidents(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
-    more = "/incidents" + views.query(after=found.next) if found.next else ""
-    return shown(request, "incidents.html", "/incidents", live="?", **views.incidents(found.rows, time.time()), more=more)
+    more = "/incidents" + query(after=found.next) if found.next else ""
+    return shown(request, "incidents.html", "/incidents", live="?", **around.incidents(found.rows, time.time()), more=more)
 
 
 @page("/incidents/{store}/{run}/{which}")
 def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse:
     """One incident, with its evidence."""
     found = request.app.state.index.incident(store, run, which)
-    return shown(request, "incident.html", "/incidents", **views.incident(found, time.time()), crumbs=[("Incidents", "/incidents"), (run, views.of_run(store, run))])
+    return shown(
+        request,
+        "incident.html",
+        "/incidents",
+        **around.incident(found, time.time()),
+        crumbs=[("Incidents", "/incidents"), (run, of_run(store, run))],
+    )
 
 
 @page("/risk")
 def risk(request: Request) -> HTMLResponse:
     """Machines that look like failing."""
-    return shown(request, "risk.html", "/risk", live="?", rows=views.risk(request.app.state.index.risk(), time.time()))
+    return shown(request, "risk.html", "/risk", live="?", rows=around.risk(request.app.state.index.risk(), time.time()))
 
 
 @page("/audit", "operator")
 def audit(request: Request, after: str = "") -> HTMLResponse:
     """Who did what."""
     found = request.app.state.index.audit(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
-    return shown(request, "audit.html", "/audit", rows=views.audit(found.rows, time.time()), more="/audit" + views.query(after=found.next) if found.next else "")
+    return shown(
+        request,
+        "audit.html",
+        "/audit",
+        rows=around.audit(found.rows, time.time()),
+        more="/audit" + query(after=found.next) if found.next else "",
+    )
 
 
 @page("/settings", "admin")
 def settings(request: Request) -> HTMLResponse:
     """Who has a token, what is alerted on, what runs keep."""
-    return shown(request, "settings.html", "/settings", **views.settings(request.app.state.index.settings(), time.time()))
+    return shown(request, "settings.html", "/settings", **around.settings(request.app.state.index.settings(), time.time()))
 
 
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
     """An error of ours as a page: what, why, what to do."""
-    return shown(request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(error), todo="", status=status)
+    return shown(
+        request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(error), todo="", status=status
+    )

@@ -16,12 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from relight.errors import RelightError
 from relight.serve.pages import refused, shown
+from relight.serve.pages_views import ACTIONS as ACTIONS
 
-ACTIONS = {
-    "tag": "operator", "branch": "operator", "pin": "operator", "verify": "operator", "save": "operator", "drill": "operator", "prune": "admin", "promote": "admin",
-    "revoke": "admin",
-}  # fmt: skip
-"""By its name, the role that it takes."""
 _FIELDS_MAX, _VALUE_MAX = 12, 400
 _OURS = ("csrf", "go", "back")
 
@@ -53,8 +49,8 @@ class Acts(Protocol):
     def plan(self, verb: str, fields: Mapping[str, str], who: Any) -> Planned:
         """What the action would do; changes nothing."""
 
-    def execute(self, verb: str, fields: Mapping[str, str], who: Any) -> Done:
-        """Do it."""
+    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> Done:
+        """Do it, if it is still what had this digest."""
 
 
 def router(needs: Callable[[str], Any]) -> APIRouter:
@@ -70,7 +66,15 @@ def _asked(verb: str) -> Callable[..., Any]:
         form = await request.form(max_files=0, max_fields=_FIELDS_MAX)
         given = {name: value for name, value in form.items() if isinstance(value, str)}
         if any(len(value) > _VALUE_MAX for value in given.values()):
-            return shown(request, "error.html", "", name="That did not work", says=f"no field may be longer than {_VALUE_MAX} letters", todo="", status=422)
+            return shown(
+                request,
+                "error.html",
+                "",
+                name="That did not work",
+                says=f"no field may be longer than {_VALUE_MAX} letters",
+                todo="",
+                status=422,
+            )
         return await run_in_threadpool(_answer, request, verb, given)
 
     return act
@@ -85,15 +89,27 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> HTMLResponse:
         planned = acts.plan(verb, fields, who)
         confirmed = given.get("go", "")
         if confirmed and hmac.compare_digest(confirmed.encode(), planned.digest.encode()):
-            done = acts.execute(verb, fields, who)
+            done = acts.execute(verb, fields, who, confirmed)
             return shown(request, "done.html", "", name=planned.name, ok=done.ok, says=done.says, lines=done.details, back=back)
     except RelightError as error:
         return refused(request, error, 409)
     changed = "It has changed since it was shown: look again." if confirmed else ""
     return shown(
-        request, "confirm.html", "", name=planned.name, says=planned.says, columns=planned.columns, lines=planned.rows, command=planned.command,
-        danger=planned.danger, go=f"/act/{verb}", back=back, hidden=[*fields.items(), ("go", planned.digest), ("back", back)], said=changed, said_kind="warn",
-    )  # fmt: skip
+        request,
+        "confirm.html",
+        "",
+        name=planned.name,
+        says=planned.says,
+        columns=planned.columns,
+        lines=planned.rows,
+        command=planned.command,
+        danger=planned.danger,
+        go=f"/act/{verb}",
+        back=back,
+        hidden=[*fields.items(), ("go", planned.digest), ("back", back)],
+        said=changed,
+        said_kind="warn",
+    )
 
 
 def _local(address: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.errors import ConfigError
 from relight.serve import pages_words as words
+from relight.serve.scope import Who
 from relight.version import VERSION
 
 if TYPE_CHECKING:
@@ -16,9 +17,16 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 MENU = [
-    ("Runs", "/"), ("Compare", "/compare"), ("Lineage", "/lineage"), ("Storage", "/storage"), ("Incidents", "/incidents"), ("Risk", "/risk"), ("Audit", "/audit"),
-    ("Settings", "/settings"),
-]  # fmt: skip
+    ("Runs", "/", "viewer"),
+    ("Compare", "/compare", "viewer"),
+    ("Lineage", "/lineage", "viewer"),
+    ("Storage", "/storage", "viewer"),
+    ("Incidents", "/incidents", "viewer"),
+    ("Risk", "/risk", "viewer"),
+    ("Audit", "/audit", "operator"),
+    ("Settings", "/settings", "admin"),
+]
+"""Name, address, and the role that sees it."""
 
 
 @cache
@@ -29,17 +37,34 @@ def environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
-    made.globals |= {"menu": MENU, "version": VERSION}
+    made.globals |= {"version": VERSION}
     return made
 
 
 def render(template: str, here: str, **given: Any) -> str:
     """A page. ``here`` is its entry of the menu or of the tabs."""
-    around = {
-        "here": here, "events": "", "address": "", "crumbs": [], "tabs": [], "said": "", "said_kind": "", "who": "", "csrf": "", "actions": [], "more": "",
+    who: Who | None = given.get("who")
+    around: dict[str, Any] = {
+        "menu": [(name, address) for name, address, role in MENU if who is not None and who.may(role)],
+        "here": here,
+        "events": "",
+        "address": "",
+        "crumbs": [],
+        "tabs": [],
+        "said": "",
+        "said_kind": "",
+        "who": None,
+        "csrf": "",
+        "actions": [],
+        "more": "",
         "facts": [],
-    }  # fmt: skip
+    }
     return environment().get_template(template).render(around | given)

@@ -9,10 +9,27 @@ from relight.serve.draw.bars import Share, bar, usage
 from relight.serve.draw.graph import Fork, graph
 from relight.serve.draw.histogram import histogram
 from relight.serve.draw.lanes import Lane, Span, lanes
-from relight.serve.draw.line import Curve, Mark, line, spark
+from relight.serve.draw.line import Curve, Mark, line, spark, thinned
 from relight.serve.draw.strip import Piece, strip
 from relight.serve.draw.treemap import Tile, treemap
 
 __all__ = [
-    "Curve", "Fork", "Lane", "Mark", "Piece", "Share", "Span", "Tile", "bar", "graph", "histogram", "lanes", "line", "spark", "strip", "treemap", "usage",
-]  # fmt: skip
+    "Curve",
+    "Fork",
+    "Lane",
+    "Mark",
+    "Piece",
+    "Share",
+    "Span",
+    "Tile",
+    "bar",
+    "graph",
+    "histogram",
+    "lanes",
+    "line",
+    "spark",
+    "strip",
+    "thinned",
+    "treemap",
+    "usage",
+]

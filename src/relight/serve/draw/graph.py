@@ -45,15 +45,36 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
         begin, end = (fork.steps[0], fork.steps[-1]) if fork.steps else (fork.at or low, fork.at or low)
         if fork.at is not None and fork.parent in row_of:
             x, above = across(fork.at), row_of[fork.parent] * _ROW + 22
-            parts.append(element("path", element("title", f"{fork.name} began at step {fork.at} of {fork.parent}"),
-                                 d=f"M{x:.1f} {above}C{x + 18:.1f} {above} {x:.1f} {y} {max(across(begin), x + 18):.1f} {y}", klass="fork"))  # fmt: skip
+            parts.append(
+                element(
+                    "path",
+                    element("title", f"{fork.name} began at step {fork.at} of {fork.parent}"),
+                    d=f"M{x:.1f} {above}C{x + 18:.1f} {above} {x:.1f} {y} {max(across(begin), x + 18):.1f} {y}",
+                    klass="fork",
+                )
+            )
         parts.append(element("line", x1=across(begin), x2=across(end), y1=y, y2=y, klass=f"branch of-{index % 8}"))
         dots = list(fork.steps)[:: max(1, len(fork.steps) // _DOTS_MAX)]
-        parts += [element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}") for step in dots]
+        parts += [
+            element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}")
+            for step in dots
+        ]
         for step, tag in fork.tags:
-            parts.append(element("g", element("title", f"{tag}: step {step}"), element("path", d=f"M{across(step):.1f} {y - 5}l4-9h-8z"),
-                                 text(across(step) + (-6 if across(step) > WIDTH - 120 else 6), y - 7, fitting(tag, 110), klass="small",
-                                      anchor="end" if across(step) > WIDTH - 120 else None), klass="tag"))  # fmt: skip
+            parts.append(
+                element(
+                    "g",
+                    element("title", f"{tag}: step {step}"),
+                    element("path", d=f"M{across(step):.1f} {y - 5}l4-9h-8z"),
+                    text(
+                        across(step) + (-6 if across(step) > WIDTH - 120 else 6),
+                        y - 7,
+                        fitting(tag, 110),
+                        klass="small",
+                        anchor="end" if across(step) > WIDTH - 120 else None,
+                    ),
+                    klass="tag",
+                )
+            )
         name = text(_LEFT - 16, y + 4, fitting(fork.name, _LEFT - 24), klass="name", anchor="end")
         parts.append(link([element("title", fork.name), name], fork.href) if fork.href else name)
         parts.append(text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end"))

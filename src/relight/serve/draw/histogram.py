@@ -17,11 +17,21 @@ def histogram(edges: Sequence[float], counts: Sequence[int], says: str) -> Marku
     top = max(counts, default=0)
     width = WIDTH / max(len(counts), 1)
     parts = [
-        element("g", element("title", f"{number(edges[index])} to {number(edges[index + 1])}: {count}"),
-                element("rect", x=index * width, y=HEIGHT - 22 - (HEIGHT - 30) * count / top, width=max(width - 1, 0.5),
-                        height=(HEIGHT - 30) * count / top, klass="class"))
-        for index, count in enumerate(counts) if top and count
-    ]  # fmt: skip
+        element(
+            "g",
+            element("title", f"{number(edges[index])} to {number(edges[index + 1])}: {count}"),
+            element(
+                "rect",
+                x=index * width,
+                y=HEIGHT - 22 - (HEIGHT - 30) * count / top,
+                width=max(width - 1, 0.5),
+                height=(HEIGHT - 30) * count / top,
+                klass="class",
+            ),
+        )
+        for index, count in enumerate(counts)
+        if top and count
+    ]
     if edges:
         parts.append(text(0, HEIGHT - 6, number(edges[0]), klass="tick"))
         parts.append(text(WIDTH, HEIGHT - 6, number(edges[-1]), klass="tick", anchor="end"))

@@ -12,7 +12,7 @@ from relight.serve.draw.line import ticks
 from relight.serve.draw.svg import element, fitting, picture, text
 
 WIDTH = 960
-_LEFT, _RIGHT, _LANE, _FOOT = 96, 14, 22, 24
+_LEFT, _RIGHT, _LANE, _FOOT = 96, 14, 32, 24
 _LANES_MAX = 64
 
 
@@ -54,18 +54,29 @@ def lanes(rows: Sequence[Lane], says: str, unit: str = "s") -> Markup:
         parts.append(text(x, height - 7, f"{at:.3g} {unit}", klass="tick", anchor="middle"))
     for index, row in enumerate(shown):
         y = index * _LANE
-        parts.append(text(_LEFT - 8, y + 15, fitting(row.name, _LEFT - 12), klass="tick", anchor="end"))
-        for span in row.spans:
-            if not (math.isfinite(span.begin_s) and math.isfinite(span.end_s)):
-                continue
+        parts.append(text(_LEFT - 8, y + _LANE / 2 + 4, fitting(row.name, _LEFT - 12), klass="tick", anchor="end"))
+        placed = _tracks(row.spans)
+        tall = (_LANE - 6) / max((track + 1 for _, track in placed), default=1)
+        for span, track in placed:
             width = max(wide * (span.end_s - span.begin_s) / length, 4.0 if span.kind == "failure" else 1.5)
             inside = [
                 element("title", f"{row.name}, {span.kind}: {span.says}"),
-                element("rect", x=across(span.begin_s), y=y + 3, width=width, height=_LANE - 6, klass=f"span {span.kind}"),
+                element("rect", x=across(span.begin_s), y=y + 3 + track * tall, width=width, height=tall - 0.5, klass=f"span {span.kind}"),
             ]
-            if fitting(span.kind, width - 8) == span.kind:
-                inside.append(text(across(span.begin_s) + 5, y + 15, span.kind, klass="on"))
+            if tall > 11 and fitting(span.kind, width - 8) == span.kind:
+                inside.append(text(across(span.begin_s) + 5, y + 3 + track * tall + tall / 2 + 4, span.kind, klass="on"))
             parts.append(element("g", *inside))
     if len(rows) > len(shown):
         parts.append(text(_LEFT, height - 7, f"and {len(rows) - len(shown)} lanes more", klass="tick"))
     return picture(WIDTH, height, says, parts, "lanes")
+
+
+def _tracks(spans: Sequence[Span]) -> list[tuple[Span, int]]:
+    """Each span with the first row of its lane in which it overlaps no other; three rows at most."""
+    ends = [-math.inf] * 3
+    placed = []
+    for span in sorted((one for one in spans if math.isfinite(one.begin_s) and math.isfinite(one.end_s)), key=lambda one: one.begin_s):
+        track = next((index for index, end in enumerate(ends) if end <= span.begin_s), 2)
+        ends[track] = max(ends[track], span.end_s)
+        placed.append((span, track))
+    return placed

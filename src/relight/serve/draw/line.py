@@ -37,7 +37,7 @@ class Mark:
 
 def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
     """Axes with round numbers, the curves, the marks."""
-    thin = [_thinned(curve) for curve in curves]
+    thin = [thinned(curve) for curve in curves]
     pairs = [(x, y) for curve in thin for x, y in zip(curve.x, curve.y) if math.isfinite(x) and math.isfinite(y)]
     xs = [x for x, _ in pairs] + [mark.x for mark in marks if math.isfinite(mark.x)]
     ys = [y for _, y in pairs]
@@ -60,7 +60,9 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
     for index, curve in enumerate(thin):
         for run in _runs(curve):
             path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in run)
-            parts.append(element("path", element("title", curve.name), d=path if len(run) > 1 else path + "h0.1", klass=f"curve of-{index % 8}"))
+            parts.append(
+                element("path", element("title", curve.name), d=path if len(run) > 1 else path + "h0.1", klass=f"curve of-{index % 8}")
+            )
     foot = HEIGHT - _BOTTOM
     for mark in marks:
         if not math.isfinite(mark.x):
@@ -115,14 +117,14 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _thinned(curve: Curve) -> Curve:
-    """The least and the largest of each piece, so that no spike is lost."""
+def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
+    """So many points at most: the least and the largest of each piece, so that no spike is lost."""
     count = min(len(curve.x), len(curve.y))
-    if count <= _POINTS_MAX:
+    if count <= points:
         return curve
     x, y = [], []
-    for piece in range(_POINTS_MAX // 2):
-        at = range(piece * count * 2 // _POINTS_MAX, (piece + 1) * count * 2 // _POINTS_MAX)
+    for piece in range(points // 2):
+        at = range(piece * count * 2 // points, (piece + 1) * count * 2 // points)
         known = [index for index in at if math.isfinite(curve.y[index])] or list(at)[:1]
         for index in sorted({min(known, key=lambda i: curve.y[i]), max(known, key=lambda i: curve.y[i])}):
             x.append(curve.x[index])

@@ -13,7 +13,9 @@ _TEXT_MAX = 200
 def element(tag: str, *inside: Markup | str, **attributes: object) -> Markup:
     """One element. ``klass`` is class, ``_`` in a name is a dash; None leaves an attribute out. Text that is no markup is escaped."""
     words = "".join(
-        f' {"class" if name == "klass" else name.replace("_", "-")}="{escape(_value(value))}"' for name, value in attributes.items() if value is not None
+        f' {"class" if name == "klass" else name.replace("_", "-")}="{escape(_value(value))}"'
+        for name, value in attributes.items()
+        if value is not None
     )
     held = "".join(str(one) if isinstance(one, Markup) else escape(printable(one)) for one in inside)
     return Markup(f"<{tag}{words}>{held}</{tag}>")  # noqa: S704 - every part of it was escaped above
@@ -23,13 +25,19 @@ def picture(width: float, height: float, says: str, parts: Iterable[Markup], kla
     """A whole picture that scales with its place; ``says`` is what it shows, for whoever cannot see it."""
     inside = Markup("").join([element("title", says), *parts])
     return element(
-        "svg", inside, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_value(width)} {_value(height)}", role="group" if "<a " in inside else "img", aria_label=printable(says),
-        klass=f"picture {klass}".strip(), preserveAspectRatio="xMidYMid meet",
-    )  # fmt: skip
+        "svg",
+        inside,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_value(width)} {_value(height)}",
+        role="group" if "<a " in inside else "img",
+        aria_label=printable(says),
+        klass=f"picture {klass}".strip(),
+        preserveAspectRatio="xMidYMid meet",
+    )
 
 
 def link(inside: Sequence[Markup], href: str) -> Markup:
-    """Parts that lead somewhere when clicked; without a stop for the keyboard, since each picture's page lists the same links in a table."""
+    """Parts that lead somewhere when clicked; no stop for the keyboard, since each picture's page lists the same links in a table."""
     return element("a", *inside, href=href, tabindex=-1)
 
 
@@ -47,7 +55,7 @@ def fitting(says: str, width: float, letter: float = 6.2) -> str:
     if room < 4:
         return ""
     left = (room - 1) // 3
-    return f"{says[:left]}…{says[len(says) - (room - 1 - left):]}"
+    return f"{says[:left]}…{says[len(says) - (room - 1 - left) :]}"
 
 
 def printable(says: str) -> str:

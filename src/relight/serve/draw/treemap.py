@@ -95,7 +95,9 @@ def _row(row: Sequence[float], inside: Box) -> tuple[list[Box], Box]:
 def _tile(tile: Tile, box: Box) -> Markup:
     inside = [
         element("title", f"{tile.name}: {tile.says}"),
-        element("rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"),
+        element(
+            "rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"
+        ),
     ]
     name = fitting(tile.short or tile.name, box.width - 10)
     if box.height > 17 and name and ("…" not in name or len(name) >= _CUT_LEAST):

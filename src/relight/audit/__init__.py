@@ -1,0 +1,9 @@
+"""Who did what to which checkpoint: a log as a run's, in a store of its own, written before an action and after it.
+
+Always holds: a record is written once, and names the one before it by hash; what cannot be written down is not done. May import: ``log``,
+``store``, ``format``, ``observe``, ``errors``. Torch-free.
+"""
+
+from relight.audit.book import Book, Entry, book_from_settings, check, told
+
+__all__ = ["Book", "Entry", "book_from_settings", "check", "told"]

@@ -1,0 +1,163 @@
+"""The audit log: entries with who, what, on which, and how it ended; and whether any of it was changed or cut off."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.records import Body, NoteBody
+from relight.log import Log, View, read_store
+from relight.store import ByteStore, open_bytes
+from relight.store.urls import absolute
+
+SETTING = "RELIGHT_AUDIT"
+RUN, TOPIC = "audit", "audit"
+WORDS_MAX = 500
+_ANCHOR = re.compile(r"([0-9]{1,12})-([0-9a-f]{64})\Z")
+
+
+class Entry(NamedTuple):
+    """Something that somebody did, or began to do. ``how``: ``ok``, ``failed``, ``refused``; empty as long as its end is not written."""
+
+    seq: int
+    at: str
+    who: str
+    role: str
+    what: str
+    on: str
+    how: str = ""
+    says: str = ""
+    """What came of it, or why not."""
+
+
+class Book:
+    """The log of one audit store; made if there is none. Several processes may write to one. Thread-safe."""
+
+    def __init__(self, store: ByteStore) -> None:
+        self.store = store
+        self._log = Log(store, RUN)
+        self._lock = threading.Lock()
+        self._started = False
+        self._known: tuple[View | None, list[Entry]] = (None, [])
+
+    def begin(self, who: str, what: str, on: str, role: str = "") -> int:
+        """Write down what is about to be done: the number to end it by. Cost: one record. A store's error means: do not do it."""
+        return self._write({"who": _short(who), "role": _short(role), "what": _short(what), "on": _short(on)})
+
+    def end(self, seq: int, how: str, says: str = "") -> None:
+        """How it ended. Cost: one record."""
+        self._write({"begun": seq, "how": how, "says": _short(says)})
+
+    @contextmanager
+    def doing(self, who: str, what: str, on: str, role: str = "") -> Iterator[None]:
+        """Around what is done. What it raises is its end, and goes on."""
+        seq = self.begin(who, what, on, role)
+        try:
+            yield
+        except BaseException as error:
+            self.end(seq, "refused" if isinstance(error, ConfigError) else "failed", f"{type(error).__name__}: {error}")
+            raise
+        self.end(seq, "ok")
+
+    def entries(self) -> list[Entry]:
+        """All, oldest first; empty if nothing was ever written."""
+        with self._lock:
+            try:
+                view = self._log.read()
+            except CheckpointNotFound:
+                return []
+            if self._known[0] is not view:
+                self._known = view, entries_of(view)
+            return list(self._known[1])
+
+    def _write(self, data: dict[str, str | int | float | bool | None]) -> int:
+        with self._lock:
+            if not self._started:
+                self._log.start()
+                self._started = True
+            note: Body = NoteBody(topic=TOPIC, data=data)
+            written = self._log.append(lambda _: (note, 0))
+            assert written is not None
+            return written.seq
+
+
+def entries_of(view: View) -> list[Entry]:
+    """What the records say: each beginning with its end."""
+    found: dict[int, Entry] = {}
+    for record in view.records:
+        body = record.body
+        if not isinstance(body, NoteBody) or body.topic != TOPIC:
+            continue
+        said = {name: str(value) for name, value in body.data.items()}
+        begun = body.data.get("begun")
+        if begun is None:
+            found[record.seq] = Entry(
+                record.seq, record.time, said.get("who", ""), said.get("role", ""), said.get("what", ""), said.get("on", "")
+            )
+        elif type(begun) is int and begun in found:
+            found[begun] = found[begun]._replace(how=said.get("how", ""), says=said.get("says", ""))
+    return list(found.values())
+
+
+class Checked(NamedTuple):
+    """What a check has found: how many entries, what is wrong, and the anchor to keep elsewhere."""
+
+    entries: int
+    faults: list[str]
+    anchor: str
+
+
+def check(store: ByteStore, anchor: str = "") -> Checked:
+    """Read all of it again. ``anchor``, ``NUMBER-HASH`` as a check before gave it, tells a log that was cut off, or written anew."""
+    read_store(store)
+    view = Log(store, RUN).read()
+    faults = [f"record {fault.seq}: {fault.reason}" for fault in view.faults]
+    faults += [f"record {record.seq}: a {record.kind}, which no audit log has" for record in view.records[1:] if not _is_ours(record.body)]
+    if anchor:
+        parsed = _ANCHOR.match(anchor.strip())
+        if parsed is None:
+            raise ConfigError(f"{anchor.strip()[:80]!r} is no anchor", hint="it is NUMBER-HASH, as relight audit verify prints it")
+        seq = int(parsed[1])
+        hashes = {record.seq: record.file_hash for record in view.records}
+        if view.head >= 0:
+            hashes[view.head] = view.head_hash
+        if seq > view.head:
+            faults.append(f"it ends at record {view.head}, and went on to {seq} once: its end was cut off")
+        elif hashes.get(seq, parsed[2]) != parsed[2]:
+            faults.append(f"record {seq} is not the one that was there once: the log was written anew")
+    return Checked(len(entries_of(view)), faults, f"{view.head}-{view.head_hash}")
+
+
+def _is_ours(body: Body) -> bool:
+    return isinstance(body, NoteBody) and body.topic == TOPIC
+
+
+def book_from_settings() -> Book | None:
+    """The one that ``RELIGHT_AUDIT`` names; None if it names none."""
+    url = os.environ.get(SETTING, "")
+    return Book(open_bytes(absolute(url))) if url else None
+
+
+@contextmanager
+def told(what: str, on: str) -> Iterator[None]:
+    """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more."""
+    book = book_from_settings()
+    if book is None:
+        yield
+        return
+    try:
+        who = getpass.getuser()[:64]
+    except (OSError, KeyError, ImportError):
+        who = ""
+    with book.doing(who, what, on):
+        yield
+
+
+def _short(text: str) -> str:
+    return text[:WORDS_MAX]

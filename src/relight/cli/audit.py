@@ -1,0 +1,144 @@
+"""``relight audit``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+
+import click
+
+from relight.audit import Book, Entry, check
+from relight.audit.book import SETTING
+from relight.cli.common import json_option
+from relight.cli.output import Styled, age, emit_json, escape, paint, plural, table
+from relight.errors import ConfigError, StoreUnavailable
+from relight.store import ByteStore, open_bytes
+from relight.store.urls import absolute
+
+_ANCHOR_BYTES_MAX = 200
+
+
+@click.group("audit")
+def command() -> None:
+    """Who did what to which checkpoint, when, and how it ended.
+
+    Written by relight serve, and by commands that change something where RELIGHT_AUDIT names the audit store. STORE is that store; without
+    one, RELIGHT_AUDIT.
+
+    \b
+    Examples:
+      relight audit show audit
+      relight audit verify audit --anchor /elsewhere/audit.anchor
+      relight audit export audit --out audit.csv
+    """
+
+
+@command.command("show")
+@click.argument("path", metavar="STORE", required=False)
+@click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
+@json_option
+def show(path: str | None, newest: int | None, as_json: bool) -> None:
+    """List what was done, newest last."""
+    rows = Book(_store(path)).entries()[-(newest or 0) :]
+    if as_json:
+        emit_json([one._asdict() for one in rows])
+    elif not rows:
+        click.echo("nothing was done yet that is written here")
+    else:
+        cells = [[one.seq, age(one.at), one.who, one.what, one.on, _how(one)] for one in rows]
+        table(["record", "when", "who", "what", "on", "ended"], cells, right=("record",), wrap=("on",))
+
+
+@command.command("verify")
+@click.argument("path", metavar="STORE", required=False)
+@click.option(
+    "--anchor",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where how far it went is kept; moved on if all is well.",
+)
+@json_option
+def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
+    """Was any record changed, or the end cut off? Exit code 1 if so.
+
+    Records are chained by hash, so that one that was changed in the middle is found by itself. That the newest were cut off, or all of it
+    written anew, only the anchor tells: keep its FILE where those who can write to STORE cannot.
+    """
+    known = _read_anchor(anchor) if anchor is not None else ""
+    found = check(_store(path), known)
+    if not found.faults and anchor is not None:
+        _write_anchor(anchor, found.anchor)
+    if as_json:
+        emit_json(
+            {"ok": not found.faults, "entries": found.entries, "faults": found.faults, "anchor": found.anchor, "anchored": bool(known)}
+        )
+        return 1 if found.faults else 0
+    for fault in found.faults:
+        click.echo(f"{paint('CHANGED', 'red')}  {escape(fault)}")
+    if not found.faults:
+        against = "and it goes on from the anchor" if known else "as far as the chain tells: --anchor FILE finds a cut end, too"
+        click.echo(f"{found.entries} {'entry' if found.entries == 1 else 'entries'}, unchanged, {against}")
+        click.echo(f"anchor: {found.anchor}")
+    else:
+        click.echo(plural(len(found.faults), "fault"))
+    return 1 if found.faults else 0
+
+
+@command.command("export")
+@click.argument("path", metavar="STORE", required=False)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to; by default standard output.")
+@click.option(
+    "--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True, help="For a spreadsheet, or for programs."
+)
+def export(path: str | None, out: Path | None, kind: str) -> None:
+    """Write all entries out. Cells that a spreadsheet would take for a formula are given a quote in front."""
+    rows = Book(_store(path)).entries()
+    if kind == "json":
+        import json
+
+        text = json.dumps([one._asdict() for one in rows], indent=1) + "\n"
+    else:
+        into = io.StringIO()
+        writer = csv.writer(into, lineterminator="\n")
+        writer.writerow(Entry._fields)
+        writer.writerows([[_cell(value) for value in one] for one in rows])
+        text = into.getvalue()
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    out.write_text(text, encoding="utf-8")
+    click.echo(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'} in {escape(out)}", err=True)
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _how(one: Entry) -> Styled:
+    return Styled(one.how or "not ended", {"ok": "green", "": "yellow"}.get(one.how, "red"))
+
+
+def _store(path: str | None) -> ByteStore:
+    url = path or os.environ.get(SETTING, "")
+    if not url:
+        raise ConfigError("which audit store?", hint=f"name it, or set {SETTING}")
+    return open_bytes(absolute(url))
+
+
+def _read_anchor(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return file.read(_ANCHOR_BYTES_MAX).decode("ascii", "replace").strip()
+
+
+def _write_anchor(path: Path, anchor: str) -> None:
+    """Replaced as a whole: an anchor is never half."""
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_text(anchor + "\n")
+        new.replace(path)
+    except OSError as error:
+        raise StoreUnavailable(f"the anchor cannot be written: {error}", where=str(path)) from error

@@ -1,0 +1,102 @@
+"""``relight serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relight.cli.output import escape
+from relight.errors import ConfigError
+
+_NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
+
+
+@click.command("serve")
+@click.argument("stores", metavar="STORE…", nargs=-1, required=True)
+@click.option("--listen", default="127.0.0.1:8484", show_default=True, metavar="HOST:PORT", help="Where to be reached.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="A name by which browsers reach it, besides localhost; more than once."
+)
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate, and what it stands on.")
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its key.")
+@click.option("--plain", is_flag=True, help="Be reached by others without TLS: a proxy in front has it.")
+@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where tokens are kept.")
+@click.option("--audit", default="", metavar="STORE", help="Where it is written down who did what.")
+@click.option("--anonymous-read", is_flag=True, help="Let everybody look; nobody without a token acts.")
+@click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy says who has logged in.")
+@click.option("--proxy-from", multiple=True, metavar="ADDRESS", help="The proxy's address: from others the header is not believed.")
+@click.option(
+    "--proxy-role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", show_default=True, help="The role of those."
+)
+def command(
+    stores: tuple[str, ...], listen: str, hosts: tuple[str, ...], tls_cert: str | None, tls_key: str | None, plain: bool, state: Path | None, audit: str,
+    anonymous_read: bool, proxy_header: str, proxy_from: tuple[str, ...], proxy_role: str,
+) -> int:  # fmt: skip
+    """Show the runs of one or more stores in a browser, and as an API, until it is interrupted.
+
+    Everything that is shown is read from the stores. By default only this machine reaches it, and only with a token: relight token new.
+
+    \b
+    Examples:
+      relight token new me --role admin
+      relight serve runs
+      relight serve runs s3://team/runs --listen 0.0.0.0:443 --host relight.lab \\
+          --tls-cert cert.pem --tls-key key.pem
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"relight serve needs {', '.join(missing)}", hint="pip install 'relight[serve]'")
+    host, port = _address(listen)
+    if bool(tls_cert) != bool(tls_key):
+        raise ConfigError("TLS needs both: --tls-cert and --tls-key")
+    if not (tls_cert or plain or _is_here(host)):
+        raise ConfigError(
+            f"{host} is not this machine alone, and there is no TLS",
+            hint="--tls-cert and --tls-key; or --plain, if a proxy in front has it",
+        )
+    if bool(proxy_header) != bool(proxy_from):
+        raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
+    from relight.serve.app import Settings, create_app
+    from relight.serve.doors import Rules
+
+    rules = Rules(
+        hosts=tuple(name.lower() for name in hosts), anonymous_read=anonymous_read, secure=bool(tls_cert), proxy_header=proxy_header, proxy_from=proxy_from,
+        proxy_role=proxy_role,
+    )  # fmt: skip
+    app = create_app(Settings(stores, state, audit, rules))
+    if not (app.state.store.tokens() or anonymous_read or proxy_header):
+        click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(
+        f"{'https' if tls_cert else 'http'}://{shown}:{port}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)", err=True
+    )
+    _serve(app, host, port, tls_cert, tls_key)
+    return 0
+
+
+def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None) -> None:
+    """Until it is interrupted."""
+    import uvicorn
+
+    uvicorn.run(
+        app, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key, server_header=False, access_log=False, log_level="warning", ws="none",
+        proxy_headers=False, timeout_graceful_shutdown=3, timeout_keep_alive=10, h11_max_incomplete_event_size=32 << 10,
+    )  # fmt: skip
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port[:6]) < 65536:
+        raise ConfigError(f"{text!r} is no HOST:PORT", hint="such as 127.0.0.1:8484")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

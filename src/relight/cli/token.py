@@ -1,0 +1,106 @@
+"""``relight token``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from relight.audit import told
+from relight.cli.common import json_option
+from relight.cli.output import Styled, emit_json, escape, table
+from relight.policy.units import seconds_of
+
+if TYPE_CHECKING:
+    from relight.serve.state import State
+
+ROLES = ("viewer", "operator", "admin")
+state_option = click.option(
+    "--state",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The server's file, if it has another than the usual.",
+)
+
+
+def _state(path: Path | None) -> State:
+    from relight.serve.state import State
+
+    return State(path)
+
+
+@click.group("token")
+def command() -> None:
+    """Tokens of relight serve: who may look, who may act.
+
+    A viewer sees; an operator tags, branches, pins and verifies, too; an admin also promotes, prunes and revokes. A token is shown once,
+    when it is made, and kept only as a hash. Revoked, it opens nothing from the next request on.
+
+    \b
+    Examples:
+      relight token new anna --role operator --expires 30d
+      relight token new wall --role viewer --scope runs/demo
+      relight token revoke k3v0q9x2ab
+    """
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it lets one do.")
+@click.option("--scope", default="", metavar="STORE[/RUN]", help="Only of that store or run, as relight serve calls it.")
+@click.option("--expires", metavar="TIME", help="When it ends by itself: 12h, 30d; by default never.")
+@state_option
+@json_option
+def new(name: str, role: str, scope: str, expires: str | None, path: Path | None, as_json: bool) -> None:
+    """Make a token for NAME, and show it, this once."""
+    lasts_s = seconds_of(expires, "--expires") if expires is not None else None
+    with told("token new", f"{name} {role} {scope}".strip()):
+        token_id, token = _state(path).new_token(name, role, scope, lasts_s)
+    if as_json:
+        emit_json({"id": token_id, "token": token, "name": name, "role": role, "scope": scope})
+        return
+    click.echo(token)
+    click.echo("it is not shown again: log in with it, or send it as Authorization: Bearer …", err=True)
+
+
+@command.command("list")
+@state_option
+@json_option
+def listed(path: Path | None, as_json: bool) -> None:
+    """List tokens, without their secrets."""
+    rows = _state(path).tokens()
+    if as_json:
+        emit_json([msgspec.to_builtins(one) for one in rows])
+    elif not rows:
+        click.echo("no token yet: relight token new NAME --role viewer")
+    else:
+        cells = [
+            [one.id, one.name, one.role, one.scope or "everything", _day(one.made_at), _day(one.ends_at) or "never", _state_cell(one.state)] for one in rows
+        ]  # fmt: skip
+        table(["id", "name", "role", "scope", "made", "ends", ""], cells, wrap=("name",))
+
+
+@command.command("revoke")
+@click.argument("token_id", metavar="ID")
+@state_option
+@json_option
+def revoke(token_id: str, path: Path | None, as_json: bool) -> None:
+    """Have a token open nothing any more, nor the sessions that were begun with it."""
+    with told("token revoke", token_id):
+        found = _state(path).revoke(token_id.removeprefix("rl_").partition(".")[0])
+    if as_json:
+        emit_json({"id": found.id, "name": found.name, "state": "revoked"})
+    else:
+        click.echo(f"{found.id} ({escape(found.name)}, {found.role}) opens nothing any more")
+
+
+def _day(moment: float | str | None) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d") if isinstance(moment, float) else ""
+
+
+def _state_cell(state: str) -> Styled:
+    return Styled(state, "green" if state == "valid" else "red")

@@ -1,0 +1,266 @@
+"""What can be done from a page or the API: each the very calls that the command of that name makes. Planned, shown, then executed.
+
+Executing writes the audit log before and after; where it cannot be written, nothing is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+
+from relight.audit import Book
+from relight.catalog.branches import check_free
+from relight.catalog.holds import hold, holds_of, release
+from relight.catalog.run import Run
+from relight.catalog.verify import verify_checkpoint
+from relight.errors import CheckpointNotFound, ConfigError, Fenced
+from relight.format.names import check_run_name
+from relight.log import Checkpoint
+from relight.policy import keep
+from relight.reclaim import PrunePlan, execute, plan_prune
+from relight.serve.index import Index
+from relight.serve.jobs import Progress
+from relight.serve.pages_actions import ACTIONS, Done, Planned
+from relight.serve.scope import Who
+from relight.serve.state import State
+from relight.versions.branching import branch
+from relight.versions.stages import STAGES, promote
+
+FIELDS = {
+    "tag": ("store", "run", "which", "name"), "branch": ("store", "run", "which", "to", "why"), "pin": ("store", "run", "which", "why"),
+    "verify": ("store", "run", "which"), "save": ("store", "run"), "drill": ("store", "run"),
+    "prune": ("store", "run", "keep_last", "keep_every", "keep_best", "undo"), "promote": ("store", "run", "which", "stage", "why"), "revoke": ("id",),
+}  # fmt: skip
+"""What each takes; anything else is refused."""
+HERE_NOT = {"save", "drill"}
+"""What no server can do for a job of another machine: it says how it is done there."""
+assert FIELDS.keys() == ACTIONS.keys()
+Prepared = tuple[Planned, Callable[[], Done]]
+
+
+class Actions:
+    """Plans and executes for whoever is asking. ``done`` is called when a store was changed, with its id."""
+
+    def __init__(self, index: Index, state: State, book: Book, done: Callable[[str], None] = lambda _: None) -> None:
+        self._index, self._state, self._book, self._done = index, state, book, done
+
+    def plan(self, verb: str, fields: Mapping[str, str], who: Who) -> Planned:
+        """What it would do; changes nothing."""
+        return self._prepared(verb, fields, who)[0]
+
+    def execute(self, verb: str, fields: Mapping[str, str], who: Who, digest: str = "") -> Done:
+        """Do it. With ``digest``: only if it is still what that plan said, else ``Fenced``."""
+        on = self._on(fields)
+        if not who.may(ACTIONS.get(verb, "admin")):
+            raise ConfigError(f"{verb[:20]!r} takes the role {ACTIONS.get(verb, 'admin')}")
+        seq = self._book.begin(who.name, verb, on, who.role)
+        try:
+            planned, do = self._prepared(verb, fields, who)
+            if digest and planned.digest != digest:
+                raise Fenced("this is not what was shown: something has changed since", hint="look at the plan again")
+            done = do()
+        except BaseException as error:
+            self._book.end(
+                seq,
+                "refused" if isinstance(error, ConfigError | Fenced | CheckpointNotFound) else "failed",
+                f"{type(error).__name__}: {error}",
+            )
+            raise
+        self._book.end(seq, "ok" if done.ok else "failed", done.says)
+        self._done(fields.get("store", ""))
+        return done
+
+    def _on(self, fields: Mapping[str, str]) -> str:
+        if "store" not in fields:
+            return fields.get("id", "")[:80]
+        which = fields.get("which", "")
+        return f"{fields['store']}/{fields.get('run', '')}"[:200] + (f"@{which[:80]}" if which else "")
+
+    def _prepared(self, verb: str, fields: Mapping[str, str], who: Who) -> Prepared:
+        if verb not in FIELDS:
+            raise ConfigError(f"there is no action {verb[:40]!r}", hint=f"there are {', '.join(FIELDS)}")
+        odd = [name for name in fields if name not in FIELDS[verb]]
+        if odd:
+            raise ConfigError(f"{verb} takes no {odd[0][:40]!r}", hint=f"it takes {', '.join(FIELDS[verb])}")
+        if any(not value.isprintable() or len(value) > 400 for value in fields.values()):
+            raise ConfigError("a field is at most 400 letters long, all of which can be printed")
+        if verb == "revoke":
+            return self._revoke(fields)
+        if verb in HERE_NOT:
+            return self._not_from_here(verb, fields)
+        return {
+            "tag": self._tag,
+            "branch": self._branch,
+            "pin": self._pin,
+            "verify": self._verify,
+            "prune": self._prune,
+            "promote": self._promote,
+        }[verb](fields, who)
+
+    def _run(self, fields: Mapping[str, str]) -> Run:
+        store, name = fields.get("store", ""), fields.get("run", "")
+        self._index.state(store, name)  # what whoever is asking may not see is not there
+        return Run(self._index.reader(store).store, name)
+
+    def _one(self, fields: Mapping[str, str]) -> tuple[Run, Checkpoint]:
+        run = self._run(fields)
+        return run, self._index.find(fields["store"], fields["run"], fields.get("which", "") or "latest")
+
+    def _tag(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run, one = self._one(fields)
+        name = check_free(fields.get("name", ""))
+        before = run.history().tags.get(name)
+        says = f"The tag {name} will name checkpoint {one.id} (step {one.step})" + (
+            f" instead of {before}." if before not in (None, one.id) else "."
+        )
+
+        def do() -> Done:
+            run.tag(name, one.id, by=who.name)
+            return Done(True, f"{name} names {one.id} (step {one.step})")
+
+        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do
+
+    def _branch(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run, one = self._one(fields)
+        to = check_run_name(fields.get("to", ""))
+
+        def do() -> Done:
+            made = branch(run, one, to, by=who.name, why=fields.get("why", ""))
+            return Done(True, f"{made.name} goes on from {one.id} (step {one.step})" + ("" if made.made else ", as before"))
+
+        return _planned(
+            "Branch",
+            f"A run {to} will go on from checkpoint {one.id} (step {one.step}).",
+            f"relight branch {_at(fields)}@{one.id} {to}",
+            (one.id, to),
+        ), do
+
+    def _pin(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run, one = self._one(fields)
+        held = holds_of(run.history()).get(one.id)
+        why = fields.get("why", "") or f"pinned by {who.name}"
+
+        def do() -> Done:
+            if held is None:
+                hold(run.store, run.name, one.id, why)
+            else:
+                release(run.store, run.name, one.id, why)
+            return Done(True, f"{one.id} (step {one.step}) is {'on hold' if held is None else 'released'}")
+
+        says = (
+            f"Checkpoint {one.id} (step {one.step}) will be kept whatever the rules say."
+            if held is None
+            else f"Its hold ({held}) will be released: the rules decide again."
+        )
+        return _planned(
+            "Pin" if held is None else "Release",
+            says,
+            f"relight hold {_at(fields)} {one.id}" + (" --release" if held is not None else ""),
+            (one.id, held),
+        ), do
+
+    def _verify(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run, one = self._one(fields)
+        store = fields["store"]
+
+        def work(advance: Progress) -> list[str]:
+            found = verify_checkpoint(run.store, run.view(), one, progress=advance)
+            if not found:
+                self._index.verified[store, run.name, one.id] = time.time()
+            return [f"{finding.file}: {finding.detail}" for finding in found]
+
+        def do() -> Done:
+            asked = f"verify {store}/{run.name}@{one.id} {time.time():.0f}"
+            found = self._index.jobs.ask(asked, one.body.stored_bytes, work).future.result()
+            return Done(not found, "every byte is as committed" if not found else f"damaged: {len(found)} findings", "\n".join(found[:50]))
+
+        return _planned(
+            "Verify",
+            f"Every byte of checkpoint {one.id} (step {one.step}) will be read and compared.",
+            f"relight verify {_at(fields)} {one.id}",
+            (one.id,),
+        ), do
+
+    def _prune(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run = self._run(fields)
+        numbers = {name: _number(name, fields[name]) for name in ("keep_last", "keep_every", "keep_best") if fields.get(name)}
+        rules = keep(
+            last=numbers.get("keep_last"), every=numbers.get("keep_every"), best=numbers.get("keep_best"), undo=fields.get("undo") or None,
+        )  # fmt: skip
+        if rules.is_everything:
+            raise ConfigError(
+                "no rule was given, so everything stays", hint="keep_last, keep_every or keep_best: how many, or each how manieth step"
+            )
+        plan = plan_prune(run.store, run.name, rules)
+        words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in numbers.items()) + (
+            f" --undo {fields['undo']}" if fields.get("undo") else ""
+        )
+        says = f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will go." if plan.going else "Nothing would go."
+        rows = [(one.id, str(one.step), "stays" if one.keep else "goes", one.reason) for one in plan.verdicts]
+        what = [(one.id, one.keep) for one in plan.verdicts] + list(plan.due)
+        planned = _planned("Prune", says, f"relight prune {_at(fields)} {words}", what)._replace(
+            columns=("id", "step", "fate", "because"), rows=rows, danger=True
+        )
+        return planned, lambda: _pruned(plan, run)
+
+    def _promote(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run, one = self._one(fields)
+        stage = fields.get("stage", "") or STAGES[-1]
+        if stage not in STAGES:
+            raise ConfigError(f"{stage[:40]!r} is no stage", hint=f"they are {', '.join(STAGES)}")
+        before = run.history().tags.get(stage)
+
+        def do() -> Done:
+            promote(run, one, stage, why=fields.get("why", ""), by=who.name)
+            return Done(True, f"{stage} is {one.id} (step {one.step})")
+
+        says = f"{stage} will be checkpoint {one.id} (step {one.step})" + (f" instead of {before}." if before else ".")
+        return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do
+
+    def _revoke(self, fields: Mapping[str, str]) -> Prepared:
+        token_id = fields.get("id", "").removeprefix("rl_")
+        found = next((one for one in self._state.tokens() if one.id == token_id), None)
+        if found is None:
+            raise CheckpointNotFound(f"no token {token_id[:40]!r}")
+
+        def do() -> Done:
+            self._state.revoke(token_id)
+            return Done(True, f"the token {found.name} opens nothing any more")
+
+        planned = _planned(
+            "Revoke",
+            f"The token {found.name} ({found.role}) will open nothing any more, at once.",
+            f"relight token revoke {token_id}",
+            (token_id, found.state),
+        )
+        return planned._replace(danger=True), do
+
+    def _not_from_here(self, verb: str, fields: Mapping[str, str]) -> Prepared:
+        self._run(fields)
+        hint = (
+            "kill -USR1 of the process relight run, on the machine where it runs"
+            if verb == "save"
+            else f"relight drill --from {_at(fields)} train.py"
+        )
+        raise ConfigError(f"a {verb} cannot be asked for from here: this server does not reach the job's machine", hint=hint)
+
+
+def _pruned(plan: PrunePlan, run: Run) -> Done:
+    report = execute(plan, run.store)
+    return Done(True, f"{len(report.retired)} checkpoints have gone", "\n".join(report.retired[:50]))
+
+
+def _planned(name: str, says: str, command: str, what: object) -> Planned:
+    digest = hashlib.sha256(repr((name, says, command, what)).encode()).hexdigest()
+    return Planned(name, says, digest, command=command)
+
+
+def _at(fields: Mapping[str, str]) -> str:
+    return f"{fields.get('store', '')}/{fields.get('run', '')}"
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or not 0 < int(text[:10]) < 10**9 or len(text) > 9:
+        raise ConfigError(f"{name} is a number from 1 on, not {text[:20]!r}")
+    return int(text)

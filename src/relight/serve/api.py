@@ -1,0 +1,163 @@
+"""The API, ``/api/v1``: what pages show as JSON, and actions in two steps. Each route says its role in its declaration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, StoreUnavailable
+from relight.serve.doors import Refused, needs
+from relight.serve.pages_actions import ACTIONS
+from relight.serve.scope import Who
+
+PREFIX = "/api/v1"
+LIMIT_MAX = 500
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many rows at most.")]
+After = Annotated[str | None, Query(max_length=400, description="What the piece before said under next.")]
+Name = Annotated[str, Path(max_length=200)]
+Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
+
+
+class Asked(BaseModel):
+    """An action. Without ``confirm`` the answer is the plan; with the plan's digest it is done, if it is still the same."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    fields: dict[Annotated[str, Field(max_length=40)], Annotated[str, Field(max_length=400)]] = Field(max_length=12)
+    confirm: str = Field(default="", max_length=64)
+
+
+def status_of(error: RelightError) -> int:
+    """Which number of HTTP an error of ours is."""
+    if isinstance(error, CheckpointNotFound):
+        return 404
+    if isinstance(error, ConfigError):
+        return 422
+    if isinstance(error, StoreUnavailable):
+        return 503
+    return 409 if isinstance(error, Fenced) else 422
+
+
+def told(value: Any, status: int = 200) -> Response:
+    """Any of our values as JSON; numbers that JSON lacks are null."""
+    return Response(msgspec.json.encode(value, enc_hook=str), status, media_type="application/json")
+
+
+def error_answer(error: RelightError) -> JSONResponse:
+    """What, where, and what to do."""
+    body = {
+        "error": {
+            "kind": error.kind,
+            "what": error.what[:500],
+            "where": error.where[:300],
+            "hint": error.hint[:500],
+            "details": list(error.details[:20]),
+        }
+    }
+    return JSONResponse(msgspec.to_builtins(_ascii(body)), status_of(error))
+
+
+def _ascii(value: Any) -> Any:
+    """Text without what cannot be encoded."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {name: _ascii(one) for name, one in value.items()}
+    return (
+        [_ascii(one) for one in value]
+        if isinstance(value, list)
+        else value
+        if not isinstance(value, float) or math.isfinite(value)
+        else None
+    )
+
+
+def router() -> APIRouter:
+    """All of it."""
+    made = APIRouter(prefix=PREFIX, tags=["v1"])
+    _reading(made)
+    _more_reading(made)
+
+    @made.post("/actions/{verb}", dependencies=[needs("operator")], summary="Plan an action, or do what was planned")
+    async def act(request: Request, verb: Name, asked: Asked) -> Response:
+        who: Who = request.state.who
+        if verb not in ACTIONS:
+            raise CheckpointNotFound(f"no action {verb[:40]!r}", hint=f"there are {', '.join(ACTIONS)}")
+        if not who.may(ACTIONS[verb]):
+            raise Refused(403, f"this takes the role {ACTIONS[verb]}; {who.name} has {who.role}")
+        acts = request.app.state.acts
+        if asked.confirm:
+            return told((await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict())
+        return told((await run_in_threadpool(acts.plan, verb, asked.fields, who))._asdict())
+
+    @made.get("/openapi.json", dependencies=[needs("viewer")], include_in_schema=False)
+    def schema(request: Request) -> JSONResponse:
+        return JSONResponse(request.app.openapi())
+
+    return made
+
+
+def _reading(made: APIRouter) -> None:
+    viewer = [needs("viewer")]
+
+    @made.get("/stores", dependencies=viewer, summary="All stores that are followed")
+    def stores(request: Request) -> Response:
+        return told(request.app.state.index.stores())
+
+    @made.get("/runs", dependencies=viewer, summary="Runs, those first that need somebody")
+    def runs(request: Request, after: After = None, limit: Limit = 100) -> Response:
+        return told(request.app.state.index.runs(after, limit))
+
+    @made.get("/runs/{store}/{run}", dependencies=viewer, summary="One run")
+    def run(request: Request, store: Name, run: Name) -> Response:
+        return told(request.app.state.index.run(store, run))
+
+    @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Its checkpoints, the newest first")
+    def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
+        return told(request.app.state.index.checkpoints(store, run, after, limit))
+
+    @made.get("/runs/{store}/{run}/checkpoints/{which}", dependencies=viewer, summary="One checkpoint: an id, a step, a tag, latest, best")
+    def checkpoint(request: Request, store: Name, run: Name, which: Name) -> Response:
+        return told(request.app.state.index.checkpoint(store, run, which))
+
+    @made.get("/diff", dependencies=viewer, summary="What differs between two checkpoints, or how far that is")
+    def diff(request: Request, a: Spec, b: Spec) -> Response:
+        return told(request.app.state.index.diff(a, b))
+
+
+def _more_reading(made: APIRouter) -> None:
+    viewer = [needs("viewer")]
+
+    @made.get("/lineage/{store}", dependencies=viewer, summary="The runs of a store, parents before their branches")
+    def lineage(request: Request, store: Name) -> Response:
+        return told(request.app.state.index.lineage(store))
+
+    @made.get("/storage/{store}", dependencies=viewer, summary="What a store holds, and what goes next")
+    def storage(request: Request, store: Name) -> Response:
+        return told(request.app.state.index.storage(store))
+
+    @made.get("/incidents", dependencies=viewer, summary="What happened to runs, the newest first")
+    def incidents(request: Request, after: After = None, limit: Limit = 100) -> Response:
+        return told(request.app.state.index.incidents(after, limit))
+
+    @made.get("/incidents/{store}/{run}/{which}", dependencies=viewer, summary="One incident, with its evidence")
+    def incident(request: Request, store: Name, run: Name, which: Name) -> Response:
+        return told(request.app.state.index.incident(store, run, which))
+
+    @made.get("/risk", dependencies=viewer, summary="Machines that look like failing")
+    def risk(request: Request) -> Response:
+        return told(request.app.state.index.risk())
+
+    @made.get("/audit", dependencies=[needs("operator")], summary="Who did what, the newest first")
+    def audit(request: Request, after: After = None, limit: Limit = 100) -> Response:
+        return told(request.app.state.index.audit(after, limit))
+
+    @made.get("/settings", dependencies=[needs("admin")], summary="Tokens without their secrets, and what tiers keep")
+    def settings(request: Request) -> Response:
+        return told(request.app.state.index.settings())

@@ -1,0 +1,202 @@
+"""The server as one application: readers, index, pages, API, event streams, behind the doors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.staticfiles import StaticFiles
+from sse_starlette.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from relight.audit import Book
+from relight.audit.book import SETTING
+from relight.errors import RelightError
+from relight.serve import api, pages, pages_actions
+from relight.serve.actions import HERE_NOT, Actions
+from relight.serve.doors import FORM, Doors, Refused, Rules, answer, check_csrf, failures_of, needs
+from relight.serve.index import Index
+from relight.serve.jobs import Jobs
+from relight.serve.limits import Limiter
+from relight.serve.live import PING_S, Hub
+from relight.serve.pages_render import HERE, render
+from relight.serve.pages_views import ACTIONS
+from relight.serve.reader import POLL_S, Reader, open_readers
+from relight.serve.scope import Who
+from relight.serve.state import SESSION_S, State
+from relight.serve.values import AuditRow
+from relight.store import open_bytes
+from relight.store.urls import absolute
+from relight.version import VERSION
+
+OPEN = ("/login", "/healthz")
+"""Addresses that answer whoever asks, besides ``/static``."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is started with. ``audit``: the audit store's URL; by default ``RELIGHT_AUDIT``, else beside the state file."""
+
+    stores: Sequence[str]
+    state: Path | None = None
+    audit: str = ""
+    rules: Rules = field(default_factory=Rules)
+    poll_s: float = POLL_S
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application. Its readers begin when it is served. ``RelightError`` if a store is none, or the state file cannot be used."""
+    hub = Hub()
+    readers = open_readers(settings.stores, hub.changed, settings.poll_s)
+    state = State(settings.state)
+    book = Book(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
+    jobs = Jobs(hub.changed)
+    index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(book))
+    by_id = {one.id: one for one in readers}
+
+    def done(store: str) -> None:
+        if store in by_id:
+            by_id[store].poke()
+        hub.changed(store)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for one in readers:
+            one.start()
+        yield
+        hub.close()
+        jobs.close()
+        await run_in_threadpool(_end, readers, state)
+
+    app = FastAPI(
+        title="Relight", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False,
+        description="What the dashboard shows, as JSON. Send a token as Authorization: Bearer rl_…",
+    )  # fmt: skip
+    app.state.index, app.state.acts, app.state.hub, app.state.store, app.state.readers = (
+        index,
+        Actions(index, state, book, done),
+        hub,
+        state,
+        readers,
+    )
+    app.state.can = ACTIONS.keys() - HERE_NOT
+    app.state.book, app.state.failures = book, failures_of(settings.rules)
+    app.include_router(pages.router(needs))
+    app.include_router(pages_actions.router(needs))
+    app.include_router(api.router())
+    _streams(app, hub, state)
+    _sessions(app, state, settings.rules)
+    _errors(app)
+    app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
+    app.add_middleware(Doors, state=state, rules=settings.rules, failures=app.state.failures)
+    return app
+
+
+def _end(readers: Sequence[Reader], state: State) -> None:
+    for one in readers:
+        one.close()
+    state.close()
+
+
+def _audited(book: Book) -> list[AuditRow]:
+    return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role) for one in book.entries()]
+
+
+def _streams(app: FastAPI, hub: Hub, state: State) -> None:
+    name = Annotated[str, Query(max_length=200)]
+
+    @app.get("/events", dependencies=[needs("viewer")], include_in_schema=False)
+    async def events(request: Request, store: name = "", run: name = "") -> Response:
+        who: Who = request.state.who
+        asker = who.token or who.name
+        if hub.full(asker):
+            return JSONResponse({"error": {"kind": "refused", "what": "too many event streams"}}, 503, {"retry-after": "30"})
+        if store:
+            index: Index = app.state.index
+            _ = index.state(store, run) if run else index.reader(store)
+
+        def may_stay() -> bool:
+            return not who.token or state.is_valid(who)
+
+        return EventSourceResponse(hub.listen(store, run, asker, may_stay), ping=int(PING_S))
+
+
+def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    def healthz() -> JSONResponse:
+        return JSONResponse({"ok": True})
+
+    @app.get("/login", include_in_schema=False)
+    def login(request: Request) -> HTMLResponse:
+        return HTMLResponse(_login_page(""))
+
+    @app.post("/login", include_in_schema=False)
+    async def enter(request: Request) -> Response:
+        failures: Limiter = request.app.state.failures
+        asker = request.client.host if request.client else "local"
+        if wait := failures.wait_s(asker, 0.0):
+            raise Refused(429, "too many wrong tokens", wait)
+        token = str((await request.form(**FORM)).get("token", ""))[:200].strip()  # type: ignore[arg-type]
+        who = state.who(token)
+        if who is None:
+            failures.wait_s(asker)
+            return HTMLResponse(_login_page("That is no valid token."), 401)
+        made = RedirectResponse("/", 303)
+        made.set_cookie(
+            rules.cookie, state.begin_session(who), max_age=int(SESSION_S), path="/", secure=rules.secure, httponly=True, samesite="strict"
+        )
+        return made
+
+    @app.post("/logout", dependencies=[needs("viewer")], include_in_schema=False)
+    async def leave(request: Request) -> Response:
+        await check_csrf(request)
+        state.end_session(request.state.who.session)
+        made = RedirectResponse("/login", 303)
+        made.delete_cookie(rules.cookie, path="/", secure=rules.secure, httponly=True, samesite="strict")
+        return made
+
+
+def _login_page(wrong: str) -> str:
+    """A form, and what was wrong."""
+    return render("login.html", "", wrong=wrong)
+
+
+def _errors(app: FastAPI) -> None:
+    """Errors as pages for people, as JSON for programs; nothing of how it is made."""
+
+    def for_people(request: Request) -> bool:
+        return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
+
+    @app.exception_handler(RelightError)
+    async def ours(request: Request, error: RelightError) -> Response:
+        return pages.refused(request, error, api.status_of(error)) if for_people(request) else api.error_answer(error)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return answer(error, request.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        wrong = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:10]]
+        return JSONResponse(
+            {
+                "error": {
+                    "kind": "config",
+                    "what": "this cannot be asked so",
+                    "details": [one.encode("utf-8", "replace").decode()[:300] for one in wrong],
+                }
+            },
+            422,
+        )
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": {"kind": "refused", "what": str(error.detail)}}, error.status_code)

@@ -1,0 +1,252 @@
+"""What stands before every page and answer: which host was meant, who is asking, how often, how much; and the headers that browsers go by.
+
+In front of the application, so that nothing can be reached around it. Roles are the routes' own (``needs``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relight.serve.limits import Limiter
+from relight.serve.scope import NOTHING, Who, asking
+from relight.serve.state import State
+
+BODY_BYTES_MAX = 64 << 10
+_TOKEN_CHARS_MAX = 200
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_IN_THE_QUERY = {"token", "access_token", "auth", "authorization", "api_key"}
+FORM = {"max_files": 0, "max_fields": 12}
+HEADERS = {
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "same-origin", "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin", "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """An answer in place of what was asked for."""
+
+    def __init__(self, status: int, says: str, wait_s: float = 0.0) -> None:
+        super().__init__(says)
+        self.status, self.says, self.wait_s = status, says, wait_s
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Who may come in, and how. ``hosts``: names by which the server is reached, beside ``localhost`` and addresses."""
+
+    hosts: tuple[str, ...] = ()
+    anonymous_read: bool = False
+    secure: bool = False
+    """TLS: cookies are for it alone."""
+    proxy_header: str = ""
+    """In which a proxy that logs people in says who it is; believed from ``proxy_from`` alone."""
+    proxy_from: tuple[str, ...] = ()
+    proxy_role: str = "viewer"
+    requests_per_second: float = 50.0
+    burst: int = 300
+    failures_per_minute: float = 10.0
+
+    @property
+    def cookie(self) -> str:
+        """The session cookie's name: with TLS one that no other host can set."""
+        return "__Host-relight" if self.secure else "relight"
+
+
+def failures_of(rules: Rules) -> Limiter:
+    """Counts wrong tokens, by address."""
+    return Limiter(rules.failures_per_minute / 60, int(rules.failures_per_minute))
+
+
+class Doors:
+    """The application, guarded."""
+
+    def __init__(self, app: ASGIApp, state: State, rules: Rules, failures: Limiter) -> None:
+        self._app, self._state, self.rules, self.failures = app, state, rules, failures
+        self._all = Limiter(rules.requests_per_second, rules.burst)
+        self._key = secrets.token_bytes(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # there are no web sockets here
+        headers = Headers(scope=scope)
+        sender = self._with_headers(scope, send)
+        given = scope.setdefault("state", {})
+        try:
+            self._check_request(scope, headers)
+            who, csrf = self._who(scope, headers)
+            self._check_origin(scope, headers)
+        except Refused as refused:
+            await answer(refused, headers)(scope, receive, sender)
+            return
+        shown = f"{who.name}, {who.role}" + (f" of {who.scope}" if who.scope else "") if who is not None else ""
+        given |= {"who": who, "csrf": csrf, "who_name": shown}
+        with asking(who.scope if who is not None else NOTHING):
+            await self._app(scope, _bounded(receive), sender)
+
+    def _check_request(self, scope: Scope, headers: Headers) -> None:
+        """What does not depend on who it is."""
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            raise Refused(405, "this server knows GET and POST")
+        if not _is_our_host(headers.getlist("host"), self.rules.hosts):
+            raise Refused(400, "this server is not called that: relight serve --host NAME says what it is called")
+        wait = self._all.wait_s(_address(scope))
+        if wait:
+            raise Refused(429, "too many requests", wait)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18:
+            raise Refused(400, "a length that is none")
+        if int(length) > BODY_BYTES_MAX:
+            raise Refused(413, f"more than {BODY_BYTES_MAX} bytes")
+        if any(name.lower() in _IN_THE_QUERY for name, _ in parse_qsl(scope["query_string"].decode("latin-1"))):
+            raise Refused(400, "a token in an address is in every log: send it as a header, Authorization: Bearer …")
+        path = scope["path"]
+        if (
+            scope["method"] == "POST"
+            and path.startswith("/api/")
+            and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
+        ):
+            raise Refused(415, "the API takes application/json")
+
+    def _who(self, scope: Scope, headers: Headers) -> tuple[Who | None, str]:
+        """Who is asking, and his word for forms. ``Refused`` for credentials that are none: they never fall back to less."""
+        told = headers.getlist("authorization")
+        if told:
+            scheme, _, token = told[0].partition(" ")
+            wait = self.failures.wait_s(_address(scope), 0.0)
+            if wait:
+                raise Refused(429, "too many wrong tokens", wait)
+            who = None if len(told) > 1 or scheme.lower() != "bearer" or len(token) > _TOKEN_CHARS_MAX else self._state.who(token.strip())
+            if who is None:
+                self.failures.wait_s(_address(scope))
+                raise Refused(401, "no valid token: Authorization: Bearer rl_…, once")
+            return who, ""
+        if self.rules.proxy_header and _address(scope) in self.rules.proxy_from:
+            names = headers.getlist(self.rules.proxy_header)
+            if len(names) == 1 and 0 < len(names[0]) <= 80 and names[0].isprintable():
+                word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+                return Who(names[0], self.rules.proxy_role, session="proxy"), word
+        cookie = self._cookie(headers)
+        found = self._state.of_session(cookie) if cookie else None
+        if found is not None:
+            return found
+        return (Who("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
+
+    def _cookie(self, headers: Headers) -> str:
+        try:
+            found = SimpleCookie("; ".join(headers.getlist("cookie"))[:8192]).get(self.rules.cookie)
+        except CookieError:
+            return ""
+        return found.value if found is not None else ""
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Whether a page of this very server sends this; programs with a token are not asked."""
+        if scope["method"] in _SAFE or "authorization" in headers:
+            return
+        origins = headers.getlist("origin")
+        here = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
+        if self.rules.secure:
+            here = f"https://{headers.get('host', '')}"
+        if origins != [here] and not (not origins and headers.get("sec-fetch-site") == "same-origin"):
+            raise Refused(403, "this was not sent by a page of this server")
+
+    def _with_headers(self, scope: Scope, send: Send) -> Send:
+        static = scope["path"].startswith("/static/")
+
+        async def sender(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers["cache-control"] = "max-age=3600" if static and message["status"] == 200 else "no-store"
+                if self.rules.secure:
+                    headers["strict-transport-security"] = "max-age=31536000"
+            await send(message)
+
+        return sender
+
+
+def needs(role: str) -> Any:
+    """A route's declaration: only those who may at least ``role``. Posts of a browser must bring the word that its page was given."""
+
+    async def check(request: Request) -> None:
+        who: Who | None = request.state.who
+        if who is None:
+            raise Refused(401, "who are you? A token is needed here")
+        if not who.may(role):
+            raise Refused(403, f"this takes the role {role}; {who.name} has {who.role}")
+        if request.method not in _SAFE and "authorization" not in request.headers:
+            await check_csrf(request)
+
+    check.role = role  # type: ignore[attr-defined] # the matrix of routes and roles is made from it
+    return Depends(check)
+
+
+async def check_csrf(request: Request) -> None:
+    """The word is in the form, or in a header."""
+    given = request.headers.get("x-csrf-token", "")
+    if not given and "form" in request.headers.get("content-type", ""):
+        given = str((await request.form(**FORM)).get("csrf", ""))  # type: ignore[arg-type]
+    if not request.state.csrf or not hmac.compare_digest(given.encode("utf-8", "replace"), request.state.csrf.encode()):
+        raise Refused(403, "this form is not one of yours, or too old: open the page again")
+
+
+def answer(refused: Refused, headers: Headers) -> Response:
+    """As a program, or a browser, reads it."""
+    extra = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
+    if refused.status == 401:
+        if "text/html" in headers.get("accept", "") and "authorization" not in headers:
+            return RedirectResponse("/login", 303)
+        extra["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """A body that does not say how long it is, is cut off all the same."""
+    had = 0
+
+    async def bounded() -> Message:
+        nonlocal had
+        message = await receive()
+        had += len(message.get("body", b""))
+        if had > BODY_BYTES_MAX:
+            raise Refused(413, f"more than {BODY_BYTES_MAX} bytes")
+        return message
+
+    return bounded
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
+def _is_our_host(told: list[str], names: tuple[str, ...]) -> bool:
+    """A name that somebody else's DNS could point here is none of ours; an address cannot be pointed anywhere."""
+    if len(told) != 1:
+        return False
+    host = told[0].lower()
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] if ":" in host else host
+    if name == "localhost" or name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,343 @@
+"""What pages and API ask: rows made of what the readers hold. Nothing here waits for a store for longer than a glance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from relight.catalog.branches import PREFIX
+from relight.catalog.find import resolve
+from relight.catalog.opened import open_checkpoint
+from relight.catalog.whole import whole_of
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.format import DTYPES
+from relight.log import Checkpoint
+from relight.policy.tiers import decode_tiers
+from relight.serve.jobs import Jobs, Progress
+from relight.serve.reader import Reader, RunState
+from relight.serve.scope import everything, reaches
+from relight.serve.values import (
+    AuditRow, CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, GoodputPart, IncidentRow, LineageRow, Page, PlanRow, RiskRow, RunDetail, RunRow,
+    SaveRow, SettingsDetail, StorageDetail, StoreRow, TensorRow, TierRow, TierUse, TokenRow, Working,
+)  # fmt: skip
+from relight.supervise.goodput import merged
+from relight.versions.difference import ONLY_A, ONLY_B, SAME, diff
+from relight.versions.stages import STAGES
+
+GLANCE_S = 0.15
+"""How long a page may wait for a checkpoint's metadata, which is read once."""
+DIFF_GLANCE_S = 0.1
+SAVES_MAX, FACTS_MAX, SERIES_MAX = 50, 60, 2000
+WEEK_S = 7 * 86400.0
+_HEALTH = {"failed": 0, "late": 1, "good": 2, "idle": 3}
+_STATES = {SAME: "same", ONLY_A: "removed", ONLY_B: "added"}
+T = TypeVar("T")
+
+
+class Index:
+    """All stores. What whoever is asking may not see is not there (``scope``). ``audited`` and ``tokens`` give what is kept elsewhere."""
+
+    def __init__(
+        self, readers: Sequence[Reader], jobs: Jobs, *,
+        tokens: Callable[[], Sequence[TokenRow]] = lambda: (), audited: Callable[[], Sequence[AuditRow]] = lambda: (), clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self._readers = {one.id: one for one in readers}
+        self.jobs = jobs
+        self._tokens, self._audited, self._clock = tokens, audited, clock
+        self.verified: dict[tuple[str, str, str], float] = {}
+        """When checkpoints were verified to the byte by this server, and found to be as committed."""
+
+    def reader(self, store: str) -> Reader:
+        """The one that follows a store."""
+        found = self._readers.get(store)
+        if found is None or not reaches(store):
+            raise CheckpointNotFound(f"no store {store[:80]!r} here")
+        return found
+
+    def state(self, store: str, run: str) -> RunState:
+        """A run as it was read last."""
+        found = self._readers[store].now.runs.get(run) if store in self._readers and reaches(store, run) else None
+        if found is None:
+            raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
+        return found
+
+    def find(self, store: str, run: str, which: str) -> Checkpoint:
+        """A checkpoint by id, step, tag, ``latest`` or ``best``; ``step=N`` for N."""
+        return resolve(self.state(store, run).history, which.removeprefix("step="))
+
+    def stores(self) -> list[StoreRow]:
+        """All that are followed."""
+        rows = []
+        for one in self._readers.values():
+            if reaches(one.id):
+                runs = [state for name, state in one.now.runs.items() if reaches(one.id, name)]
+                rows.append(StoreRow(one.id, one.url, len(runs), sum(state.bytes for state in runs), one.now.state, one.now.read_at))
+        return rows
+
+    def runs(self, after: str | None, limit: int) -> Page[RunRow]:
+        """Of all stores, those first that need somebody."""
+        now = self._clock()
+        ranked = sorted((_HEALTH[state.health(now)[0]], store, name) for store, name, state in self._all())
+        keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
+        picked, more = _page(ranked, keys, after, limit)
+        rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
+        return Page(rows, more, len(ranked))
+
+    def run(self, store: str, run: str) -> RunDetail:
+        """One run."""
+        state = self.state(store, run)
+        history = state.history
+        account = merged(list(state.accounts)) if state.accounts else None
+        parts = [GoodputPart(part, cause, seconds) for cause, part, seconds in account.rows()] if account is not None else []
+        tags = [
+            (name, one.step)
+            for name, target in sorted(history.tags.items())
+            if not name.startswith(PREFIX) and (one := history.find(target))
+        ]
+        saves = [SaveRow(one.id, one.step, one.time, None, one.body.new_bytes) for one in history.live[: -SAVES_MAX - 1 : -1]]
+        return RunDetail(
+            self._row(store, state, self._clock()), {name: _thinned(points) for name, points in state.series.items()}, saves, list(reversed(state.incidents)), parts,
+            [pair for pair in tags if pair[0] not in STAGES], [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)],
+            [pair for pair in tags if pair[0] in STAGES],
+        )  # fmt: skip
+
+    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Page[CheckpointRow]:
+        """Of a run, the newest first."""
+        history = self.state(store, run).history
+        newest_first = history.live[::-1]
+        picked, more = _page(newest_first, [f"{-one.seq:021d}" for one in newest_first], after, limit, known=_seq)
+        tags = _tags_by_id(history.tags)
+        return Page([_checkpoint_row(one, tags.get(one.id, ()), history.set_aside) for one in picked], more, len(newest_first))
+
+    def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
+        """One. Its tensors come when its metadata has been read, which is once, and for a small one at once."""
+        state, one = self.state(store, run), self.find(store, run, which)
+        job = self.jobs.ask(f"open {store}/{run}@{one.id}", 0, lambda _: self._opened(store, state, one))
+        tensors, facts = job.result_within(GLANCE_S) or ((), [("tensors", "being read: look again in a moment")])
+        row = _checkpoint_row(one, _tags_by_id(state.history.tags).get(one.id, ()), state.history.set_aside)
+        verified = self.verified.get((store, run, one.id))
+        return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified)
+
+    def diff(self, a: str, b: str) -> DiffDetail | Working:
+        """Two checkpoints as ``[STORE/]RUN@WHICH``. Tensors whose hashes are the same are not read; the others are, by a job."""
+        sides = [self._named(a), self._named(b)]
+        total = sum(one.body.logical_bytes for _, _, one in sides)
+        key = "diff " + " ".join(f"{store}/{state.name}@{one.id}" for store, state, one in sides)
+        job = self.jobs.ask(key, total, lambda advance: self._diff(a, b, sides, advance))
+        return job.result_within(DIFF_GLANCE_S) or Working(job.done, "tensors that differ are being read")
+
+    def lineage(self, store: str) -> list[LineageRow]:
+        """The runs of a store, parents before their branches."""
+        states = {name: state for name, state in self.reader(store).now.runs.items() if reaches(store, name)}
+        rows = {}
+        for name, state in states.items():
+            first = next((one for one in sorted([*state.history.live, *state.history.retired.values()], key=lambda one: one.seq)), None)
+            parent = first.body.home if first is not None and first.body.home in states else ""
+            tags = [
+                (one.step, tag)
+                for tag, target in sorted(state.history.tags.items())
+                if not tag.startswith(PREFIX) and (one := state.history.find(target))
+            ]
+            own = [one.step for one in state.history.live if not one.body.home]
+            rows[name] = LineageRow(name, own, parent or None, first.step if first is not None and parent else None, tags)
+        order: list[LineageRow] = []
+        placed: set[str] = set()
+        waiting = sorted(rows)
+        while waiting:
+            ready = [name for name in waiting if rows[name].parent is None or rows[name].parent in placed] or waiting
+            order += [rows[name] for name in ready]
+            placed.update(ready)
+            waiting = [name for name in waiting if name not in placed]
+        return order
+
+    def storage(self, store: str) -> StorageDetail:
+        """What a store holds, how that grew, when it is full at the pace of the last week, and what is let go next."""
+        reader = self.reader(store)
+        states = [state for name, state in reader.now.runs.items() if reaches(store, name)]
+        held, trend = 0, []
+        for at, grew in sorted(point for state in states for point in state.trend):
+            held += grew
+            trend.append((at, float(held)))
+        free = reader.now.free if everything() else None
+        used = float(sum(state.bytes for state in states))
+        tiers = [TierUse(reader.url, used, used + free if free is not None else None, free)]
+        going = [(state, one, record) for state in states for one, record in state.history.recallable.items()]
+        retention = [
+            PlanRow(state.name, one, state.history.retired[one].step, "delete" if one in state.due else "retired", getattr(record.body, "reason", ""),
+                    state.history.retired[one].body.new_bytes)
+            for state, one, record in going
+        ]  # fmt: skip
+        return StorageDetail(tiers, [(at, size) for at, size in _thinned(trend)], full_at(trend, free, self._clock()), retention)
+
+    def incidents(self, after: str | None, limit: int) -> Page[IncidentRow]:
+        """Of all runs, the newest first."""
+        found = sorted(
+            (one for _, _, state in self._all() for one in state.incidents), key=lambda one: (one.id, one.store, one.run), reverse=True
+        )
+        picked, more = _page(found, [f"{one.id}/{one.store}/{one.run}" for one in found], after, limit, reverse=True)
+        return Page(picked, more, len(found))
+
+    def incident(self, store: str, run: str, which: str) -> IncidentRow:
+        """One, whole."""
+        found = next((one for one in self.state(store, run).incidents if one.id == which), None)
+        if found is None:
+            raise CheckpointNotFound(f"no incident {which[:80]!r} of run {run[:80]!r}")
+        return found
+
+    def risk(self) -> list[RiskRow]:
+        """Machines that look like failing, the highest first: of what stores say, none. Risks are told in nodes' events, which are not read here."""
+        return []
+
+    def audit(self, after: str | None, limit: int) -> Page[AuditRow]:
+        """Who did what, the newest first; all of it only for those who may see everything."""
+        rows = [one for one in self._audited() if everything() or reaches(*_place_of(one.on))]
+        rows.sort(key=lambda one: -one.seq)
+        picked, more = _page(rows, [f"{-one.seq:021d}" for one in rows], after, limit, known=_seq)
+        return Page(picked, more, len(rows))
+
+    def settings(self) -> SettingsDetail:
+        """Tokens without their secrets, and what further tiers keep as runs have said."""
+        policies = []
+        for store, name, state in self._all():
+            for note in state.history.notes[::-1]:
+                try:
+                    tiers = decode_tiers(getattr(note.body, "data", {})) if getattr(note.body, "topic", "") == "tiers" else ()
+                except RelightError:
+                    tiers = ()
+                if tiers:
+                    policies += [(f"{store}/{name}, {tier.name}", str(tier.keep)) for tier in tiers]
+                    break
+        return SettingsDetail(list(self._tokens()) if everything() else [], [], policies)
+
+    def _all(self) -> list[tuple[str, str, RunState]]:
+        return [(one.id, name, state) for one in self._readers.values() for name, state in one.now.runs.items() if reaches(one.id, name)]
+
+    def _row(self, store: str, state: RunState, now: float) -> RunRow:
+        live = state.history.live
+        health, why = state.health(now)
+        last = state.incidents[-1] if state.incidents else None
+        return RunRow(
+            store, state.name, live[-1].id if live else None, live[-1].step if live else None,
+            max(0.0, now - state.good_at) if state.good_at is not None else None, bool(live) and state.good is live[-1], health, why,
+            merged(list(state.accounts)).goodput if state.accounts else None, None, len(live), state.bytes, f"{last.kind}: {last.why}"[:200] if last is not None else None,
+        )  # fmt: skip
+
+    def _tiers(self, store: str, state: RunState, one: Checkpoint) -> list[TierRow]:
+        """This store, and any other followed one that has the very same checkpoint."""
+        found = [TierRow(self._readers[store].url, True, one.body.stored_bytes)]
+        for other in self._readers.values():
+            if other.id != store and reaches(other.id):
+                for name, there in other.now.runs.items():
+                    if reaches(other.id, name) and any(here.original_id == one.original_id for here in there.history.live):
+                        found.append(TierRow(other.url, True, None))
+                        break
+        return found
+
+    def _opened(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
+        opened = open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
+        whole = whole_of(opened)
+        coded = any(pack.stored is not None for part in opened.parts for pack in part.packs)
+        rows = [_tensor_row(tensor, None if coded else 1.0) for tensor in whole.tensors]  # of a coded one only chunks know
+        root = opened.root
+        facts: list[tuple[str, Any]] = [
+            ("reason", root.reason), ("created", root.created), ("world", root.world), ("exact", root.exact), ("attempt", one.epoch), ("parents", ", ".join(root.parents)),
+            ("requires", ", ".join(one.requires)), ("directory", one.lies_in(state.name)), ("new bytes", one.body.new_bytes), ("lossy", one.body.lossy),
+        ]  # fmt: skip
+        facts += [(f"metric {name}", value) for name, value in root.metrics.items()]
+        facts += [(f"metadata {name}", value) for name, value in root.user.items()]
+        facts += [(f"environment {name}", value) for name, value in root.environment.items() if name != "argv"]
+        return rows, [(name, str(value)[:500]) for name, value in facts if value not in ("", None)][:FACTS_MAX]
+
+    def _named(self, spec: str) -> tuple[str, RunState, Checkpoint]:
+        run, at, which = spec.rpartition("@")
+        if not at or not run or not which:
+            raise ConfigError(f"{spec[:80]!r} names no checkpoint", hint="[STORE/]RUN@WHICH, such as demo@latest")
+        store, slash, name = run.partition("/")
+        if not slash:
+            holders = [one for one, known, _ in self._all() if known == run]
+            if len(holders) > 1:
+                raise ConfigError(
+                    f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{one}/{run}@{which}" for one in holders)[:300]
+                )
+            store, name = (holders[0] if holders else ""), run
+        return store, self.state(store, name), self.find(store, name, which)
+
+    def _diff(self, a: str, b: str, sides: Sequence[tuple[str, RunState, Checkpoint]], advance: Progress) -> DiffDetail:
+        left, right = (
+            open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
+            for store, state, one in sides
+        )
+        found = diff(left, right, progress=advance)
+        rows = []
+        for one in found.tensors:
+            apart, of = one.apart, one.a or one.b
+            changed = apart.changed / apart.elements if apart is not None and apart.elements else None
+            size = _bytes_of(of.shape, of.dtype) if of is not None else 0
+            rows.append(DiffRow(one.name, _STATES.get(one.state, "changed"), changed, apart.largest if apart is not None else None, size))
+        values = [(one.path, one.a if one.in_a else None, one.b if one.in_b else None) for one in [*found.values, *found.facts]]
+        return DiffDetail(a, b, rows, [(path, _short(one), _short(other)) for path, one, other in values])
+
+
+def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) -> float | None:
+    """When the free bytes are gone at the pace of the last week; None if it does not grow, or nobody knows what is free."""
+    recent = [point for point in trend if point[0] >= now - WEEK_S]
+    if free is None or len(recent) < 2:
+        return None
+    span, grew = recent[-1][0] - recent[0][0], recent[-1][1] - recent[0][1]
+    return now + free * span / grew if span > 0 and grew > 0 else None
+
+
+def _page(
+    rows: Sequence[T], keys: Sequence[str], after: str | None, limit: int, *, reverse: bool = False, known: Callable[[str], str] = str
+) -> tuple[list[T], str | None]:
+    """The rows behind a key, which need not be there any more; ``keys`` are in order."""
+    start = 0
+    if after:
+        start = sum((key >= known(after)) if reverse else (key <= known(after)) for key in keys)
+    picked = list(rows[start : start + limit])
+    return picked, keys[start + limit - 1] if start + limit < len(rows) and picked else None
+
+
+def _seq(text: str) -> str:
+    if not text.lstrip("-").isdigit() or len(text) > 21:
+        raise ConfigError(f"{text[:40]!r} is no place in this list", hint="take what the piece before said under next")
+    return text
+
+
+def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str]) -> CheckpointRow:
+    why = "suspect: its loss was odd" if one.body.suspect else "rolled back: training went on from before it" if one.id in set_aside else ""
+    return CheckpointRow(one.id, one.step, one.time, one.body.stored_bytes, None, not why, tags, why)
+
+
+def _tags_by_id(tags: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, target in sorted(tags.items()):
+        found.setdefault(target, []).append(name)
+    return found
+
+
+def _thinned(points: Sequence[tuple[T, Any]]) -> list[tuple[T, Any]]:
+    """At most so many, the last one among them."""
+    every = -(-len(points) // SERIES_MAX)
+    return list(points[::-1][:: max(1, every)])[::-1]
+
+
+def _tensor_row(tensor: Any, ratio: float | None) -> TensorRow:
+    return TensorRow(tensor.name, tensor.shape, tensor.dtype, _bytes_of(tensor.shape, tensor.dtype), None, ratio)
+
+
+def _bytes_of(shape: Sequence[int], dtype: str) -> int:
+    size: int = DTYPES[dtype].itemsize
+    for one in shape:
+        size *= one
+    return size
+
+
+def _place_of(on: str) -> tuple[str, str]:
+    store, _, rest = on.partition("/")
+    return store, rest.partition("@")[0]
+
+
+def _short(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float | bool) else str(value)[:200]

@@ -1,0 +1,28 @@
+"""How often somebody may ask: buckets that fill again, for a bounded number of askers."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+ASKERS_MAX = 10_000
+
+
+class Limiter:
+    """``per_second`` in the long run, ``burst`` at once, for each asker. Those who were not seen for longest are forgotten first."""
+
+    def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._burst, self._clock = per_second, burst, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, asker: str, cost: float = 1.0) -> float:
+        """0 if he may, and it is counted, ``cost`` times; else how long to wait. With no cost it is a look only."""
+        now = self._clock()
+        left, at = self._buckets.pop(asker, (float(self._burst), now))
+        left = min(float(self._burst), left + (now - at) * self._per_second)
+        may = left >= 1.0
+        self._buckets[asker] = (left - cost if may else left, now)
+        while len(self._buckets) > ASKERS_MAX:
+            self._buckets.popitem(last=False)
+        return 0.0 if may else (1.0 - left) / self._per_second

@@ -1,0 +1,90 @@
+"""Pages that stay true: one event stream each, of "this has changed"; the page asks for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from relight.serve.scope import reaches
+
+STREAMS_MAX = 2000
+STREAMS_OF_ONE_MAX = 1200
+TOGETHER_S = 0.25
+"""What changes within so long is one event."""
+LOOK_S = 0.5
+"""How often a stream asks whether it may still be there: a token that is revoked ends it within a second."""
+PING_S = 15.0
+
+
+@dataclass(eq=False)
+class Stream:
+    """One listener. ``store`` and ``run``: what it wants to hear of; empty for all."""
+
+    store: str
+    run: str
+    asker: str
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Hub:
+    """All streams. ``changed`` may be called from any thread; the rest belongs to the server's loop."""
+
+    def __init__(self) -> None:
+        self._streams: set[Stream] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._news: list[tuple[str, set[str]]] = []
+        self._ending = False
+
+    @property
+    def count(self) -> int:
+        """How many listen."""
+        return len(self._streams)
+
+    def changed(self, store: str = "", runs: set[str] | None = None) -> None:
+        """Something is new: in these runs of a store, or, without a store, anywhere."""
+        with self._lock:
+            self._news.append((store, runs or set()))
+            first, loop = len(self._news) == 1, self._loop
+        if first and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._tell))
+
+    def close(self) -> None:
+        """End all streams."""
+        self._ending = True
+        for one in self._streams:
+            one.woken.set()
+
+    def _tell(self) -> None:
+        with self._lock:
+            news, self._news = self._news, []
+        for one in self._streams:
+            if any(
+                not one.store or not store or (store == one.store and (not one.run or not runs or one.run in runs)) for store, runs in news
+            ):
+                one.woken.set()
+
+    def full(self, asker: str) -> bool:
+        """Whether there is no room for another stream, of all or of this asker's."""
+        return len(self._streams) >= STREAMS_MAX or sum(one.asker == asker for one in self._streams) >= STREAMS_OF_ONE_MAX
+
+    async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
+        """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
+        self._loop = asyncio.get_running_loop()
+        stream, number = Stream(store, run, asker), 0
+        self._streams.add(stream)
+        try:
+            yield {"event": "hello", "data": "0"}
+            while not self._ending and may_stay():
+                try:
+                    await asyncio.wait_for(stream.woken.wait(), LOOK_S)
+                except TimeoutError:
+                    continue
+                stream.woken.clear()
+                if not self._ending and may_stay() and (not store or reaches(store, run)):
+                    number += 1
+                    yield {"event": "changed", "data": str(number)}
+        finally:
+            self._streams.discard(stream)
