@@ -33,9 +33,19 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
     "--proxy-role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", show_default=True, help="The role of those."
 )
 def command(
-    stores: tuple[str, ...], listen: str, hosts: tuple[str, ...], tls_cert: str | None, tls_key: str | None, plain: bool, state: Path | None, audit: str,
-    anonymous_read: bool, proxy_header: str, proxy_from: tuple[str, ...], proxy_role: str,
-) -> int:  # fmt: skip
+    stores: tuple[str, ...],
+    listen: str,
+    hosts: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    plain: bool,
+    state: Path | None,
+    audit: str,
+    anonymous_read: bool,
+    proxy_header: str,
+    proxy_from: tuple[str, ...],
+    proxy_role: str,
+) -> int:
     """Show the runs of one or more stores in a browser, and as an API, until it is interrupted.
 
     Everything that is shown is read from the stores. By default only this machine reaches it, and only with a token: relight token new.
@@ -64,9 +74,13 @@ def command(
     from relight.serve.doors import Rules
 
     rules = Rules(
-        hosts=tuple(name.lower() for name in hosts), anonymous_read=anonymous_read, secure=bool(tls_cert), proxy_header=proxy_header, proxy_from=proxy_from,
+        hosts=tuple(name.lower() for name in hosts),
+        anonymous_read=anonymous_read,
+        secure=bool(tls_cert),
+        proxy_header=proxy_header,
+        proxy_from=proxy_from,
         proxy_role=proxy_role,
-    )  # fmt: skip
+    )
     app = create_app(Settings(stores, state, audit, rules))
     if not (app.state.store.tokens() or anonymous_read or proxy_header):
         click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
@@ -83,9 +97,20 @@ def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | 
     import uvicorn
 
     uvicorn.run(
-        app, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key, server_header=False, access_log=False, log_level="warning", ws="none",
-        proxy_headers=False, timeout_graceful_shutdown=3, timeout_keep_alive=10, h11_max_incomplete_event_size=32 << 10,
-    )  # fmt: skip
+        app,
+        host=host,
+        port=port,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+        ws="none",
+        proxy_headers=False,
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=10,
+        h11_max_incomplete_event_size=32 << 10,
+    )
 
 
 def _address(text: str) -> tuple[str, int]:

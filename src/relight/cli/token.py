@@ -79,8 +79,9 @@ def listed(path: Path | None, as_json: bool) -> None:
         click.echo("no token yet: relight token new NAME --role viewer")
     else:
         cells = [
-            [one.id, one.name, one.role, one.scope or "everything", _day(one.made_at), _day(one.ends_at) or "never", _state_cell(one.state)] for one in rows
-        ]  # fmt: skip
+            [one.id, one.name, one.role, one.scope or "everything", _day(one.made_at), _day(one.ends_at) or "never", _state_cell(one.state)]
+            for one in rows
+        ]
         table(["id", "name", "role", "scope", "made", "ends", ""], cells, wrap=("name",))
 
 

@@ -21,17 +21,24 @@ from relight.policy import keep
 from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.serve.index import Index
 from relight.serve.jobs import Progress
-from relight.serve.pages_actions import ACTIONS, Done, Planned
-from relight.serve.scope import Who
+from relight.serve.pages_actions import Done, Planned
+from relight.serve.pages_views import ACTIONS
+from relight.serve.scope import Who, everything
 from relight.serve.state import State
 from relight.versions.branching import branch
 from relight.versions.stages import STAGES, promote
 
 FIELDS = {
-    "tag": ("store", "run", "which", "name"), "branch": ("store", "run", "which", "to", "why"), "pin": ("store", "run", "which", "why"),
-    "verify": ("store", "run", "which"), "save": ("store", "run"), "drill": ("store", "run"),
-    "prune": ("store", "run", "keep_last", "keep_every", "keep_best", "undo"), "promote": ("store", "run", "which", "stage", "why"), "revoke": ("id",),
-}  # fmt: skip
+    "tag": ("store", "run", "which", "name"),
+    "branch": ("store", "run", "which", "to", "why"),
+    "pin": ("store", "run", "which", "why"),
+    "verify": ("store", "run", "which"),
+    "save": ("store", "run"),
+    "drill": ("store", "run"),
+    "prune": ("store", "run", "keep_last", "keep_every", "keep_best", "undo"),
+    "promote": ("store", "run", "which", "stage", "why"),
+    "revoke": ("id",),
+}
 """What each takes; anything else is refused."""
 HERE_NOT = {"save", "drill"}
 """What no server can do for a job of another machine: it says how it is done there."""
@@ -186,8 +193,11 @@ class Actions:
         run = self._run(fields)
         numbers = {name: _number(name, fields[name]) for name in ("keep_last", "keep_every", "keep_best") if fields.get(name)}
         rules = keep(
-            last=numbers.get("keep_last"), every=numbers.get("keep_every"), best=numbers.get("keep_best"), undo=fields.get("undo") or None,
-        )  # fmt: skip
+            last=numbers.get("keep_last"),
+            every=numbers.get("keep_every"),
+            best=numbers.get("keep_best"),
+            undo=fields.get("undo") or None,
+        )
         if rules.is_everything:
             raise ConfigError(
                 "no rule was given, so everything stays", hint="keep_last, keep_every or keep_best: how many, or each how manieth step"
@@ -221,7 +231,7 @@ class Actions:
     def _revoke(self, fields: Mapping[str, str]) -> Prepared:
         token_id = fields.get("id", "").removeprefix("rl_")
         found = next((one for one in self._state.tokens() if one.id == token_id), None)
-        if found is None:
+        if found is None or not everything():  # tokens are not below any run
             raise CheckpointNotFound(f"no token {token_id[:40]!r}")
 
         def do() -> Done:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, StoreUnavailable
 from relight.serve.doors import Refused, needs
-from relight.serve.pages_actions import ACTIONS
+from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Who
 
 PREFIX = "/api/v1"

@@ -22,7 +22,7 @@ from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import HERE_NOT, Actions
-from relight.serve.doors import FORM, Doors, Refused, Rules, answer, check_csrf, failures_of, needs
+from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
@@ -77,9 +77,15 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(_end, readers, state)
 
     app = FastAPI(
-        title="Relight", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False,
+        title="Relight",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
         description="What the dashboard shows, as JSON. Send a token as Authorization: Bearer rl_…",
-    )  # fmt: skip
+    )
     app.state.index, app.state.acts, app.state.hub, app.state.store, app.state.readers = (
         index,
         Actions(index, state, book, done),
@@ -157,7 +163,6 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
 
     @app.post("/logout", dependencies=[needs("viewer")], include_in_schema=False)
     async def leave(request: Request) -> Response:
-        await check_csrf(request)
         state.end_session(request.state.who.session)
         made = RedirectResponse("/login", 303)
         made.delete_cookie(rules.cookie, path="/", secure=rules.secure, httponly=True, samesite="strict")

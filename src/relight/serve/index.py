@@ -18,9 +18,29 @@ from relight.serve.jobs import Jobs, Progress
 from relight.serve.reader import Reader, RunState
 from relight.serve.scope import everything, reaches
 from relight.serve.values import (
-    AuditRow, CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, GoodputPart, IncidentRow, LineageRow, Page, PlanRow, RiskRow, RunDetail, RunRow,
-    SaveRow, SettingsDetail, StorageDetail, StoreRow, TensorRow, TierRow, TierUse, TokenRow, Working,
-)  # fmt: skip
+    AuditRow,
+    CheckpointDetail,
+    CheckpointRow,
+    DiffDetail,
+    DiffRow,
+    GoodputPart,
+    IncidentRow,
+    LineageRow,
+    Page,
+    PlanRow,
+    RiskRow,
+    RunDetail,
+    RunRow,
+    SaveRow,
+    SettingsDetail,
+    StorageDetail,
+    StoreRow,
+    TensorRow,
+    TierRow,
+    TierUse,
+    TokenRow,
+    Working,
+)
 from relight.supervise.goodput import merged
 from relight.versions.difference import ONLY_A, ONLY_B, SAME, diff
 from relight.versions.stages import STAGES
@@ -39,9 +59,14 @@ class Index:
     """All stores. What whoever is asking may not see is not there (``scope``). ``audited`` and ``tokens`` give what is kept elsewhere."""
 
     def __init__(
-        self, readers: Sequence[Reader], jobs: Jobs, *,
-        tokens: Callable[[], Sequence[TokenRow]] = lambda: (), audited: Callable[[], Sequence[AuditRow]] = lambda: (), clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+        self,
+        readers: Sequence[Reader],
+        jobs: Jobs,
+        *,
+        tokens: Callable[[], Sequence[TokenRow]] = lambda: (),
+        audited: Callable[[], Sequence[AuditRow]] = lambda: (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._readers = {one.id: one for one in readers}
         self.jobs = jobs
         self._tokens, self._audited, self._clock = tokens, audited, clock
@@ -97,10 +122,15 @@ class Index:
         ]
         saves = [SaveRow(one.id, one.step, one.time, None, one.body.new_bytes) for one in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
-            self._row(store, state, self._clock()), {name: _thinned(points) for name, points in state.series.items()}, saves, list(reversed(state.incidents)), parts,
-            [pair for pair in tags if pair[0] not in STAGES], [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)],
+            self._row(store, state, self._clock()),
+            {name: _thinned(points) for name, points in state.series.items()},
+            saves,
+            list(reversed(state.incidents)),
+            parts,
+            [pair for pair in tags if pair[0] not in STAGES],
+            [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)],
             [pair for pair in tags if pair[0] in STAGES],
-        )  # fmt: skip
+        )
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Page[CheckpointRow]:
         """Of a run, the newest first."""
@@ -164,10 +194,16 @@ class Index:
         tiers = [TierUse(reader.url, used, used + free if free is not None else None, free)]
         going = [(state, one, record) for state in states for one, record in state.history.recallable.items()]
         retention = [
-            PlanRow(state.name, one, state.history.retired[one].step, "delete" if one in state.due else "retired", getattr(record.body, "reason", ""),
-                    state.history.retired[one].body.new_bytes)
+            PlanRow(
+                state.name,
+                one,
+                state.history.retired[one].step,
+                "delete" if one in state.due else "retired",
+                getattr(record.body, "reason", ""),
+                state.history.retired[one].body.new_bytes,
+            )
             for state, one, record in going
-        ]  # fmt: skip
+        ]
         return StorageDetail(tiers, [(at, size) for at, size in _thinned(trend)], full_at(trend, free, self._clock()), retention)
 
     def incidents(self, after: str | None, limit: int) -> Page[IncidentRow]:
@@ -186,7 +222,7 @@ class Index:
         return found
 
     def risk(self) -> list[RiskRow]:
-        """Machines that look like failing, the highest first: of what stores say, none. Risks are told in nodes' events, which are not read here."""
+        """Machines that look like failing: none. Stores do not say, and nodes' events, which do, are not read here."""
         return []
 
     def audit(self, after: str | None, limit: int) -> Page[AuditRow]:
@@ -218,10 +254,20 @@ class Index:
         health, why = state.health(now)
         last = state.incidents[-1] if state.incidents else None
         return RunRow(
-            store, state.name, live[-1].id if live else None, live[-1].step if live else None,
-            max(0.0, now - state.good_at) if state.good_at is not None else None, bool(live) and state.good is live[-1], health, why,
-            merged(list(state.accounts)).goodput if state.accounts else None, None, len(live), state.bytes, f"{last.kind}: {last.why}"[:200] if last is not None else None,
-        )  # fmt: skip
+            store,
+            state.name,
+            live[-1].id if live else None,
+            live[-1].step if live else None,
+            max(0.0, now - state.good_at) if state.good_at is not None else None,
+            bool(live) and state.good is live[-1],
+            health,
+            why,
+            merged(list(state.accounts)).goodput if state.accounts else None,
+            None,
+            len(live),
+            state.bytes,
+            f"{last.kind}: {last.why}"[:200] if last is not None else None,
+        )
 
     def _tiers(self, store: str, state: RunState, one: Checkpoint) -> list[TierRow]:
         """This store, and any other followed one that has the very same checkpoint."""
@@ -241,9 +287,17 @@ class Index:
         rows = [_tensor_row(tensor, None if coded else 1.0) for tensor in whole.tensors]  # of a coded one only chunks know
         root = opened.root
         facts: list[tuple[str, Any]] = [
-            ("reason", root.reason), ("created", root.created), ("world", root.world), ("exact", root.exact), ("attempt", one.epoch), ("parents", ", ".join(root.parents)),
-            ("requires", ", ".join(one.requires)), ("directory", one.lies_in(state.name)), ("new bytes", one.body.new_bytes), ("lossy", one.body.lossy),
-        ]  # fmt: skip
+            ("reason", root.reason),
+            ("created", root.created),
+            ("world", root.world),
+            ("exact", root.exact),
+            ("attempt", one.epoch),
+            ("parents", ", ".join(root.parents)),
+            ("requires", ", ".join(one.requires)),
+            ("directory", one.lies_in(state.name)),
+            ("new bytes", one.body.new_bytes),
+            ("lossy", one.body.lossy),
+        ]
         facts += [(f"metric {name}", value) for name, value in root.metrics.items()]
         facts += [(f"metadata {name}", value) for name, value in root.user.items()]
         facts += [(f"environment {name}", value) for name, value in root.environment.items() if name != "argv"]

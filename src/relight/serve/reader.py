@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
@@ -164,7 +165,7 @@ def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts:
     fine = [one for one in history.live if not one.body.suspect and one.id not in history.set_aside]
     good = fine[-1] if fine else None
     times = [at for one in history.live[-GAPS_LOOKED_AT:] if (at := seconds_since_epoch(one.time)) is not None]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False) if later > earlier]
+    gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
     everything = sorted([*history.live, *history.retired.values()], key=lambda one: one.seq)
     series: dict[str, dict[int, float | None]] = {}
     for one in everything:
@@ -172,11 +173,20 @@ def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts:
             number = float(value)
             series.setdefault(metric, {})[one.step] = number if number == number and abs(number) != float("inf") else None
     return RunState(
-        name, view, history, incidents, accounts, "; ".join(f"record {fault.seq}: {fault.reason}" for fault in view.faults[:3]),
-        sum(one.body.new_bytes for one in history.live), statistics.median(gaps) if gaps else None, good,
-        seconds_since_epoch(good.time) if good else None, {name: sorted(points.items()) for name, points in series.items()},
-        trend_of(view), due_of(view, history),
-    )  # fmt: skip
+        name,
+        view,
+        history,
+        incidents,
+        accounts,
+        "; ".join(f"record {fault.seq}: {fault.reason}" for fault in view.faults[:3]),
+        sum(one.body.new_bytes for one in history.live),
+        statistics.median(gaps) if gaps else None,
+        good,
+        seconds_since_epoch(good.time) if good else None,
+        {name: sorted(points.items()) for name, points in series.items()},
+        trend_of(view),
+        due_of(view, history),
+    )
 
 
 def trend_of(view: View) -> list[tuple[float, int]]:
@@ -199,10 +209,23 @@ def incident_row(store: str, run: str, one: Incident) -> IncidentRow:
     """An incident as pages show it."""
     after = one.after
     return IncidentRow(
-        one.id, store, run, one.at, one.kind, one.why, one.rank, one.step if one.step >= 0 else None, one.action, one.reason,
-        after.steps_lost if after is not None else None, after.seconds.get("all") if after is not None else None,
-        [(str(clue.get("kind", "")), str(clue.get("what", "")), clue.get("weight", "")) for clue in one.clues], one.stacks, one.words, one.workers,
-    )  # fmt: skip
+        one.id,
+        store,
+        run,
+        one.at,
+        one.kind,
+        one.why,
+        one.rank,
+        one.step if one.step >= 0 else None,
+        one.action,
+        one.reason,
+        after.steps_lost if after is not None else None,
+        after.seconds.get("all") if after is not None else None,
+        [(str(clue.get("kind", "")), str(clue.get("what", "")), clue.get("weight", "")) for clue in one.clues],
+        one.stacks,
+        one.words,
+        one.workers,
+    )
 
 
 def names_for(urls: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What stores do not say and a server must remember: tokens and browser sessions, hashed, in one SQLite file that only its owner can read."""
+"""What stores do not say and a server must remember: tokens and sessions, hashed, in an SQLite file that only its owner can read."""
 
 from __future__ import annotations
 

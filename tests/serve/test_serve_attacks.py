@@ -1,0 +1,223 @@
+"""What attackers of dashboards try, each refused: the list of docs/security.md, one after the other."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.serve.made_server import HOST, Server, serving
+from tests.serve.made_stores import make_store
+
+from relight.serve.doors import Rules
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One run of three checkpoints."""
+    root = tmp_path_factory.mktemp("attack")
+    with serving([make_store(root / "runs", 1, 3)], root) as made:
+        yield made
+
+
+@pytest.fixture
+def session(server: Server) -> Iterator[dict[str, str]]:
+    """A browser that an admin has logged in with: its cookie."""
+    entered = server.client.post("/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False)
+    server.client.cookies.clear()
+    yield {"cookie": entered.headers["set-cookie"].partition(";")[0]}
+
+
+def word_of(server: Server, session: dict[str, str]) -> str:
+    """The word for forms that this session's pages have."""
+    found = server.app.state.store.of_session(session["cookie"].partition("=")[2])
+    assert found is not None
+    return str(found[1])
+
+
+TAG = {"store": "runs", "run": "run-000", "which": "latest", "name": "evil"}
+BAD_CREDENTIALS = {
+    "an empty bearer": "Bearer ", "no scheme": "rl_aaaaaaaaaa.b", "basic": "Basic YTpi", "a long one": "Bearer " + "a" * 30_000,
+    "somebody's id with another secret": "Bearer rl_aaaaaaaaaa." + "A" * 43, "a token of no algorithm": "Bearer eyJhbGciOiJub25lIn0.e30.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", BAD_CREDENTIALS.values(), ids=BAD_CREDENTIALS)
+def test_credentials_that_are_none_open_nothing(server: Server, session: dict[str, str], given: str) -> None:
+    """Not even beside a cookie that is good: they never fall back to something less."""
+    assert server.client.get("/api/v1/runs", headers={"authorization": given} | session).status_code == 401
+
+
+def test_two_credentials_are_none(server: Server) -> None:
+    """Which of the two a proxy has looked at, nobody knows."""
+    good = server.tokens["admin"]
+    both = [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")]
+    assert server.client.get("/api/v1/runs", headers=both).status_code == 401
+
+
+def test_a_token_in_an_address_is_refused(server: Server) -> None:
+    """It would be in every log on the way; so it does not work, and nobody gets used to it."""
+    for name in ("token", "access_token", "ACCESS_TOKEN"):
+        assert server.get(f"/api/v1/runs?{name}={server.tokens['admin']}", "admin").status_code == 400
+
+
+ORIGINS = {
+    "none": None, "null": "null", "elsewhere": "https://evil.example", "http for https": "https://127.0.0.1:8484", "another port": "http://127.0.0.1:9999",
+    "a longer name": "http://127.0.0.1:8484.evil.example",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", ORIGINS.values(), ids=ORIGINS)
+@pytest.mark.parametrize("path", ["/act/tag", "/login", "/logout", "/api/v1/actions/tag"])
+def test_a_page_elsewhere_cannot_act_through_the_browser_of_somebody(
+    server: Server, session: dict[str, str], origin: str | None, path: str
+) -> None:
+    """Even with the cookie and the right word, a post that comes from elsewhere is refused."""
+    headers = session | {"x-csrf-token": word_of(server, session)} | ({"origin": origin} if origin is not None else {})
+    given = {"json": {"fields": TAG}} if path.startswith("/api") else {"data": TAG}
+    assert server.client.post(path, headers=headers, follow_redirects=False, **given).status_code == 403
+
+
+def test_a_form_without_its_word_is_refused_and_with_it_is_not(server: Server, session: dict[str, str]) -> None:
+    """The word is the session's own; another session's, an empty or a cut one does not do."""
+    word, here = word_of(server, session), session | {"origin": HOST}
+    for wrong in ("", word[:-1], word + "x", "x" * 43):
+        assert server.client.post("/act/tag", headers=here, data=TAG | {"csrf": wrong}).status_code == 403
+    assert server.client.post("/act/tag", headers=here, data=TAG | {"csrf": word}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
+def test_the_api_takes_json_alone(server: Server, kind: str) -> None:
+    """The kinds of body that a page elsewhere may send without being asked are none that it takes."""
+    answered = server.post("/api/v1/actions/tag", "admin", content=b'{"fields": {}}', headers={"content-type": kind})
+    assert answered.status_code == 415
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "", "a" * 3000])
+def test_a_name_that_somebody_elses_dns_points_here_is_refused(server: Server, host: str) -> None:
+    """Rebinding: the browser believes that this server is the attacker's."""
+    assert server.get("/healthz", "admin", headers={"host": host}).status_code == 400
+
+
+PATHS = [
+    "../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "..%5c..%5cetc%5cpasswd", "%252e%252e%252fetc%252fpasswd", "%2e%2e/%2e%2e/etc/passwd",
+    "....//....//etc/passwd", "/etc/passwd", "%00", "runs%00", "~root", "C:%5cwindows", "\u2025/etc/passwd", "a" * 199,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_leads_nowhere(server: Server, path: str) -> None:
+    """Names are looked up among those that there are, in no file system."""
+    for before in ("/static/", "/api/v1/runs/", "/api/v1/runs/runs/", "/api/v1/runs/runs/run-000/checkpoints/", "/api/v1/storage/", "/runs/runs/"):
+        answered = server.get(before + path, "admin")
+        assert answered.status_code in (404, 422, 307), (before, path, answered.status_code)
+        assert "root:" not in answered.text and "Traceback" not in answered.text
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "CONNECT", "PROPFIND"])
+def test_methods_that_are_not_used_are_refused(server: Server, method: str) -> None:
+    """Nor does a header make another method of a GET."""
+    assert server.client.request(method, "/api/v1/runs", headers=server.headers("admin")).status_code == 405
+    overridden = server.client.post("/api/v1/actions/prune", json={"fields": {}}, headers=server.headers("viewer") | {"x-http-method-override": method})
+    assert overridden.status_code == 403
+
+
+def test_what_is_too_long_is_refused_whether_it_says_so_or_not(server: Server) -> None:
+    """A body may be 64 KiB."""
+    def stream() -> Iterator[bytes]:
+        for _ in range(200):
+            yield b" " * 1024
+
+    for content in (b" " * 200_000, stream()):
+        answered = server.post("/api/v1/actions/tag", "admin", content=content, headers={"content-type": "application/json"})
+        assert answered.status_code in (400, 413), answered.status_code
+    assert server.get("/api/v1/runs", "admin", headers={"content-length": "9" * 30}).status_code == 400
+
+
+def test_more_than_was_asked_for_is_refused(server: Server) -> None:
+    """Mass assignment: no field that an action does not know, nor beside its fields."""
+    for body in ({"fields": TAG, "role": "admin"}, {"fields": TAG | {"role": "admin"}}, {"fields": [TAG]}, {"fields": TAG | {"which": 5}}, []):
+        assert server.post("/api/v1/actions/tag", "operator", json=body).status_code == 422, body
+
+
+def test_nothing_tells_how_it_is_made(server: Server) -> None:
+    """No documentation pages with scripts from elsewhere, no CORS, no name of a server, no stack."""
+    for path in ("/docs", "/redoc", "/openapi.json", "/debug", "/metrics", "/.git/config", "/api/v0/runs", "/api/runs"):
+        assert server.get(path, "admin").status_code == 404, path
+    answered = server.get("/api/v1/runs", "admin", headers={"origin": "https://evil.example"})
+    assert not [name for name in answered.headers if name.startswith("access-control") or name == "server"]
+
+
+def test_every_answer_has_the_headers_that_browsers_go_by(server: Server) -> None:
+    """Pages, errors, refusals, files alike."""
+    for path, role in (("/", "viewer"), ("/", "nobody"), ("/nowhere", "viewer"), ("/static/relight.css", "nobody"), ("/login", "nobody")):
+        headers = server.get(path, role).headers
+        assert "default-src 'self'" in headers["content-security-policy"] and "unsafe" not in headers["content-security-policy"], path
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+
+
+def test_guessing_and_flooding_are_slowed_down(tmp_path: Path) -> None:
+    """After ten wrong tokens the eleventh is not looked at, whether it is a header or a form; nor are endless requests answered."""
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(requests_per_second=1, burst=60)) as server:
+        guesses = [server.client.get("/api/v1/runs", headers={"authorization": f"Bearer rl_{n:010d}.{'A' * 43}"}) for n in range(14)]
+        assert [one.status_code for one in guesses] == [401] * 10 + [429] * 4
+        assert int(guesses[-1].headers["retry-after"]) >= 1
+        form = server.client.post("/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False)
+        assert form.status_code == 429
+        flood = [server.client.get("/healthz").status_code for _ in range(80)]
+        assert flood.count(429) >= 30
+
+
+def test_a_proxy_is_believed_from_its_own_address_alone(tmp_path: Path) -> None:
+    """The header of whoever else sends it is nothing."""
+    store = make_store(tmp_path / "runs", 1, 1)
+    said = {"x-user": "anna"}
+    with serving([store], tmp_path, Rules(proxy_header="x-user", proxy_from=("10.0.0.1",))) as server:
+        assert server.client.get("/api/v1/runs", headers=said).status_code == 401
+    (tmp_path / "two").mkdir()
+    with serving([store], tmp_path / "two", Rules(proxy_header="x-user", proxy_from=("testclient",))) as server:
+        assert server.client.get("/api/v1/runs", headers=said).status_code == 200
+        assert server.client.get("/api/v1/runs", headers=[("x-user", "anna"), ("x-user", "root")]).status_code == 401
+        assert server.client.post("/act/tag", headers=said | {"origin": HOST}, data=TAG).status_code == 403
+
+
+def test_anonymous_readers_read_and_never_write(tmp_path: Path) -> None:
+    """A setting lets everybody look; nothing lets anybody act."""
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(anonymous_read=True)) as server:
+        assert server.get("/api/v1/runs", "nobody").status_code == 200
+        assert server.get("/api/v1/audit", "nobody").status_code == 403
+        for path, given in (("/act/tag", {"data": TAG}), ("/api/v1/actions/tag", {"json": {"fields": TAG}})):
+            assert server.post(path, "nobody", headers={"origin": HOST}, **given).status_code == 403
+
+
+def test_a_seeded_storm_of_odd_requests_meets_no_failure_of_the_server(server: Server) -> None:
+    """Every address of the schema, with odd names, numbers and bodies: no 5xx, no traceback. ``make fuzz`` does it for longer."""
+    rng = random.Random(7)
+    odd = ["", "0", "-1", "1e9", "NaN", "null", "é", "\u202e", "%", "%zz", "' OR 1=1 --", "<img src=x>", "=cmd()", "a\r\nset-cookie: x=1", "\ud7ff", "{{7*7}}",
+           "9" * 30, "latest", "run-000", "runs", "@", "runs/run-000@latest", "step=100"] + ["".join(rng.choices(string.printable, k=20)) for _ in range(20)]  # fmt: skip
+    schema = server.get("/api/v1/openapi.json", "admin").json()
+    asked = 0
+    for path, methods in schema["paths"].items():
+        for method, told in methods.items():
+            for _ in range(25):
+                address = path
+                query = {}
+                for one in told.get("parameters", []):
+                    value = rng.choice(odd)
+                    if one["in"] == "path":
+                        from urllib.parse import quote
+
+                        address = address.replace(f"{{{one['name']}}}", quote(value, safe="") or "x")
+                    elif rng.random() < 0.7:
+                        query[one["name"]] = value
+                body = {"fields": {rng.choice(["store", "run", "which", "name", "x"]): rng.choice(odd) for _ in range(3)}, "confirm": rng.choice(odd)}
+                answered = server.client.request(
+                    method.upper(), address, params=query, headers=server.headers("admin"), **({"json": body} if method == "post" else {})
+                )  # fmt: skip
+                asked += 1
+                assert answered.status_code < 500, (method, address, query, body, answered.text)
+                assert "Traceback" not in answered.text
+    assert asked >= 300
