@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from relight.audit import told
 from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
 from relight.catalog import verify_checkpoint as _verify
 from relight.catalog.one_writer import apart
@@ -60,6 +61,11 @@ def load(
     ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
     one: every tensor whole; of what each rank had of its own, rank 0's.
     """
+    with told("load", f"{url}@{which}"):
+        return _load(url, which, only, encrypt)
+
+
+def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | None, encrypt: str | Sequence[str] | None) -> dict[str, Any]:
     from relight.capture import build_tree, sinks_by_part
 
     store_url, run_name = split_run(url)

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from relight.errors import CheckpointNotFound
 from relight.serve import values as v
 
 NOW = time.time()
@@ -150,6 +151,8 @@ class MadeIndex:
 
     def diff(self, a: str, b: str) -> Any:
         """There at once, but for one that is asked for as slow."""
+        if a == "missing":
+            raise CheckpointNotFound("no checkpoint 'missing' in run gpt2-small" + self.evil)
         return v.Working(0.4) if a == "slow" else diff(self.evil)
 
     def lineage(self, store: str) -> list[Any]:

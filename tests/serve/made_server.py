@@ -43,9 +43,9 @@ class Server:
 
 
 @contextmanager
-def serving(stores: list[Path], state: Path, rules: Rules = FREE) -> Iterator[Server]:
+def serving(stores: list[Path], state: Path, rules: Rules = FREE, poll_s: float = 0.2) -> Iterator[Server]:
     """A server that has read everything, with a token for each role, and one that sees ``run-000`` of the first store alone."""
-    app = create_app(Settings([str(one) for one in stores], state / "serve.sqlite", rules=rules, poll_s=0.2))
+    app = create_app(Settings([str(one) for one in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s))
     tokens = {role: app.state.store.new_token(role, role)[1] for role in ("viewer", "operator", "admin")}
     first = app.state.readers[0].id
     tokens["scoped"] = app.state.store.new_token("scoped", "admin", f"{first}/run-000")[1]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from relight.format import Record, encode_record, hexdigest
 from relight.format.digest import ZERO_HEX
-from relight.format.records import Body, CommitBody, FenceBody, RunBody, TagBody
 from relight.format.names import CheckpointDir, record_file
+from relight.format.records import Body, CommitBody, FenceBody, RunBody, TagBody
 from relight.log import require_store
 from relight.store import open_bytes
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ PAGES = {
 class Site:
     """A server of pages on loopback."""
 
-    def __init__(self, index: Any) -> None:
-        self.app = application(index)
+    def __init__(self, index: Any = None, app: Any = None) -> None:
+        self.app = app or application(index)
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=1))
@@ -175,8 +176,8 @@ def test_live(browser: Any, sites: dict[str, Site]) -> None:
         page = tab.go(site.url + PAGES["run"])
         page.wait_for_selector("#told.on")
         page.evaluate("window.stays = 1")
-        rows = site.app.state.index.checkpoints("", "", None, 9)
-        rows.rows[0].id = "feedc0ffee00"
+        before = site.app.state.index.checkpoints("", "", None, 9)
+        rows = replace(before, rows=[replace(before.rows[0], id="feedc0ffee00"), *before.rows[1:]])
         site.app.state.index.checkpoints = lambda *_: rows
         try:
             site.app.state.changed()
@@ -233,3 +234,63 @@ def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         page.keyboard.press("Enter")
         page.wait_for_url("**/runs/main/llama-8b-sft")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The server itself over a run that was trained: its address, and an admin's token."""
+    import torch
+
+    import relight
+    from relight.serve.app import Settings, create_app
+
+    home = tmp_path_factory.mktemp("real")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    loop = relight.Checkpointer(str(home / "runs" / "real"), model=model, optimizer=optimizer, save=relight.every(steps=5))
+    for step in range(loop.restore(), 40):
+        loss = model(torch.randn(8, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loop.step(step, loss=loss)
+    loop.close()
+    app = create_app(Settings([str(home / "runs")], home / "state.sqlite"))
+    _, token = app.state.store.new_token("anna", "admin")
+    site = Site(app=app)
+    yield site.url, token
+    site.close()
+
+
+def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
+    """Log in with a token; every page of a run that was trained is whole; a tag is set and seen; log out, and nothing is shown any more."""
+    url, token = real
+    with Tab(browser, 390) as tab:
+        page = tab.go(url)
+        assert page.url == f"{url}/login" and tab.axe() == []
+        page.fill("input[name=token]", token)
+        page.click("main button")
+        page.wait_for_selector("text=real", timeout=20_000)
+        page.screenshot(path=str(SHOTS / "real-runs-390-light.png"), full_page=True)
+        page.click("main >> text=real")
+        page.wait_for_selector("#told.on")
+        page.screenshot(path=str(SHOTS / "real-run-390-light.png"), full_page=True)
+        assert tab.axe() == []
+        page.locator("#checkpoints tbody a").first.click()
+        page.wait_for_selector("svg.treemap", timeout=20_000)
+        page.screenshot(path=str(SHOTS / "real-checkpoint-390-light.png"), full_page=True)
+        page.fill("input[name=name]", "best-of-all")
+        page.click("button:text-is('Tag…')")
+        page.click("main form button[type=submit]")
+        page.click("main >> text=Back")
+        page.wait_for_selector(".tag:text-is('best-of-all')", timeout=10_000)
+        for address in ("/lineage", "/storage", "/incidents", "/risk", "/audit", "/settings", "/compare?a=real@step%3D9&b=real@latest"):
+            tab.go(url + address)
+            page.screenshot(path=str(SHOTS / f"real-{address[1:].partition('?')[0]}-390-light.png"), full_page=True)
+            assert tab.axe() == [], address
+        tab.go(url)
+        page.click("text=Log out")
+        page.wait_for_url("**/login")
+        page.goto(url + "/runs/x/real")
+        assert page.url == f"{url}/login"
+        assert [one for one in tab.said if "favicon" not in one] == []

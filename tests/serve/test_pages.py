@@ -174,6 +174,14 @@ def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
         assert set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))) <= {"http://www.w3.org", "//far", "//team"}
 
 
+def test_what_is_not_there_is_said_beside_the_form(hostile: TestClient) -> None:
+    """A comparison with what does not exist: 404, the reason as text, and the form with what was typed."""
+    answer = hostile.get("/compare?a=missing&b=y")
+    seen = Seen(answer.text)
+    assert answer.status_code == 404 and seen.wrong == [] and "no checkpoint 'missing'" in "".join(seen.words)
+    assert {one.get("name"): one.get("value") for tag, one in seen.elements if tag == "input" and one.get("type") != "hidden"} == {"a": "missing", "b": "y"}
+
+
 TAG = {"csrf": "made-csrf", "store": "main", "run": "gpt2-small", "which": "x", "name": "best"}
 
 

@@ -73,6 +73,10 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
+        if os.environ.get("RELIGHT_AUDIT"):
+            from relight.cli.audited import audited
+
+            return audited(cmd_name, command)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

@@ -29,7 +29,7 @@ from relight.serve.limits import Limiter
 from relight.serve.live import PING_S, Hub
 from relight.serve.pages_render import HERE, render
 from relight.serve.pages_views import ACTIONS
-from relight.serve.reader import POLL_S, Reader, open_readers
+from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
 from relight.serve.scope import Who
 from relight.serve.state import SESSION_S, State
 from relight.serve.values import AuditRow
@@ -37,7 +37,8 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
 
-OPEN = ("/login", "/healthz")
+Asked = Annotated[str, Query(max_length=200)]
+OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``."""
 
 
@@ -117,10 +118,8 @@ def _audited(book: Book) -> list[AuditRow]:
 
 
 def _streams(app: FastAPI, hub: Hub, state: State) -> None:
-    name = Annotated[str, Query(max_length=200)]
-
     @app.get("/events", dependencies=[needs("viewer")], include_in_schema=False)
-    async def events(request: Request, store: name = "", run: name = "") -> Response:
+    async def events(request: Request, store: Asked = "", run: Asked = "") -> Response:
         who: Who = request.state.who
         asker = who.token or who.name
         if hub.full(asker):
@@ -139,6 +138,11 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
     @app.get("/healthz", include_in_schema=False)
     def healthz() -> JSONResponse:
         return JSONResponse({"ok": True})
+
+    @app.get("/readyz", include_in_schema=False)
+    def readyz(request: Request) -> JSONResponse:
+        ready = all(one.now.state != NOT_YET for one in request.app.state.readers)
+        return JSONResponse({"ok": ready}, 200 if ready else 503)
 
     @app.get("/login", include_in_schema=False)
     def login(request: Request) -> HTMLResponse:

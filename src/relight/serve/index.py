@@ -136,7 +136,7 @@ class Index:
         """Of a run, the newest first."""
         history = self.state(store, run).history
         newest_first = history.live[::-1]
-        picked, more = _page(newest_first, [f"{-one.seq:021d}" for one in newest_first], after, limit, known=_seq)
+        picked, more = _page(newest_first, [f"{one.seq:012d}" for one in newest_first], after, limit, reverse=True, known=_seq)
         tags = _tags_by_id(history.tags)
         return Page([_checkpoint_row(one, tags.get(one.id, ()), history.set_aside) for one in picked], more, len(newest_first))
 
@@ -229,7 +229,7 @@ class Index:
         """Who did what, the newest first; all of it only for those who may see everything."""
         rows = [one for one in self._audited() if everything() or reaches(*_place_of(one.on))]
         rows.sort(key=lambda one: -one.seq)
-        picked, more = _page(rows, [f"{-one.seq:021d}" for one in rows], after, limit, known=_seq)
+        picked, more = _page(rows, [f"{one.seq:012d}" for one in rows], after, limit, reverse=True, known=_seq)
         return Page(picked, more, len(rows))
 
     def settings(self) -> SettingsDetail:
@@ -354,9 +354,9 @@ def _page(
 
 
 def _seq(text: str) -> str:
-    if not text.lstrip("-").isdigit() or len(text) > 21:
+    if not text.isascii() or not text.isdecimal() or len(text) > 12:
         raise ConfigError(f"{text[:40]!r} is no place in this list", hint="take what the piece before said under next")
-    return text
+    return text.zfill(12)
 
 
 def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str]) -> CheckpointRow:

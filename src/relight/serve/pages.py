@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from relight.errors import RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.serve import pages_around as around
 from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
@@ -122,10 +122,14 @@ def checkpoint(request: Request, store: str, run: str, which: str, find: str = "
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
     """Two checkpoints: what differs."""
     a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
-    context: dict[str, Any] = {"found": False, "waiting": ""}
+    context: dict[str, Any] = {"found": False, "waiting": "", "wrong": ""}
     if a and b:
-        context |= contents.compared(request.app.state.index.diff(a, b))
-    return shown(request, "compare.html", "/compare", a=a, b=b, **context)
+        try:
+            context |= contents.compared(request.app.state.index.diff(a, b))
+        except (CheckpointNotFound, ConfigError) as error:
+            return shown(request, "compare.html", "/compare", a=a, b=b, status=404, **context | {"wrong": str(error)})
+    live = "?" if context["waiting"] else ""
+    return shown(request, "compare.html", "/compare", live=live, a=a, b=b, **context)
 
 
 @page("/lineage")

@@ -48,7 +48,9 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
     """One store: its tiers, how it grew, what goes next."""
     trend = [(moment, held) for moment, held in detail.trend]
     newest = trend[-1][0] if trend else 0.0
-    curve = Curve("bytes", [(moment - newest) / 86400 for moment, _ in trend], [float(held) for _, held in trend])
+    long = newest - trend[0][0] if trend else 0.0
+    unit, seconds = next(((name, count) for name, count in (("days", 86400), ("hours", 3600)) if long > 2 * count), ("minutes", 60))
+    curve = Curve("bytes", [(moment - newest) / seconds for moment, _ in trend], [float(held) for _, held in trend])
     freed = sum(row.bytes or 0 for row in detail.retention)
     full = detail.full_at
     said = (
@@ -79,9 +81,9 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
             }
             for tier in detail.tiers
         ],
-        "trend": line([curve], [], f"bytes of {one.name} over days") if len(trend) > 1 else None,
-        "trend_data": chart_data(curve, [], "days"),
-        "forecast": f"Days before the newest save, bytes. {said}",
+        "trend": line([curve], [], f"bytes of {one.name} over {unit}") if len(trend) > 1 else None,
+        "trend_data": chart_data(curve, [], unit),
+        "forecast": f"{unit.capitalize()} before the newest save; bytes. {said}",
         "retention": [
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
             for row in detail.retention

@@ -21,6 +21,8 @@ from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import DIRECTORY, Incident, read_accounts, read_incidents
 
+NOT_YET = "not read yet"
+"""What is said of a store until it was tried once."""
 POLL_S = 2.0
 LATE_AFTER = 3.0
 """A run is late once its newest good checkpoint is so many times as old as they were apart, and a minute."""
@@ -74,7 +76,7 @@ class StoreState:
     """A store as it was read last."""
 
     runs: dict[str, RunState] = field(default_factory=dict)
-    state: str = "not read yet"
+    state: str = NOT_YET
     read_at: float | None = None
     free: int | None = None
 

@@ -1,0 +1,51 @@
+"""Commands that change something, or take something out, are written into the audit log that ``RELIGHT_AUDIT`` names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+WITH = {
+    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "cp": "", "push": "",
+    "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "",
+}  # fmt: skip
+"""Which; and the argument without which it only looks."""
+_LOOKS = ("dry_run", "listed")
+
+
+def audited(name: str, command: click.Command) -> click.Command:
+    """``command``, whose use is written down if a setting says where to; else it is as it was."""
+    if name not in WITH or not os.environ.get("RELIGHT_AUDIT") or hasattr(command, "is_audited"):
+        return command
+    plain = command.invoke
+
+    def invoke(context: click.Context) -> Any:
+        words = [name, *[word for word in _words(context) if not word.startswith("-")]]
+        needed, given = WITH[name], context.params
+        if not os.environ.get("RELIGHT_AUDIT") or any(given.get(flag) for flag in _LOOKS) or (needed and given.get(needed) is None):
+            return plain(context)
+        if isinstance(command, click.Group) and words[1:2] == ["status"]:
+            return plain(context)
+        from relight.audit import told
+
+        grouped = isinstance(command, click.Group)
+        what = " ".join(words[:2]) if grouped else name
+        with told(what, "".join(words[2:3]) if grouped else _first(command, given)):
+            return plain(context)
+
+    command.invoke = invoke  # type: ignore[method-assign] # one command, used once a process
+    command.is_audited = True  # type: ignore[attr-defined]
+    return command
+
+
+def _words(context: click.Context) -> list[str]:
+    """What a group is given for its command."""
+    return [*getattr(context, "_protected_args", ()), *context.args]
+
+
+def _first(command: click.Command, given: dict[str, Any]) -> str:
+    """What is named first: a run, a checkpoint, a directory."""
+    name = next((one.name for one in command.params if isinstance(one, click.Argument)), None)
+    return str(given.get(name or "") or "")

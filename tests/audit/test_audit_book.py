@@ -1,0 +1,149 @@
+"""The audit log: what is written, and that any change and a cut end are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from relight.audit import Book, check, told
+from relight.cli import cli
+from relight.errors import ConfigError, StoreUnavailable
+from relight.store import open_bytes
+from relight.store.memory import MemoryStore
+
+
+def filled(root: Path, count: int = 4) -> Book:
+    """A book with so many entries."""
+    book = Book(open_bytes(str(root)))
+    for number in range(count):
+        with book.doing("anna", "tag", f"runs/demo@{number}", "operator"):
+            pass
+    return book
+
+
+def test_an_action_is_written_before_and_after(tmp_path: Path) -> None:
+    """Begun, then how it ended: as it should, with an error, or not at all."""
+    book = filled(tmp_path / "audit", 1)
+    with pytest.raises(ConfigError), book.doing("bert", "prune", "runs/demo"):
+        raise ConfigError("no rule was given")
+    with pytest.raises(OSError), book.doing("bert", "export", "runs/demo"):
+        raise OSError("disk")
+    book.begin("carl", "verify", "runs/demo")
+    assert [(one.who, one.what, one.how) for one in book.entries()] == [
+        ("anna", "tag", "ok"), ("bert", "prune", "refused"), ("bert", "export", "failed"), ("carl", "verify", ""),
+    ]  # fmt: skip
+    assert "no rule was given" in book.entries()[1].says
+
+
+def test_any_byte_that_is_changed_is_found(tmp_path: Path) -> None:
+    """Each byte of each record, one after the other; and a record that is gone."""
+    filled(tmp_path / "audit", 2)
+    anchor = check(open_bytes(str(tmp_path / "audit"))).anchor
+    records = sorted((tmp_path / "audit" / "audit" / "log").iterdir())
+    tried = 0
+    for path in records:
+        whole = path.read_bytes()
+        for at in range(0, len(whole), 7):
+            path.chmod(0o644)
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            assert check(open_bytes(str(tmp_path / "audit")), anchor).faults, (path.name, at)
+            tried += 1
+        path.unlink()
+        assert check(open_bytes(str(tmp_path / "audit")), anchor).faults, f"{path.name} gone"
+        path.write_bytes(whole)
+    assert tried > 200
+    assert not check(open_bytes(str(tmp_path / "audit")), anchor).faults
+
+
+def test_a_cut_end_and_a_log_that_was_written_anew_are_found_by_the_anchor(tmp_path: Path) -> None:
+    """The chain alone cannot know that there was more."""
+    filled(tmp_path / "audit", 3)
+    anchor = check(open_bytes(str(tmp_path / "audit"))).anchor
+    last = max((tmp_path / "audit" / "audit" / "log").iterdir())
+    whole = last.read_bytes()
+    last.unlink()
+    assert check(open_bytes(str(tmp_path / "audit"))).faults == []
+    assert "cut off" in check(open_bytes(str(tmp_path / "audit")), anchor).faults[0]
+    last.write_bytes(whole)
+    filled(tmp_path / "audit", 1)
+    assert check(open_bytes(str(tmp_path / "audit")), anchor).faults == []
+    filled(tmp_path / "another", 4)
+    assert "written anew" in check(open_bytes(str(tmp_path / "another")), anchor).faults[0]
+
+
+def test_what_cannot_be_written_down_is_not_done() -> None:
+    """The store's error comes before the action."""
+    class Full(MemoryStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            raise StoreUnavailable("full")
+
+    done = []
+    with pytest.raises(StoreUnavailable), Book(Full("full")).doing("anna", "prune", "runs/demo"):
+        done.append(1)
+    assert done == []
+
+
+def test_two_books_of_one_store_write_one_chain(tmp_path: Path) -> None:
+    """A server and a command at once."""
+    one, other = Book(open_bytes(str(tmp_path / "audit"))), Book(open_bytes(str(tmp_path / "audit")))
+    for _ in range(3):
+        first, second = one.begin("a", "tag", "x"), other.begin("b", "tag", "y")
+        one.end(first, "ok")
+        other.end(second, "failed")
+    assert [(entry.who, entry.how) for entry in one.entries()] == [("a", "ok"), ("b", "failed")] * 3
+    assert check(open_bytes(str(tmp_path / "audit"))).faults == []
+
+
+def test_commands_say_yes_no_and_keep_the_anchor(tmp_path: Path) -> None:
+    """``relight audit verify``: 0, and the anchor moves on; 1 once the end is cut, and the anchor stays."""
+    store, anchor = tmp_path / "audit", tmp_path / "anchor"
+    filled(store, 2)
+    run = CliRunner()
+    assert run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor)], standalone_mode=False).return_value == 0
+    kept = anchor.read_text()
+    max((store / "audit" / "log").iterdir()).unlink()
+    answered = run.invoke(cli, ["audit", "verify", str(store), "--anchor", str(anchor), "--json"], standalone_mode=False)
+    assert answered.return_value == 1
+    assert json.loads(answered.output)["ok"] is False
+    assert anchor.read_text() == kept
+
+
+def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
+    """A spreadsheet takes ``=cmd`` for one; a quote in front makes it text."""
+    with Book(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
+        pass
+    out = tmp_path / "audit.csv"
+    assert CliRunner().invoke(cli, ["audit", "export", str(tmp_path / "audit"), "--out", str(out)]).exit_code == 0
+    row = out.read_text().splitlines()[1]
+    assert "'=HYPERLINK" in row and "'@x" in row and ",=" not in row
+
+
+def test_the_library_tells_the_audit_store_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``RELIGHT_AUDIT``; without it nothing is written anywhere."""
+    with told("export", "runs/demo"):
+        pass
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
+    with told("export", "runs/demo"):
+        pass
+    assert [(one.what, one.how) for one in Book(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
+
+
+def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command is in the log with what it was done to; one that only looks is not."""
+    from tests.serve.made_stores import make_store
+
+    store = make_store(tmp_path / "runs", 1, 2)
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
+    run = CliRunner()
+    assert run.invoke(cli, ["tag", f"{store}/run-000", "good"]).exit_code == 0
+    assert run.invoke(cli, ["tag", f"{store}/run-000"]).exit_code == 0
+    assert run.invoke(cli, ["ls", f"{store}/run-000"]).exit_code == 0
+    assert run.invoke(cli, ["keys", "new", str(tmp_path / "key")]).exit_code == 0
+    assert run.invoke(cli, ["hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
+    entries = Book(open_bytes(str(tmp_path / "audit"))).entries()
+    assert [(one.what, one.on, one.how) for one in entries] == [
+        ("tag", f"{store}/run-000", "ok"), ("keys new", str(tmp_path / "key"), "ok"), ("hold", f"{store}/run-000", "failed"),
+    ]  # fmt: skip

@@ -1,0 +1,175 @@
+"""What the server says of stores: from real logs, followed as they grow, fast with many."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.serve.made_server import Server, serving
+from tests.serve.made_stores import make_run, make_store
+
+from relight.catalog.run import Run
+from relight.errors import StoreUnavailable
+from relight.log import require_store
+from relight.serve.index import full_at
+from relight.serve.reader import names_for, open_readers
+from relight.store import open_bytes
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Two runs of twelve checkpoints."""
+    with serving([make_store(tmp_path / "runs", 2, 12)], tmp_path) as made:
+        yield made
+
+
+def wait_until(server: Server, path: str, wanted: object, of: str) -> None:
+    """Until the answer has that value; it must come within five seconds."""
+    ends = time.monotonic() + 5
+    while time.monotonic() < ends:
+        if server.get(path).json().get(of) == wanted:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path}: {of} is {server.get(path).json().get(of)!r}")
+
+
+def test_a_page_of_a_list_goes_on_where_the_one_before_ended(server: Server) -> None:
+    """Every checkpoint once, the newest first, in pieces of five; nor does one that comes meanwhile shift them."""
+    seen, after = [], ""
+    while after is not None:
+        piece = server.get(f"/api/v1/runs/runs/run-000/checkpoints?limit=5{'&after=' + after if after else ''}").json()
+        seen += [row["step"] for row in piece["rows"]]
+        after = piece["next"]
+    assert seen == [100 * number for number in range(12, 0, -1)]
+    assert server.get("/api/v1/runs?limit=1").json()["total"] == 2
+    assert server.get("/api/v1/runs?limit=0").status_code == 422
+
+
+def test_what_is_new_in_a_store_is_there_soon(server: Server, tmp_path: Path) -> None:
+    """A tag that somebody else gives, and a run that somebody else begins, within the time of a look."""
+    run = Run(open_bytes(str(tmp_path / "runs")), "run-000")
+    run.tag("theirs", run.history().live[0].id)
+    wait_until(server, "/api/v1/runs/runs/run-000", [["best-so-far", 1200], ["theirs", 100]], "tags")
+    make_run(tmp_path / "runs", require_store(open_bytes(str(tmp_path / "runs"))).id, "newcomer", 2, 900)
+    wait_until(server, "/api/v1/runs", 3, "total")
+    shutil.rmtree(tmp_path / "runs" / "newcomer")
+    wait_until(server, "/api/v1/runs", 2, "total")
+
+
+def test_an_unchanged_run_is_not_worked_out_again(tmp_path: Path) -> None:
+    """Looking at a store in which nothing happens gives the very same values, and tells nobody."""
+    told = []
+    (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: told.append((store, runs)))
+    reader.look()
+    before = reader.now.runs
+    reader.look()
+    assert all(reader.now.runs[name] is state for name, state in before.items())
+    assert told == [("runs", {"run-000", "run-001"})]
+
+
+def test_a_damaged_record_is_said_and_hides_nothing_else(server: Server, tmp_path: Path) -> None:
+    """The run is failed, with the record's number; the other is as it was."""
+    record = tmp_path / "runs" / "run-000" / "log" / "000000000005.json"
+    record.write_bytes(record.read_bytes()[:-9])
+    server.app.state.readers[0]._logs.clear()
+    make_run(tmp_path / "runs", require_store(open_bytes(str(tmp_path / "runs"))).id, "another", 1, 800)
+    wait_until(server, "/api/v1/runs", 3, "total")
+    run = Run(open_bytes(str(tmp_path / "runs")), "run-000")
+    run.tag("x", run.history().live[0].id)
+    ends = time.monotonic() + 5
+    row: dict[str, object] = {}
+    while row.get("health") != "failed" and time.monotonic() < ends:
+        row = server.get("/api/v1/runs/runs/run-000").json()["row"]
+    assert row["health"] == "failed" and "record 5" in str(row["why"])
+    assert server.get("/api/v1/runs/runs/run-001").json()["row"]["health"] == "good"
+
+
+def test_a_store_that_goes_away_keeps_what_was_read_and_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are still shown, as of then."""
+
+    def silent(_: object) -> list[str]:
+        raise StoreUnavailable("no answer within 20 s")
+
+    monkeypatch.setattr("relight.serve.reader.list_runs", silent)
+    ends = time.monotonic() + 5
+    row = {"state": "ok"}
+    while row["state"] == "ok" and time.monotonic() < ends:  # a look that had begun before may still end
+        (row,) = server.get("/api/v1/stores").json()
+    assert "no answer" in row["state"] and row["runs"] == 2
+    assert "no answer" in server.get("/").text
+
+
+def test_an_action_is_planned_then_done_then_written_down(server: Server) -> None:
+    """The plan says what; another plan's digest does nothing; done, it is in the store, on the page, in the audit log."""
+    fields = {"store": "runs", "run": "run-000", "which": "500", "name": "good"}
+    planned = server.post("/api/v1/actions/tag", "operator", json={"fields": fields}).json()
+    assert "relight tag runs/run-000 good" in planned["command"]
+    assert server.get("/api/v1/runs/runs/run-000").json()["tags"] == [["best-so-far", 1200]]
+    other = server.post("/api/v1/actions/tag", "operator", json={"fields": fields | {"which": "600"}, "confirm": planned["digest"]})
+    assert other.status_code == 409
+    done = server.post("/api/v1/actions/tag", "operator", json={"fields": fields, "confirm": planned["digest"]}).json()
+    assert done["ok"]
+    wait_until(server, "/api/v1/runs/runs/run-000", [["best-so-far", 1200], ["good", 500]], "tags")
+    rows = server.get("/api/v1/audit", "operator").json()["rows"]
+    assert [(row["who"], row["what"], row["on"], row["how"]) for row in rows] == [
+        ("operator", "tag", "runs/run-000@500", "ok"), ("operator", "tag", "runs/run-000@600", "refused"),
+    ]  # fmt: skip
+
+
+def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Server, tmp_path: Path) -> None:
+    """The store says so to whoever reads it."""
+    for verb, more in (("pin", {"which": "200"}), ("branch", {"which": "300", "to": "fork"}), ("promote", {"which": "400", "stage": "staging"})):
+        fields = {"store": "runs", "run": "run-000", **more}
+        digest = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()["digest"]
+        assert server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": digest}).json()["ok"], verb
+    wait_until(server, "/api/v1/runs", 3, "total")
+    parents = {row["run"]: (row["parent"], row["at_step"]) for row in server.get("/api/v1/lineage/runs").json()}
+    assert parents == {"run-000": (None, None), "run-001": (None, None), "fork": ("run-000", 300)}
+    history = Run(open_bytes(str(tmp_path / "runs")), "run-000").history()
+    assert history.find(history.tags["staging"]).step == 400
+
+
+def test_what_is_damaged_is_found_by_verify_and_told(server: Server) -> None:
+    """The made checkpoints have no files: verify says so, and the audit log has that it failed."""
+    fields = {"store": "runs", "run": "run-000", "which": "latest"}
+    digest = server.post("/api/v1/actions/verify", "operator", json={"fields": fields}).json()["digest"]
+    done = server.post("/api/v1/actions/verify", "operator", json={"fields": fields, "confirm": digest}).json()
+    assert not done["ok"] and "missing" in done["details"]
+    assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
+
+
+def test_a_save_cannot_be_asked_for_from_here_and_says_how(server: Server) -> None:
+    """No way leads from a server to another machine's processes: it says what does."""
+    answered = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "run-000"}})
+    assert answered.status_code == 422 and "USR1" in answered.json()["error"]["hint"]
+
+
+def test_stores_of_one_name_get_names_of_their_own() -> None:
+    """Addresses have no slashes and no doubles."""
+    assert names_for(["/a/runs", "/b/runs", "s3://bucket/runs/", "/x/ö y"]) == ["runs", "runs-2", "runs-3", "y"]
+
+
+def test_when_a_store_is_full_follows_from_its_pace() -> None:
+    """Ten bytes an hour, and forty free: in four hours; nothing that does not grow is ever full."""
+    hour = 3600.0
+    assert full_at([(0.0, 0.0), (10 * hour, 100.0)], 40, 10 * hour) == 14 * hour
+    assert full_at([(0.0, 5.0), (hour, 5.0)], 40, hour) is None
+    assert full_at([(0.0, 0.0), (hour, 5.0)], None, hour) is None
+
+
+def test_fifty_runs_of_a_hundred_checkpoints_are_pages_in_no_time(tmp_path: Path) -> None:
+    """The first view within a second of the first request, and each page, the best of three, within 300 ms at the server."""
+    with serving([make_store(tmp_path / "runs", 50, 100)], tmp_path, poll_s=3600) as server:
+        begun = time.perf_counter()
+        assert "run-049" in server.get("/").text
+        assert time.perf_counter() - begun < 1.0
+        for path in ("/", "/runs/runs/run-007", "/lineage", "/storage", "/incidents", "/audit", "/api/v1/runs", "/api/v1/runs/runs/run-007"):
+            took = []
+            for _ in range(3):
+                begun = time.perf_counter()
+                assert server.get(path, "admin").status_code == 200
+                took.append(time.perf_counter() - begun)
+            assert min(took) < 0.3, (path, took)
