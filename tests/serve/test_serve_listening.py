@@ -72,6 +72,13 @@ class Client:
         async with asyncio.timeout(seconds):
             await self.reader.readuntil(word)
 
+    async def quiet(self) -> None:
+        """All that is on its way has come, and nothing for a second."""
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(1):
+                    assert await self.reader.read(65536)
+
     async def close(self) -> None:
         """Go."""
         self.writer.close()
@@ -95,9 +102,11 @@ def test_a_stream_hears_of_its_own_run_alone_and_again_and_again(running: Runnin
     async def play() -> None:
         own, other = await Client.open(running, "?store=runs&run=run-001"), await Client.open(running, "?store=runs&run=run-000")
         await every(one.until(b"event: hello", 20) for one in (own, other))
+        await every(one.quiet() for one in (own, other))  # the store was read when nobody listened: that is told to the first
         for number in range(3):
             await asyncio.to_thread(save, running, "run-001", 2000 + number)
             await own.until(b"event: changed", 20)
+            await own.quiet()
         with pytest.raises(TimeoutError):
             await other.until(b"event: changed", 1.5)
         await asyncio.to_thread(save, running, "run-000", 3000)

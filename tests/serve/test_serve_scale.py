@@ -52,7 +52,7 @@ def addresses(server: Server) -> list[str]:
         parts = {"store": "runs", "run": name, "which": incident if "incidents" in path else "latest"}
         found.append(re.sub(r"\{(\w+)\}", lambda part: parts[part[1]], path))
     found += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
-    spec = "?a=runs/{}@{}&b=runs/{}@{}".format(name, ids[3], name, ids[40])
+    spec = f"?a=runs/{name}@{ids[3]}&b=runs/{name}@{ids[40]}"
     return [one + spec if one in ("/compare", "/api/v1/diff") else one for one in found]
 
 
