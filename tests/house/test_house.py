@@ -24,6 +24,7 @@ BROAD_MAY_STAND = {
     "store/objects.py": "a library's errors are of any kind: made ours",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
+    "watch/notify.py": "a plug-in of apprise may fail in any way: told by its kind, and the next target is tried",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 

@@ -34,6 +34,7 @@ from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
+from relight.observe import flush_events, write_events
 from relight.world import lower_priority
 
 _TICK_S = 0.25
@@ -184,6 +185,7 @@ class Server:
             lower_priority(message.nice)
             if message.guard is not None:
                 keep_out_of_core_dumps(whole=True)
+            write_events(message.url, message.run, role="agent")
             session.writer = Writer(message)
         elif isinstance(message, Want):
             self._give_slots(session, message)
@@ -481,4 +483,5 @@ if __name__ == "__main__":
         print(f"relight agent: {error}", file=sys.stderr)
         status = 2
     sys.stdout.flush()
+    flush_events()
     os._exit(status)  # threads that still listen must not hold the process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from relight.format.records import TagBody
 from relight.keys import Guard
 from relight.layout import Item
 from relight.log import Log, fold
+from relight.observe import tell_span
 from relight.policy import Compact, Keep
 from relight.reclaim import Room
 from relight.store import open_bytes
@@ -120,7 +122,9 @@ class Writer:
         if request.number != number:
             raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
         if request.patient:
+            began = time.perf_counter()
             self._hold_back(prepared.plan.stored_bytes, request, hold)
+            tell_span("held", request.id, request.step, began, time.perf_counter(), rank=prepared.rank)
         try:
             report = self._attempt.save(
                 SaveRequest(

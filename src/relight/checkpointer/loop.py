@@ -43,7 +43,7 @@ from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, Rel
 from relight.format import encode_tree
 from relight.format.names import check_run_name
 from relight.keys import Guard
-from relight.observe import be_modest, emit
+from relight.observe import be_modest, emit, write_events
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
 from relight.pulse import LATE_AFTER, begins, teller
@@ -258,6 +258,7 @@ class Checkpointer(Holds):
                 self._save(self._last_step, "end", {}, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
+            emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
         finally:
             self._finish()
 
@@ -283,6 +284,7 @@ class Checkpointer(Holds):
             raise ConfigError("this Checkpointer is closed")
         if self._environment is not None:
             return
+        write_events(self._store.url, self._run, rank=self._world.rank)
         state = capture(self._components, recall=self._recall if self._ranks is None else None)
         with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
             if self._world.rank == 0:
@@ -294,8 +296,7 @@ class Checkpointer(Holds):
 
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
-            reason = "restored" if self._parent else "fresh"
-            self._attempt = begin(self._ranks, self._store, self._run, reason, self._best)
+            self._attempt = begin(self._ranks, self._store, self._run, "restored" if self._parent else "fresh", self._best)
             self._attempt.make_smaller(self._compact)
             history = self._attempt.history()
             self._neighbours.meet()
@@ -413,8 +414,7 @@ class Checkpointer(Holds):
         if number is None:
             return None if save.error is None else self._count_failure(save)
         save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
-        emit("save.requested", step=step, reason=reason, id=save.id)
-        save.timings["blocked"] = perf_counter() - started
+        save.say_requested(started, perf_counter())
         background.began(save.timings["blocked"])
         self._last_saved_step, self._last_save_s = step, monotonic()
         self._best.learn(numbers)
@@ -424,9 +424,7 @@ class Checkpointer(Holds):
         """In whichever thread copied last."""
         begun = self._begun.get(number)
         if begun is not None:
-            begun.save.timings["copy"] = seconds
-            begun.save._tell(sealed=True)
-            emit("save.sealed", step=begun.save.step, id=begun.save.id, seconds=round(seconds, 6))
+            begun.save.say_sealed(seconds)
 
     def _outcome(self, done: Done) -> None:
         """In another thread: tell the handle; the loop hears of it at its next call."""
@@ -485,8 +483,8 @@ class Checkpointer(Holds):
     ) -> Save:
         """Try, by the policy; never raises for a store's sake unless the policy says so."""
         save = self._outwards.expect(Save(step, reason))
-        emit("save.requested", step=step, reason=reason)
         started = perf_counter()
+        save.say_requested(started)
         numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
         for turn in range(1 + (self._policy.retries if self._ranks is None else 0)):  # several ranks try again at another step
             try:
@@ -550,7 +548,7 @@ class Checkpointer(Holds):
         self._last_moments.learn({"total": seconds})
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
-        save.say_durable(f" in {seconds:.3f} s")
+        save.say_durable(f" in {seconds:.3f} s", seconds)
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._failed_in_a_row, self._parent, self._last_saved_step, self._last_save_s = 0, report.id, save.step, monotonic()
         self._best.learn(metrics)

@@ -35,7 +35,7 @@ def audited(name: str, command: click.Command) -> click.Command:
         with told(what, "".join(words[2:3]) if grouped else _first(command, given)):
             return plain(context)
 
-    command.invoke = invoke  # type: ignore[method-assign] # one command, used once a process
+    command.invoke = invoke  # type: ignore[method-assign,assignment] # one command, used once a process
     command.is_audited = True  # type: ignore[attr-defined]
     return command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import click
@@ -12,8 +13,15 @@ from relight.catalog.run import Run, list_runs
 from relight.cli.output import escape, warn
 from relight.errors import ConfigError
 from relight.log import Checkpoint, History, View, fold
+from relight.observe import write_events
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON on standard output.")
+
+
+def keep_events(place_url: str, run: str) -> None:
+    """Have what this command finds known to whoever watches the run; on the screen, the command itself says it."""
+    logging.getLogger("relight").addHandler(logging.NullHandler())
+    write_events(place_url, run, role="command")
 
 
 class OpenedRun(NamedTuple):

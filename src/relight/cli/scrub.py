@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from relight.catalog.locate import locate
-from relight.cli.common import json_option
+from relight.cli.common import json_option, keep_events
 from relight.cli.output import emit_json, escape, paint, plural, progress, size
 from relight.drain.outwards import residency
 from relight.drain.scrub import scrub
 from relight.errors import ConfigError
+from relight.observe import emit
 from relight.policy.units import bytes_of
 
 
@@ -35,8 +38,9 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     _, merged, _ = residency(place.store, place.run)
     total = sum(copy.checkpoint.body.stored_bytes for copies in merged.copies.values() for copy in copies)
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
+    keep_events(place.store.url, place.run)
     with progress("reading", total) as meter:
-        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter)
+        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, tell=_tell)
     lost = [one for one in report.damage if not one.repaired_from]
     if as_json:
         silent = {name: {"kind": error.kind, "detail": error.what} for name, error in report.silent.items()}
@@ -54,3 +58,8 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     found = f"{plural(mended, 'file')} repaired, {len(lost)} damaged" if report.damage else "as committed, to the byte"
     click.echo(f"{told}: {found}")
     return 1 if lost else 0
+
+
+def _tell(name: str, say: str, fields: dict[str, Any]) -> None:
+    """Whoever watches the run hears of it."""
+    emit(name, say, **fields)

@@ -11,10 +11,11 @@ from relight.catalog import Finding, verify_checkpoint, verify_log
 from relight.catalog.find import resolve
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
-from relight.cli.common import OpenedRun, json_option, open_run_at, read_run
+from relight.cli.common import OpenedRun, json_option, keep_events, open_run_at, read_run
 from relight.cli.output import emit_json, escape, paint, plural, progress, size
 from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
+from relight.observe import emit
 
 
 @click.command("verify")
@@ -60,6 +61,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         for found, one in wanted:
             findings = verify_checkpoint(found.run.store, found.view, one, data=not quick, progress=meter)
             results.append((found, one, findings))
+            _tell(found, one, [finding for finding in findings if not finding.is_silence], quick or bool(findings))
             if not as_json:
                 _say(meter.say, _label(found, one, runs).ljust(width), one, findings)
     ok = not log_findings and not any(findings for _, _, findings in results)
@@ -80,6 +82,17 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         wrong += [f"{plural(len(log_findings), 'fault')} in the log"] if log_findings else []
         click.echo(", ".join(wrong))
     return 0 if ok else 1
+
+
+def _tell(found: OpenedRun, one: Checkpoint, findings: list[Finding], partly: bool) -> None:
+    """Whoever watches the run hears of it."""
+    keep_events(found.run.store.url, found.run.name)
+    if findings:
+        first, more = findings[0], f", and {len(findings) - 1} more" if len(findings) > 1 else ""
+        say = f"checkpoint {one.id} (step {one.step}) is damaged: {first.file}: {first.detail}{more}"
+        emit("verify.damaged", say, id=one.id, step=one.step, kind=first.kind, file=first.file, detail=first.detail)
+    elif not partly:
+        emit("verify.done", f"checkpoint {one.id} (step {one.step}) is as committed, to the byte", id=one.id, step=one.step)
 
 
 def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:

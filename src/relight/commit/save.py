@@ -25,6 +25,7 @@ from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, View, fold
 from relight.log.identity import now_text
+from relight.observe import tell_span
 from relight.policy.compact import LOSSY_BOUNDS
 from relight.store import ByteStore, put
 from relight.store.again import decoded
@@ -169,6 +170,7 @@ def _write(
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     place.store.settle(prefix)
     timings["parts"] += time.perf_counter() - mark
+    tell_span("parts", root.id, root.step, mark, time.perf_counter(), rank=0)
     return root, part, data
 
 
@@ -179,11 +181,13 @@ def write_part(
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
     packs, fsync_s = _write_packs(place, request, plan, prefix)
+    tell_span("write", directory.id, directory.step, mark, written := time.perf_counter(), rank=rank, fsync_s=round(fsync_s, 6))
     if request.packs_written is not None:
         request.packs_written()
     timings["fsync"] = fsync_s
     timings["write"] = time.perf_counter() - mark - fsync_s
     mark = time.perf_counter()
+    tell_span("wait", directory.id, directory.step, written, mark, rank=rank)
     part = Part(
         store=place.store_id,
         run=place.run_id,
@@ -201,6 +205,7 @@ def write_part(
         raise SaveFailed(f"a part of {len(data)} bytes; at most {PART_BYTES_MAX} are allowed", retryable=False)
     put(place.store, f"{prefix}/{part_file(rank)}", data)
     timings["parts"] = time.perf_counter() - mark
+    tell_span("parts", directory.id, directory.step, mark, mark + timings["parts"], rank=rank)
     return part, data
 
 
@@ -297,6 +302,7 @@ def _commit(
     record = place.log.append(decide)
     assert record is not None
     timings["commit"] = time.perf_counter() - mark
+    tell_span("commit", root.id, root.step, mark, mark + timings["commit"], rank=0, world=1)
     return record.seq
 
 

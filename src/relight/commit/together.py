@@ -55,6 +55,7 @@ from relight.format.names import (
 from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
 from relight.log import View, fold
+from relight.observe import tell_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 from relight.world import LateRanks, late
@@ -103,9 +104,11 @@ def save_together(
     said: list[Ready] = []
     try:
         part, data = write_part(place, request, plan, directory, prefix, timings)
+        mark = time.perf_counter()
         said.append(_proven(place, request, directory, prefix, part, data, plan))
         put(place.store, f"{prefix}/{READY_DIR}/{said[0].file}", b"")
-        mark = time.perf_counter()
+        tell_span("parts", request.id, request.step, mark, ready := time.perf_counter(), rank=seat.rank)
+        mark = ready
         committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
         if isinstance(error, (DonorRetired, OthersFailed)) and request.smaller is not None:
@@ -121,6 +124,7 @@ def save_together(
             place.store.delete(f"{prefix}/{DRAFT_FILE}")
         place.store.delete_dir(f"{prefix}/{READY_DIR}")  # the last one's is empty
     timings["commit"] = time.perf_counter() - mark
+    tell_span("commit", request.id, request.step, mark, mark + timings["commit"], rank=seat.rank, world=seat.world)
     timings["total"] = time.perf_counter() - started
     digest = trainable_digest(plan, part.packs)
     return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)

@@ -200,7 +200,7 @@ class Foresight:
             if risk is not None and not why and self._enough.see(at):
                 action, reason = action_for(risk.kind)
                 alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name))
-                emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name)
+                emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name, score=alarms[-1].score)
         return alarms
 
     def _begin(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 EVENTS: dict[str, tuple[int, str]] = {
     "attempt.started": (logging.INFO, "this process took charge of the run"),
+    "attempt.ended": (logging.INFO, "this process is done with the run, as it should be"),
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
     "restore.back": (logging.WARNING, "the run goes on from before what went wrong"),
@@ -58,6 +59,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "drain.fenced": (logging.ERROR, "another attempt has taken charge of a further tier: nothing more is copied there"),
     "scrub.repaired": (logging.WARNING, "a damaged file was written anew from another tier"),
     "scrub.damaged": (logging.ERROR, "a file is damaged, and no tier has it whole"),
+    "verify.done": (logging.DEBUG, "every byte of a checkpoint was read, and is what was committed"),
+    "verify.damaged": (logging.ERROR, "a checkpoint is not what was committed"),
     "peers.sent": (logging.DEBUG, "peers hold what a part can be rebuilt from, as far as this node is concerned"),
     "peers.complete": (logging.DEBUG, "a piece of parity held for peers is complete"),
     "peers.failed": (logging.WARNING, "a part is not protected by a peer"),
@@ -71,6 +74,11 @@ EVENTS: dict[str, tuple[int, str]] = {
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
     "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),
+    "save.span": (logging.DEBUG, "a part of a save's way was gone: from when to when, by which process"),
+    "alert.fired": (logging.WARNING, "a rule for alerts holds"),
+    "alert.resolved": (logging.INFO, "it holds no more"),
+    "alert.unsent": (logging.ERROR, "an alert could not be delivered"),
+    "events.lost": (logging.WARNING, "events came faster than they could be written down"),
     "environment.differs": (logging.WARNING, "resuming under other software or settings than the checkpoint's"),
 }
 """Every event: its level, and what it says. ``docs/reference.md`` lists them; a test compares."""

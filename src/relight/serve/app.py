@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
-from relight.serve.live import PING_S, Hub
+from relight.serve.live import LOOK_S, PING_S, Hub
 from relight.serve.pages_render import HERE, render
 from relight.serve.pages_views import ACTIONS
 from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
@@ -37,9 +38,11 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
 
-Asked = Annotated[str, Query(max_length=200)]
 OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``."""
+
+
+Asked = Annotated[str, Query(max_length=200)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def _audited(book: Book) -> list[AuditRow]:
 
 
 def _streams(app: FastAPI, hub: Hub, state: State) -> None:
+    valid = _remembered(state.is_valid)
+
     @app.get("/events", dependencies=[needs("viewer")], include_in_schema=False)
     async def events(request: Request, store: Asked = "", run: Asked = "") -> Response:
         who: Who = request.state.who
@@ -129,9 +134,24 @@ def _streams(app: FastAPI, hub: Hub, state: State) -> None:
             _ = index.state(store, run) if run else index.reader(store)
 
         def may_stay() -> bool:
-            return not who.token or state.is_valid(who)
+            return not who.token or valid(who)
 
         return EventSourceResponse(hub.listen(store, run, asker, may_stay), ping=int(PING_S))
+
+
+def _remembered(ask: Callable[[Who], bool], for_s: float = LOOK_S / 2) -> Callable[[Who], bool]:
+    """``ask``, whose answer holds for a moment: a thousand streams of one token look it up once."""
+    known: dict[Who, tuple[float, bool]] = {}
+
+    def asked(who: Who) -> bool:
+        now = time.monotonic()
+        if who not in known or now - known[who][0] > for_s:
+            for old in [one for one, (at, _) in known.items() if now - at > 60]:
+                del known[old]
+            known[who] = now, ask(who)
+        return known[who][1]
+
+    return asked
 
 
 def _sessions(app: FastAPI, state: State, rules: Rules) -> None:

@@ -46,9 +46,12 @@ class Hub:
     def changed(self, store: str = "", runs: set[str] | None = None) -> None:
         """Something is new: in these runs of a store, or, without a store, anywhere."""
         with self._lock:
+            loop = self._loop
+            if loop is None or loop.is_closed():
+                return  # nobody has ever listened
             self._news.append((store, runs or set()))
-            first, loop = len(self._news) == 1, self._loop
-        if first and loop is not None and not loop.is_closed():
+            first = len(self._news) == 1
+        if first:
             loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._tell))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from relight.errors import RelightError
 from relight.foresee import Alarm
 from relight.log import Log, fold
 from relight.log.identity import now_text
-from relight.observe import emit
+from relight.observe import emit, write_events
 from relight.policy.going_back import SPIKES
 from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, lost_of, make_will, read_beat, will_of
 from relight.pulse import SETTING as PULSE
@@ -361,6 +361,7 @@ class Supervisor:
         if beat is None:
             return
         self._known = True
+        write_events(beat.url, beat.run, role="supervisor")
         with contextlib.suppress(RelightError, TypeError):
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)

@@ -1,0 +1,106 @@
+"""``relight metrics``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from relight.cli.common import json_option
+from relight.cli.output import emit_json, escape
+from relight.errors import ConfigError
+from relight.watch import RunSeen, Watcher
+from relight.watch.settings import read_alerting
+
+if TYPE_CHECKING:
+    from relight.watch.loop import Looking
+
+
+@click.command("metrics")
+@click.argument("paths", metavar="[RUN…]", nargs=-1)
+@click.option("--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance.")
+@click.option("--once", is_flag=True, help="Print them once, as Prometheus reads them: the default.")
+@click.option("--alerts", is_flag=True, help="With --listen: look every 15 s, and tell what [alerts] of relight.toml says.")
+@click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml.")
+@click.option("--grafana", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Grafana's dashboard there.")
+@click.option("--rules", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Prometheus' alert rules there.")
+@json_option
+def command(
+    paths: tuple[str, ...], listen: str | None, once: bool, alerts: bool, settings: Path | None,
+    grafana: Path | None, rules: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """What runs are like, as metrics for Prometheus. RUN may be a store: all its runs.
+
+    Made of the runs' logs, and of the events that processes of this machine keep. Trainers serve nothing: this command does, and may run
+    beside them, or anywhere that sees the store. --grafana and --rules write files that stand on these metrics, and need no run.
+
+    \b
+    Examples:
+      relight metrics runs
+      relight metrics runs --listen 127.0.0.1:9464
+      relight metrics --grafana dashboards --rules rules
+    """
+    if listen is not None and (once or as_json):
+        raise ConfigError("--listen serves, --once and --json print: choose one")
+    if alerts and listen is None:
+        raise ConfigError("--alerts is for --listen: a single look tells nobody", hint="relight alerts check looks once")
+    if grafana is not None or rules is not None:
+        _generate(grafana, rules, settings)
+        if not paths:
+            return 0
+    if not paths:
+        raise click.UsageError("Missing argument 'RUN…'.")
+    from relight.watch.exposition import Collector
+
+    watcher = Watcher(paths)
+    if as_json:
+        emit_json([as_value(seen) for seen in watcher.look(time.time())])
+        return 0
+    collector = Collector(watcher.look)
+    if listen is not None:
+        from relight.watch.http import serve
+
+        looking = _alarmed(watcher, settings) if alerts else None
+        try:
+            serve(collector, listen, lambda line: click.echo(escape(line), err=True))
+        finally:
+            if looking is not None:
+                looking.stop()
+        return 0
+    click.echo(collector.text().decode(), nl=False)
+    return 0
+
+
+def _generate(grafana: Path | None, rules: Path | None, settings: Path | None) -> None:
+    from relight.watch.generated import write_dashboard, write_rules
+
+    if grafana is not None:
+        click.echo(f"the dashboard is in {escape(write_dashboard(grafana))}", err=True)
+    if rules is not None:
+        click.echo(f"the rules are in {escape(write_rules(rules, read_alerting(settings)))}", err=True)
+
+
+def _alarmed(watcher: Watcher, settings: Path | None) -> Looking:
+    """A thread that looks and tells; addresses that cannot work are found now."""
+    from relight.watch.loop import Looking
+    from relight.watch.notify import Alarms, check_targets
+
+    found = read_alerting(settings)
+    if not found.to:
+        raise ConfigError("there is nobody to tell", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
+    check_targets([*found.to, *found.escalate_to])
+    return Looking(watcher, Alarms(found))
+
+
+def as_value(seen: RunSeen) -> dict[str, object]:
+    """A run's metrics for ``--json``."""
+    metrics = [
+        {
+            "name": sample.metric.name, "labels": dict(zip(sample.metric.labels, sample.labels, strict=True)), "value": sample.value,
+            **({"counts": list(sample.counts)} if sample.counts else {}),
+        }
+        for sample in seen.samples
+    ]  # fmt: skip
+    return {"store": seen.store, "run": seen.run, "error": seen.error, "metrics": metrics}

@@ -1,0 +1,163 @@
+"""``relight top``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relight.cli.common import json_option
+from relight.cli.output import Styled, emit_json, escape, plural, size, table
+from relight.errors import ConfigError
+from relight.watch import RunSeen, Watcher
+from relight.watch.rules import FIRING, Alert, as_dict, judge, spell
+from relight.watch.settings import Alerting, read_alerting
+from relight.watch.telling import clean
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("run", "step", "good", "blocked", "durable", "size", "tiers", "goodput", "failed", "risk")
+RIGHT = ("step", "good", "blocked", "durable", "size", "goodput", "failed", "risk")
+ALERTS_SHOWN = 8
+
+
+@click.command("top")
+@click.argument("paths", metavar="RUN…", nargs=-1, required=True)
+@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, metavar="S", help="Seconds between two looks; 2 by default.")
+@click.option("--once", is_flag=True, help="Look once, print, and end; into a pipe that is so anyway.")
+@click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml, for alerts.")
+@json_option
+def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | None, as_json: bool) -> int:
+    """Runs as they are now, live: newest checkpoint, saves, tiers, goodput, failures, risk, alerts. RUN may be a store: all its runs.
+
+    good: how long ago the newest good checkpoint was made. blocked, durable: what saves kept training waiting, and took until they were
+    durable, in the median of those that processes of this machine told of. failed: failures of the job within an hour.
+
+    \b
+    Examples:
+      relight top runs
+      relight top runs/demo --once --json
+    """
+    alerting = read_alerting(settings)
+    watcher = Watcher(paths)
+    if as_json:
+        now = time.time()
+        seen = watcher.look(now)
+        emit_json({"time": now, "runs": [as_value(one) for one in seen], "alerts": [as_dict(one) for one in _alerts(alerting, seen, now)]})
+        return 0
+    if once or not sys.stdout.isatty():
+        now = time.time()
+        _print(watcher, watcher.look(now), alerting, now)
+        return 0
+    _live(watcher, alerting, every)
+    return 0
+
+
+def as_value(seen: RunSeen) -> dict[str, Any]:
+    """A run for ``--json``: all but the samples, which ``relight metrics --json`` has."""
+    told = seen._asdict()
+    for name in ("samples", "account", "incidents"):
+        del told[name]
+    incidents = [{"id": one.id, "at": one.at, "kind": one.kind, "why": one.why, "action": one.action} for one in seen.incidents[-20:]]
+    saving = {**seen.saving._asdict(), "last": [one._asdict() for one in seen.saving.last[-20:]]}
+    tiers = [{**tier._asdict(), "full": tier.full} for tier in seen.tiers]
+    return {**told, "bad": dict(seen.bad), "saving": saving, "tiers": tiers, "incidents": incidents}
+
+
+def _alerts(alerting: Alerting, seen: Sequence[RunSeen], now: float) -> list[Alert]:
+    rules = [rule._replace(for_s=0.0) for rule in alerting.rules]
+    return [one._replace(reason=clean(one.reason)) for one in judge(rules, seen, now, {}).state.values() if one.state == FIRING]
+
+
+def _print(watcher: Watcher, seen: Sequence[RunSeen], alerting: Alerting, now: float) -> None:
+    rows, columns = _rows(seen), list(COLUMNS)
+    for at in reversed(range(len(columns))):  # what says nothing of any run is left out: 80 characters are few
+        if at > 2 and all(_text(row[at]) in ("–", "0") for row in rows):
+            del columns[at]
+            rows = [[cell for number, cell in enumerate(row) if number != at] for row in rows]
+    if rows:
+        table(columns, rows, right=[name for name in RIGHT if name in columns], wrap=("run", "tiers"))
+    else:
+        click.echo("no run yet")
+    for line, _ in _lines(watcher, seen, _alerts(alerting, seen, now)):
+        click.echo(line)
+
+
+def _rows(seen: Sequence[RunSeen]) -> list[list[object]]:
+    return [_row(one) for one in seen]
+
+
+def _row(one: RunSeen) -> list[object]:
+    if not one.run:
+        return [Styled(escape(one.store), "red"), *["–"] * (len(COLUMNS) - 1)]
+    name = Styled(one.run, "red" if one.error else "" if one.active else "dim")
+    behind = [f"{tier.name} +{tier.lag}" for tier in one.tiers[1:] if tier.lag]
+    tiers = " ".join(behind) or ("all" if len(one.tiers) > 1 else "–")
+    saving = one.saving
+    return [
+        name,
+        "–" if one.step is None else one.step,
+        "–" if one.good_age_s is None else spell(one.good_age_s),
+        "–" if saving.blocked_s is None else spell(saving.blocked_s),
+        Styled("failed", "red") if saving.failed_in_a_row else "–" if saving.durable_s is None else spell(saving.durable_s),
+        size(one.stored_bytes) if one.step is not None else "–",
+        Styled(tiers, "yellow") if behind else tiers,
+        "–" if one.goodput is None else f"{100 * one.goodput:.1f} %",
+        Styled(one.recent_failures, "red") if one.recent_failures else "0",
+        Styled(f"{one.risk:.2f}", "yellow") if one.risk else "–",
+    ]
+
+
+def _text(cell: object) -> str:
+    return str(cell.text if isinstance(cell, Styled) else cell)
+
+
+def _lines(watcher: Watcher, seen: Sequence[RunSeen], alerts: Sequence[Alert]) -> list[tuple[str, str]]:
+    """Below the table: what fires, what cannot be read, why there are no events."""
+    found = [("", "")]
+    for one in alerts[:ALERTS_SHOWN]:
+        style = "red" if one.severity == "critical" else "yellow"
+        found.append((f"{one.severity}: {escape(one.run or one.store)}: {escape(one.reason)}", style))
+    if len(alerts) > ALERTS_SHOWN:
+        found.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
+    runs = [one for one in seen if one.run]
+    active = sum(one.active and not one.error for one in runs)
+    found.append((f"{plural(len(runs), 'run')}, {active} going on; {plural(len(alerts), 'alert')}", ""))
+    if watcher.why_no_events:
+        found.append((escape(watcher.why_no_events), ""))
+    return found
+
+
+def _live(watcher: Watcher, alerting: Alerting, every: float) -> None:
+    try:
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.text import Text
+    except ModuleNotFoundError:
+        raise ConfigError("the live view needs rich", hint="pip install rich, or relight top --once") from None
+
+    with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+        while True:
+            now = time.time()
+            seen = watcher.look(now)
+            lines = [Text(line, style) for line, style in _lines(watcher, seen, _alerts(alerting, seen, now))]
+            head = Text(f"relight top · {time.strftime('%H:%M:%S')} · every {every:g} s · Ctrl-C ends", "dim")
+            live.update(Group(head, Text(""), _rich(_rows(seen)), *lines), refresh=True)
+            time.sleep(every)
+
+
+def _rich(rows: Sequence[Sequence[object]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
+    for name in COLUMNS:
+        shown.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=name not in ("run", "tiers"), overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(escape(_text(cell)), cell.style if isinstance(cell, Styled) else "") for cell in row))
+    return shown

@@ -1,0 +1,148 @@
+"""``relight trace``."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from relight.catalog.find import resolve
+from relight.catalog.locate import locate
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, facts_list, plural, table
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.observe.spans import PARTS
+from relight.watch.files import EventFiles, Heard
+from relight.watch.rules import spell
+from relight.watch.trace import GAP_S, Span, Trace, as_value, saves_in, trace_of
+
+LANE = 56
+MARKS = {"blocked": "b", "snapshot": "s", "held": "h", "write": "w", "wait": ".", "parts": "p", "commit": "c", "drain": "d"}
+RANKS_SHOWN = 16
+
+
+@click.command("trace")
+@click.argument("path", metavar="RUN[@WHICH]")
+@click.option("--otlp", metavar="URL", help="Send it to an OpenTelemetry receiver, http://127.0.0.1:4318/v1/traces for instance.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the lanes and the critical path.")
+@json_option
+def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> int:
+    """Where the time of a save went: each rank's way to the commit, the slowest rank, the critical path.
+
+    From the events that processes of this machine keep, of the latest save or the one that WHICH names: a step, an id, a tag. A save that
+    failed is there, too. Of the critical path, each moment counts for the earliest part of the slowest rank's way that was not over yet.
+
+    \b
+    Examples:
+      relight trace runs/demo
+      relight trace runs/demo@500 --otlp http://127.0.0.1:4318/v1/traces
+    """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
+    base, which = _parted(path)
+    opened = open_run_at(base, warnings=False)
+    store, run = opened.run.store.url, opened.run.name
+    files = EventFiles()
+    heard: list[Heard] = []
+    while new := [one for one in files.new() if one.name in ("save.span", "drain.done")]:
+        heard += new
+    saves = saves_in(heard, store, run)
+    if not saves:
+        why = files.why or f"the processes of this machine have told nothing of a save of {run}"
+        raise CheckpointNotFound("there is no trace", where=path, hint=why)
+    id_ = _chosen(saves, which)
+    if id_ is None:
+        try:
+            id_ = resolve(opened.history, which, metric="loss", mode="min").id
+        except RelightError:
+            id_ = ""
+    trace = trace_of(store, run, id_, saves[id_]) if id_ in saves else None
+    if trace is None:
+        raise CheckpointNotFound(f"no trace of {which!r} here", where=base, hint=f"there are traces of {_listed(saves)}")
+    if otlp is not None:
+        from relight.watch.otlp import export
+
+        click.echo(f"{plural(export(trace, otlp), 'span')} sent", err=True)
+    if plot is not None:
+        from relight.watch.plot import draw
+
+        draw(trace, plot)
+        click.echo(f"the picture is in {escape(plot)}", err=True)
+    if as_json:
+        emit_json(as_value(trace))
+    else:
+        _show(trace)
+    return 0
+
+
+def _parted(path: str) -> tuple[str, str]:
+    """The run, and which save: one that failed is no checkpoint, so that it cannot be looked up as one."""
+    try:
+        place = locate(path)
+    except RelightError:
+        base, found, which = path.rpartition("@")
+        if not found:
+            raise
+        return base, which or "latest"
+    if place.which is None:
+        return path, "latest"
+    return f"{place.store.url.rstrip('/')}/{place.run}", place.which
+
+
+def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
+    if which == "latest":
+        return list(saves)[-1]
+    if which in saves:
+        return which
+    steps = [id_ for id_, told in saves.items() if which.isdigit() and any(one.fields.get("step") == int(which) for one in told)]
+    starts = [id_ for id_ in saves if id_.startswith(which)] if len(which) >= 3 else []
+    return steps[-1] if steps else starts[0] if len(starts) == 1 else None
+
+
+def _listed(saves: dict[str, list[Heard]]) -> str:
+    steps = [f"{id_} (step {told[0].fields.get('step')})" for id_, told in saves.items()]
+    return ", ".join(steps[-3:]) + (f" and {len(steps) - 3} before" if len(steps) > 3 else "")
+
+
+def _show(trace: Trace) -> None:
+    ranks = sorted({span.rank for span in trace.spans})
+    head = [("save", f"{trace.id}, step {trace.step}"), ("ended", "committed" if trace.committed else "not committed")]
+    head.append(("took", f"{spell(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
+    if trace.slowest is not None and len(ranks) > 1:
+        behind = max(trace.slack.values())
+        head.append(("slowest", f"rank {trace.slowest}, {spell(behind)} behind the first"))
+    if len(trace.hosts) > 1:
+        head.append(("machines", f"{len(trace.hosts)}, aligned at the commit"))
+    facts_list(head)
+    click.echo()
+    _lanes(trace)
+    click.echo("\ncritical path:")
+    whole = trace.durable_s or 1.0
+    told = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
+    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in told]
+    table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
+
+
+def _lanes(trace: Trace) -> None:
+    end = max(span.end for span in trace.spans)
+    whole = (end - trace.start) or 1.0
+    lanes: dict[tuple[int, str], list[Span]] = {}
+    for span in trace.spans:
+        lanes.setdefault((span.rank, span.role), []).append(span)
+    shown = sorted(lanes, key=lambda lane: (lane[1] == "drain", trace.slack.get(lane[0], 0.0), lane[0], lane[1] != "trainer"))
+    for rank, role in shown[: 2 * RANKS_SHOWN]:
+        cells = [" "] * LANE
+        for span in sorted(lanes[rank, role], key=lambda span: -PARTS.index(span.part)):
+            first = int((span.start - trace.start) / whole * LANE)
+            last = max(first + 1, int((span.end - trace.start) / whole * LANE))
+            if span.seconds < GAP_S and cells[min(first, LANE - 1)] != " ":
+                continue  # too short to hide another
+            cells[first:last] = MARKS[span.part] * (min(last, LANE) - min(first, LANE))
+        name = f"{'' if role == 'drain' else f'rank {rank} '}{escape(role)}"
+        click.echo(f"{name[:18]:<18} |{''.join(cells[:LANE])}|")
+    if len(shown) > 2 * RANKS_SHOWN:
+        click.echo(f"… and {len(shown) - 2 * RANKS_SHOWN} lanes more, of faster ranks; --json has all")
+    click.echo(f"{'':<18} 0{spell(whole):>{LANE}}")
+    used = sorted({span.part for span in trace.spans}, key=PARTS.index)
+    click.echo(f"{'':<18} {' '.join(f'{MARKS[part]}={part}' for part in used)}")

@@ -1,0 +1,71 @@
+"""Incidents and accounts of a run, read as they come: each file once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from relight.errors import CheckpointNotFound, RelightError
+from relight.store import ByteStore
+from relight.supervise.goodput import Account
+from relight.supervise.incidents import DIRECTORY, After, Incident, once_each
+
+BYTES_MAX = 8 << 20
+FILES_MAX = 2000
+"""Of what a run's directory of incidents holds, the newest."""
+_ACCOUNT, _AFTER, _JSON = ".account.json", ".after.json", ".json"
+CRASHES_S = 3600.0
+NO_CRASH = ("preemption",)
+T = TypeVar("T")
+
+
+def began(one: Incident) -> float:
+    """When an incident was written down, by its id."""
+    head = one.id.partition("-")[0]
+    return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
+
+
+def recent_failures(incidents: Iterable[Incident], now: float) -> int:
+    """How many within the last hour; being asked to end is none."""
+    return sum(now - began(one) < CRASHES_S and one.kind not in NO_CRASH for one in incidents)
+
+
+class Diary:
+    """One run's."""
+
+    def __init__(self, store: ByteStore, run: str) -> None:
+        self._store, self._prefix = store, f"{run}/{DIRECTORY}"
+        self._incidents: dict[str, Incident | None] = {}
+        self._afters: dict[str, After | None] = {}
+        self._accounts: dict[str, Account | None] = {}
+
+    def read(self) -> tuple[list[Incident], list[Account]]:
+        """All of both, oldest first; what cannot be read is left out, and not tried again."""
+        try:
+            names = sorted(entry.name for entry in self._store.list(self._prefix) if not entry.is_dir and entry.name.endswith(_JSON))
+        except CheckpointNotFound:
+            return [], []
+        names = names[-FILES_MAX:]
+        newest = {name.partition(".")[0]: name for name in names if name.endswith(_ACCOUNT)}
+        self._accounts = {name: self._get(self._accounts, name, Account) for name in newest.values()}
+        afters = [name for name in names if name.endswith(_AFTER)]
+        self._afters = {name: self._get(self._afters, name, After) for name in afters}
+        incidents = [name for name in names if not name.endswith((_ACCOUNT, _AFTER))]
+        self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
+        found = [self._joined(name, one) for name, one in self._incidents.items() if one is not None]
+        return once_each(found), [one for one in self._accounts.values() if one is not None]
+
+    def _joined(self, name: str, one: Incident) -> Incident:
+        after = self._afters.get(name.removesuffix(_JSON) + _AFTER)
+        return one if after is None else msgspec.structs.replace(one, after=after)
+
+    def _get(self, known: dict[str, Any], name: str, kind: type[T]) -> T | None:
+        if name in known:
+            found: T | None = known[name]
+            return found
+        with contextlib.suppress(RelightError, msgspec.MsgspecError):
+            return msgspec.json.decode(self._store.get(f"{self._prefix}/{name}", BYTES_MAX), type=kind)
+        return None

@@ -1,0 +1,132 @@
+"""The files that processes of this machine keep their events in, read as they grow: only what is new, whole lines only, within bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relight.observe.file import DIRECTORY_FILES_MAX, LINE_BYTES_MAX, check_private, events_directory
+
+READ_MAX = 1 << 20
+"""Bytes that one look takes from one file at a time."""
+LOOK_BYTES_MAX = 16 << 20
+"""And from all of them together; what is left comes with the next call."""
+
+
+class Head(NamedTuple):
+    """Whose events follow."""
+
+    store: str = ""
+    run: str = ""
+    rank: int = 0
+    role: str = ""
+    pid: int = 0
+    host: str = ""
+    offset_s: float = 0.0
+    """What is added to seconds since the epoch to get those of that machine's monotonic clock."""
+
+
+class Heard(NamedTuple):
+    """One event, as a file tells it."""
+
+    head: Head
+    name: str
+    time_s: float
+    fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Tail:
+    offset: int = 0
+    rest: bytes = b""
+    head: Head = field(default_factory=Head)
+    skipping: bool = False
+    """Whether the line that is being read is longer than any of ours."""
+
+
+class EventFiles:
+    """Those of one directory; by default, of this user on this machine. One thread at a time."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory if directory is not None else events_directory()
+        self.unreadable = 0
+        """Lines that were no events."""
+        self.why = ""
+        """Why nothing is read."""
+        self._tails: dict[str, _Tail] = {}
+
+    def new(self) -> Iterator[Heard]:
+        """The events that have come since the last call, file by file, each file's in their order."""
+        left = LOOK_BYTES_MAX
+        for name in self._names():
+            tail = self._tails.setdefault(name, _Tail())
+            while left > 0:
+                data = self._read(name, tail.offset)
+                if not data:
+                    break
+                left -= len(data)
+                tail.offset += len(data)
+                yield from self._events(tail, data)
+
+    def _names(self) -> list[str]:
+        self.why = ""
+        if self.directory is None:
+            self.why = "RELIGHT_EVENTS=0: no events are kept"
+            return []
+        try:
+            check_private(self.directory)
+            names = sorted(name for name in os.listdir(self.directory) if name.endswith(".jsonl"))[-2 * DIRECTORY_FILES_MAX :]
+        except FileNotFoundError:
+            self.why = f"no process has kept events in {self.directory} yet"
+            names = []
+        except OSError as error:
+            self.why = str(error)
+            names = []
+        self._tails = {name: tail for name, tail in self._tails.items() if name in set(names)}
+        return names
+
+    def _read(self, name: str, offset: int) -> bytes:
+        assert self.directory is not None
+        try:
+            fd = os.open(self.directory / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return b""
+        try:
+            return os.pread(fd, READ_MAX, offset) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def _events(self, tail: _Tail, data: bytes) -> Iterator[Heard]:
+        *lines, tail.rest = (tail.rest + data).split(b"\n")
+        for line in lines:
+            if tail.skipping:
+                tail.skipping = False
+                continue
+            heard = self._heard(tail, line)
+            if heard is not None:
+                yield heard
+        if len(tail.rest) > LINE_BYTES_MAX:
+            self.unreadable += not tail.skipping
+            tail.rest, tail.skipping = b"", True
+
+    def _heard(self, tail: _Tail, line: bytes) -> Heard | None:
+        try:
+            value = json.loads(line)
+            if value.get("relight") == "events":
+                tail.head = Head(
+                    str(value["store"]), str(value["run"]), int(value["rank"]), str(value["role"]), int(value["pid"]), str(value["host"]),
+                    float(value["monotonic"]) - float(value["since"]),
+                )  # fmt: skip
+                return None
+            name, time_s = value.pop("event"), float(value.pop("time"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self.unreadable += bool(line.strip())
+            return None
+        return Heard(tail.head, str(name), time_s, value) if tail.head.run else None

@@ -1,0 +1,38 @@
+"""Looking every so many seconds, and telling alerts, beside whatever else this process does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from relight.watch.notify import Alarms
+from relight.watch.overview import RunSeen, Watcher
+
+EVERY_S = 15.0
+
+
+class Looking:
+    """A thread that looks. ``seen`` is what the last look has shown."""
+
+    def __init__(
+        self, watcher: Watcher, alarms: Alarms | None = None, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._watcher, self._alarms, self._every_s, self._clock = watcher, alarms, every_s, clock
+        self._stop = threading.Event()
+        self.seen: list[RunSeen] = []
+        self._thread = threading.Thread(target=self._work, name="relight-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; of a store or a target that hangs, the thread is left to itself."""
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            now = self._clock()
+            self.seen = self._watcher.look(now)
+            if self._alarms is not None:
+                self._alarms.see(self.seen, now)
+            self._stop.wait(self._every_s)
