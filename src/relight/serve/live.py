@@ -69,20 +69,13 @@ class Hub:
             ):
                 one.woken.set()
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on there is a loop to tell in. What came before nobody has been woken for: it would hold up all that comes after."""
-        with self._lock:
-            new, self._loop = self._loop is not loop, loop
-        if new:
-            loop.call_later(TOGETHER_S, self._tell)
-
     def full(self, asker: str) -> bool:
         """Whether there is no room for another stream, of all or of this asker's."""
         return len(self._streams) >= STREAMS_MAX or sum(one.asker == asker for one in self._streams) >= STREAMS_OF_ONE_MAX
 
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
-        self._begin(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
         stream, number = Stream(store, run, asker), 0
         self._streams.add(stream)
         try:
