@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock fleet pages slurm manifests clusters clean
+.PHONY: help demo test check docs site unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock fleet pages slurm manifests clusters fuzz clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -170,6 +170,9 @@ plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example 
 pages: build/pages/.ready ## the dashboard in a real browser: each page and action, two widths, light and dark, axe; pictures in build/shots (Debian: chromium; npm)
 	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1
 	build/pages/bin/python -m pytest -m slow --timeout 300 tests/serve/test_browser.py
+
+fuzz: build/fuzz/.ready ## the dashboard's API asked by schemathesis, from its own schema, as each role: no 5xx, no traceback, no answer that the schema lacks
+	build/fuzz/bin/python -m tests.serve.fuzz --examples $(or $(EXAMPLES),100)
 
 slurm: $(STAMP) ## the sbatch templates on a real Slurm of one node: signalled, queued again, gone on (Debian: slurmctld slurmd slurm-client munge; root)
 	$(BIN)/python -c 'import sys; from tests.deploy.slurm_lab import missing; sys.exit(missing() or 0)'

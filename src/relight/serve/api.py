@@ -33,6 +33,30 @@ class Asked(BaseModel):
     confirm: str = Field(default="", max_length=64)
 
 
+class Problem(BaseModel):
+    """What was wrong: ``kind`` for programs, the rest for people."""
+
+    kind: str
+    what: str
+    where: str = ""
+    hint: str = ""
+    details: list[str] = []
+
+
+class ProblemAnswer(BaseModel):
+    """Every answer that is no answer."""
+
+    error: Problem
+
+
+_PROBLEMS = {
+    400: "Not how this server is asked", 401: "No valid token", 403: "Not with this role", 404: "Not there, or not yours to see",
+    405: "No such method here", 409: "It has changed since it was planned", 413: "Too long", 415: "Not application/json",
+    422: "This cannot be asked so", 429: "Too often", 503: "The store did not answer",
+}  # fmt: skip
+_RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says, "model": ProblemAnswer} for status, says in _PROBLEMS.items()}
+
+
 def status_of(error: RelightError) -> int:
     """Which number of HTTP an error of ours is."""
     if isinstance(error, CheckpointNotFound):
@@ -80,7 +104,7 @@ def _ascii(value: Any) -> Any:
 
 def router() -> APIRouter:
     """All of it."""
-    made = APIRouter(prefix=PREFIX, tags=["v1"])
+    made = APIRouter(prefix=PREFIX, tags=["v1"], responses=_RESPONSES)
     _reading(made)
     _more_reading(made)
 

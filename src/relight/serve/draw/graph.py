@@ -12,7 +12,8 @@ from relight.serve.draw.svg import element, fitting, link, picture, text
 
 WIDTH = 960
 _LEFT, _RIGHT, _ROW = 190, 30, 40
-_ROWS_MAX, _DOTS_MAX = 60, 200
+_ROWS_MAX, _DOTS_MAX, _DOTS_MAX_ALL = 60, 200, 1500
+"""Of all rows: a dot costs as much time as a word, and five thousand of them are a third of a second."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
     def across(step: float) -> float:
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - low) / max(high - low, 1)
 
+    dots_max = min(_DOTS_MAX, _DOTS_MAX_ALL // max(len(shown), 1))
     parts = []
     for index, fork in enumerate(shown):
         y = index * _ROW + 22
@@ -54,7 +56,8 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
                 )
             )
         parts.append(element("line", x1=across(begin), x2=across(end), y1=y, y2=y, klass=f"branch of-{index % 8}"))
-        dots = list(fork.steps)[:: max(1, len(fork.steps) // _DOTS_MAX)]
+        apart = max(1, -(-len(fork.steps) // dots_max))
+        dots = list(fork.steps)[::-1][::apart]  # the newest among them
         parts += [
             element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}")
             for step in dots

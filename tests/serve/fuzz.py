@@ -1,0 +1,75 @@
+"""``make fuzz``: schemathesis asks the API whatever its own schema allows, and what it does not; as each role, against a store that is really there.
+
+An answer of 5xx, one that the schema does not have, a traceback in it: each ends this with the question that gave it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from tests.serve.made_server import FREE, HOST
+from tests.serve.many_runs import make_many_runs
+from tests.serve.test_serve_fuzz import LEAKS
+
+from relight.serve.app import Settings, create_app
+
+ROLES = ("admin", "operator", "viewer", "scoped")
+NOT_ASKED = [positive_data_acceptance]
+"""A name that is none, or of nothing, is well formed and refused all the same: no schema says which runs there are."""
+SCHEMA = "/api/v1/openapi.json"
+
+
+def ask(operation: Any, mode: GenerationMode, headers: dict[str, str], examples: int, number: int, seen: Counter[int]) -> None:
+    """One operation as one role; raises with what was asked."""
+
+    @seed(number)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def asked(case: Any) -> None:
+        response = case.call(headers=headers)
+        seen[response.status_code] += 1
+        text = response.text
+        assert not any(leak in text for leak in LEAKS), text[:300]
+        case.validate_response(response, headers=headers, excluded_checks=NOT_ASKED)
+
+    asked()
+
+
+def main() -> int:
+    """All operations, all roles, what is valid and what is not."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=100, help="questions of each operation, role and kind")
+    parser.add_argument("--seed", type=int, default=1)
+    told = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="relight-fuzz-") as where:
+        root = Path(where)
+        app = create_app(Settings([str(make_many_runs(root / "runs", 3, 5))], root / "serve.sqlite", rules=FREE))
+        tokens = {role: app.state.store.new_token(role, role)[1] for role in ROLES[:3]} | {"scoped": app.state.store.new_token("s", "admin", "runs/run-000")[1]}
+        for reader in app.state.readers:
+            reader.look()
+        seen, begun = Counter[int](), time.monotonic()
+        schema = schemathesis.openapi.from_asgi(SCHEMA, app, headers={"authorization": f"Bearer {tokens['admin']}", "host": HOST.partition("//")[2]})
+        for number, found in enumerate(schema.get_all_operations()):
+            operation = found.ok()
+            for role in ROLES:
+                headers = {"authorization": f"Bearer {tokens[role]}", "host": HOST.partition("//")[2]}
+                for mode in GenerationMode:
+                    if mode is not GenerationMode.NEGATIVE or operation.query or operation.path_parameters or operation.body:
+                        ask(operation, mode, headers, told.examples, told.seed + number, seen)
+            print(f"{operation.method.upper():5} {operation.path:45} {sum(seen.values()):>7,} asked, {time.monotonic() - begun:4.0f} s", flush=True)
+    print("answers: " + ", ".join(f"{count:,} of {status}" for status, count in sorted(seen.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Fifty runs, five thousand checkpoints: how long a server takes to know them, and each page and answer to come.
+
+A bound holds for the least of some tries: that is what it takes when nobody else wants the processor. What was measured is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.format.forge import request
+from tests.serve.made_server import HOST, Server, TestClient, serving
+from tests.serve.many_runs import make_many_runs
+from tests.serve.test_serve_roles import routes
+
+from relight.commit import Attempt
+from relight.serve.app import OPEN, Settings, create_app
+from relight.store import open_bytes
+
+RUNS, CHECKPOINTS = 50, 100
+FIRST_S, PAGE_S, TRIES = 1.0, 0.3, 5
+LOOK_S = 0.5
+"""How long a look may take at a store in which nothing is new."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store's directory."""
+    return make_many_runs(tmp_path_factory.mktemp("scale") / "runs", RUNS, CHECKPOINTS)
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[Server]:
+    """A server that knows it."""
+    with serving([root], root.parent) as made:
+        yield made
+
+
+def addresses(server: Server) -> list[str]:
+    """Every address that can be looked at, of a run in the middle; lists with their longest pieces, too."""
+    name = "run-025"
+    ids = [one.id for one in server.app.state.readers[0].now.runs[name].history.live]
+    incident = next(one.id for one in server.app.state.readers[0].now.runs[name].incidents)
+    found = []
+    for method, path, role in routes(server.app):
+        if method != "GET" or path in OPEN or path == "/events" or role is None:
+            continue
+        parts = {"store": "runs", "run": name, "which": incident if "incidents" in path else "latest"}
+        found.append(re.sub(r"\{(\w+)\}", lambda part: parts[part[1]], path))
+    found += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
+    spec = f"?a=runs/{name}@{ids[3]}&b=runs/{name}@{ids[40]}"
+    return [one + spec if one in ("/compare", "/api/v1/diff") else one for one in found]
+
+
+def least(server: Server, address: str, tries: int = TRIES) -> tuple[float, Any]:
+    """The least time of some tries, and the last answer."""
+    times = []
+    for _ in range(tries):
+        begun = time.perf_counter()
+        answer = server.get(address, "admin", headers={"accept": "application/json" if "/api/" in address else "text/html"})
+        times.append(time.perf_counter() - begun)
+    return min(times), answer
+
+
+def test_every_page_and_answer_comes_within_its_time(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, from the routes' own list; each says what it should, and none asks a store while it is made."""
+    taken = {}
+    for address in addresses(server):
+        taken[address], answer = least(server, address)
+        assert answer.status_code == 200, (address, answer.status_code, answer.text[:300])
+    with capsys.disabled():
+        worst = sorted(taken.items(), key=lambda item: -item[1])[:3]
+        print("\n  " + ", ".join(f"{address} {seconds * 1000:.0f} ms" for address, seconds in worst), end=" ")
+    assert len(taken) >= 20
+    assert {address: seconds for address, seconds in taken.items() if seconds > PAGE_S} == {}
+
+
+def test_the_overview_counts_all_that_there_is(server: Server) -> None:
+    """Fifty rows, five thousand checkpoints, in pieces that fit together."""
+    rows, after = [], None
+    while True:
+        piece = server.get("/api/v1/runs", params={"limit": 7} | ({"after": after} if after else {})).json()
+        rows += piece["rows"]
+        if (after := piece["next"]) is None:
+            break
+    assert len({row["run"] for row in rows}) == len(rows) == RUNS
+    assert sum(row["checkpoints"] for row in rows) == RUNS * CHECKPOINTS
+
+
+def test_a_list_of_checkpoints_in_pieces_is_the_list(server: Server) -> None:
+    """Each one once, the newest first, whatever the piece's length."""
+    whole = server.get("/api/v1/runs/runs/run-007/checkpoints", params={"limit": 500}).json()
+    assert whole["next"] is None and [row["step"] for row in whole["rows"]] == list(range(CHECKPOINTS * 100, 0, -100))
+    rows, after = [], None
+    while True:
+        piece = server.get("/api/v1/runs/runs/run-007/checkpoints", params={"limit": 33} | ({"after": after} if after else {})).json()
+        rows += piece["rows"]
+        if (after := piece["next"]) is None:
+            break
+    assert rows == whole["rows"]
+
+
+def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that has just begun answers at once, with what it knows by then; nothing of it is lost with the server's file."""
+    begun = time.perf_counter()
+    app = create_app(Settings([str(root)], tmp_path / "serve.sqlite"))
+    made = time.perf_counter() - begun
+    token = app.state.store.new_token("me", "admin")[1]
+    with TestClient(app, base_url=HOST) as client:
+        entered = time.perf_counter()
+        answer = client.get("/", headers={"authorization": f"Bearer {token}", "accept": "text/html"})
+        first = time.perf_counter() - entered
+        assert answer.status_code == 200
+        until = time.monotonic() + 120
+        while app.state.readers[0].now.state != "ok" and time.monotonic() < until:
+            time.sleep(0.05)
+        known = time.perf_counter() - begun
+        rows = client.get("/api/v1/runs", headers={"authorization": f"Bearer {token}"}).json()["rows"]
+    with capsys.disabled():
+        print(f"\n  application {made * 1000:.0f} ms, first view {first * 1000:.0f} ms, all known after {known:.1f} s", end=" ")
+    assert made + first < FIRST_S or first < FIRST_S / 2
+    assert len(rows) == RUNS
+
+
+def test_a_look_at_what_is_known_is_short_and_what_is_new_is_seen(server: Server, root: Path) -> None:
+    """Nothing new: no run is made anew. A checkpoint more: that run alone is."""
+    reader = server.app.state.readers[0]
+    reader.close()
+    reader.look()
+    before, times = reader.now.runs, []
+    for _ in range(3):
+        begun = time.perf_counter()
+        reader.look()
+        times.append(time.perf_counter() - begun)
+    assert all(reader.now.runs[name] is one for name, one in before.items())
+    assert min(times) < LOOK_S, times
+    Attempt.begin(open_bytes(str(root)), "run-011").save(request(99_900))
+    reader.look()
+    assert [name for name, one in before.items() if reader.now.runs[name] is not one] == ["run-011"]
+    assert server.get("/api/v1/runs/runs/run-011").json()["row"]["step"] == 99_900
