@@ -13,9 +13,9 @@ from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, RelightError
 from relight.keys import Guard
 from relight.policy.units import bytes_of
+from relight.pulse.settings_file import FILE
 from relight.store.object_client import Patience
 from relight.store.probe import single_writer_promised
-from relight.supervise.settings import FILE, read_settings
 
 SETTINGS = (
     "RELIGHT_ANCHOR", "RELIGHT_BACKGROUND", "RELIGHT_BEFORE", "RELIGHT_CACHE", "RELIGHT_CACHE_BYTES", "RELIGHT_CORE_DUMPS",
