@@ -12,21 +12,23 @@ from relight.doctor.facts import Config, KeyFile, Trouble
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, RelightError
 from relight.keys import Guard
+from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
-from relight.pulse.settings_file import FILE
+from relight.pulse.settings_file import FILE, read_table
 from relight.store.object_client import Patience
 from relight.store.probe import single_writer_promised
+from relight.supervise.settings import read_settings
 
 SETTINGS = (
-    "RELIGHT_ANCHOR", "RELIGHT_BACKGROUND", "RELIGHT_BEFORE", "RELIGHT_CACHE", "RELIGHT_CACHE_BYTES", "RELIGHT_CORE_DUMPS",
-    "RELIGHT_DEBUG", "RELIGHT_GRACE_S", "RELIGHT_KEY", "RELIGHT_LOSSY", "RELIGHT_LR_CUT", "RELIGHT_NODE", "RELIGHT_PEERS_HOST",
-    "RELIGHT_PULSE", "RELIGHT_RACK", "RELIGHT_SIGN", "RELIGHT_SINGLE_WRITER", "RELIGHT_SKIP", "RELIGHT_SPIKES", "RELIGHT_SPLIT",
-    "RELIGHT_STACKS", "RELIGHT_STORE_PATIENCE_S", "RELIGHT_TRUST",
+    "RELIGHT_ANCHOR", "RELIGHT_AUDIT", "RELIGHT_BACKGROUND", "RELIGHT_BEFORE", "RELIGHT_CACHE", "RELIGHT_CACHE_BYTES",
+    "RELIGHT_CORE_DUMPS", "RELIGHT_DEBUG", "RELIGHT_EVENTS", "RELIGHT_GRACE_S", "RELIGHT_KEY", "RELIGHT_LOSSY", "RELIGHT_LR_CUT",
+    "RELIGHT_NODE", "RELIGHT_PEERS_HOST", "RELIGHT_PULSE", "RELIGHT_RACK", "RELIGHT_SETTINGS", "RELIGHT_SIGN", "RELIGHT_SINGLE_WRITER",
+    "RELIGHT_SKIP", "RELIGHT_SPIKES", "RELIGHT_SPLIT", "RELIGHT_STACKS", "RELIGHT_STORE_PATIENCE_S", "RELIGHT_TRUST",
 )  # fmt: skip
 """All that there are: a test compares them with the reference."""
 _OURS = "RELIGHT_"
 _OF_TESTS = f"{_OURS}TEST_"
-TABLES = ("supervise",)
+TABLES = ("alerts", "checkpoint", "supervise")
 
 
 def look_at_config(url: str) -> Config:
@@ -35,7 +37,7 @@ def look_at_config(url: str) -> Config:
     unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
     file = Path(FILE)
     there = file.is_file()
-    error = _tried(lambda: read_settings(None)) if there else None
+    error = _tried(lambda: (read_settings(None), defaults_of(read_table("checkpoint")[0], FILE))) if there else None
     cache = os.environ.get("RELIGHT_CACHE", "")
     return Config(
         settings=frozenset(given),

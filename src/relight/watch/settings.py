@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass, field
 from datetime import datetime, time
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from relight.errors import ConfigError
+from relight.pulse.settings_file import read_table
 from relight.watch.rules import KINDS, SEVERITIES, WARNING, Rule
 
-FILE = "relight.toml"
-_BYTES_MAX = 1 << 20
 _TARGETS_MAX = 50
 _SECONDS_MAX = 30 * 86400
 _WINDOW = re.compile(r"(?:([A-Z][a-z]{2}(?:,[A-Z][a-z]{2})*) )?(\d\d):(\d\d)-(\d\d):(\d\d)\Z")
@@ -103,19 +101,8 @@ class Alerting:
 
 def read_alerting(path: Path | None = None) -> Alerting:
     """As the file says; as usual, if none is named and there is none here. ``ConfigError`` for what is no setting."""
-    if path is None:
-        path = Path(FILE)
-        if not path.is_file():
-            return alerting_of({}, "")
-    try:
-        if path.stat().st_size > _BYTES_MAX:
-            raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 20} MiB", where=str(path))
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"it cannot be read: {error.strerror}", where=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"it is no TOML: {type(error).__name__}", where=str(path), hint=_line_of(error)) from None
-    return alerting_of(told.get("alerts", {}), str(path))
+    table, path = read_table("alerts", path)
+    return alerting_of(table, str(path))
 
 
 def alerting_of(table: Any, where: str) -> Alerting:
@@ -210,9 +197,3 @@ def _zone(name: Any, where: str) -> ZoneInfo:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def _line_of(error: BaseException) -> str:
-    """Where in the file: not what stands there, which may be secret."""
-    found = re.search(r"line (\d+)", str(error))
-    return f"look at line {found[1]}" if found else ""
