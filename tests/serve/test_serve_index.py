@@ -158,18 +158,3 @@ def test_when_a_store_is_full_follows_from_its_pace() -> None:
     assert full_at([(0.0, 0.0), (10 * hour, 100.0)], 40, 10 * hour) == 14 * hour
     assert full_at([(0.0, 5.0), (hour, 5.0)], 40, hour) is None
     assert full_at([(0.0, 0.0), (hour, 5.0)], None, hour) is None
-
-
-def test_fifty_runs_of_a_hundred_checkpoints_are_pages_in_no_time(tmp_path: Path) -> None:
-    """The first view within a second of the first request, and each page, the best of three, within 300 ms at the server."""
-    with serving([make_store(tmp_path / "runs", 50, 100)], tmp_path, poll_s=3600) as server:
-        begun = time.perf_counter()
-        assert "run-049" in server.get("/").text
-        assert time.perf_counter() - begun < 1.0
-        for path in ("/", "/runs/runs/run-007", "/lineage", "/storage", "/incidents", "/audit", "/api/v1/runs", "/api/v1/runs/runs/run-007"):
-            took = []
-            for _ in range(3):
-                begun = time.perf_counter()
-                assert server.get(path, "admin").status_code == 200
-                took.append(time.perf_counter() - begun)
-            assert min(took) < 0.3, (path, took)

@@ -73,10 +73,10 @@ class Client:
             await self.reader.readuntil(word)
 
     async def quiet(self) -> None:
-        """All that is on its way has come, and nothing for a second."""
+        """All that is on its way has come, and nothing for a while."""
         with contextlib.suppress(TimeoutError):
             while True:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(0.7):
                     assert await self.reader.read(65536)
 
     async def close(self) -> None:
