@@ -71,7 +71,7 @@ class Bounds:
 
     at_least_s: float = 0.0
     at_most_s: float = 3600.0
-    overhead: float = 0.05
+    overhead: float = 0.5
     """Stalls take no more than this share of the time."""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ class Adaptive(Trigger):
 
     at_least_s: float = 0.0
     at_most_s: float = 3600.0
-    overhead: float = 0.05
+    overhead: float = 0.5
     total_steps: int | None = None
     mtbf_s: float | None = None
     loss: str | None = None
@@ -55,7 +55,7 @@ def adaptive(
     *,
     at_least: str | float | Span | None = None,
     at_most: str | float | Span = "1h",
-    overhead: float = 0.05,
+    overhead: float = 0.5,
     total_steps: int | None = None,
     mtbf: str | float | Span | None = None,
     loss: str | None = None,
