@@ -83,6 +83,16 @@ def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
     assert after(*broken, rules=Rules(node_failures=4)).action == "resume"
 
 
+def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> None:
+    """A job of weeks: each of its machines fails three times in the end."""
+    history: list[Past] = []
+    for day, step in enumerate((100, 500, 900)):
+        one = failure("hardware", step)
+        history.append(Past(one, decide(one, history, RULES, 86400.0 * day), 86400.0 * day))
+    assert history[-1].decision.action == "resume"
+    assert decide(failure("hardware", 950), [*history, history[-1]], RULES, 86400.0 * 2 + 5).action == "leave"
+
+
 def test_failures_without_progress_are_counted() -> None:
     """Of different kinds, so that none is the same again."""
     kinds = ["network", "storage", "hardware", "network"] * 3

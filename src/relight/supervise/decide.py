@@ -14,6 +14,7 @@ from relight.supervise.facts import Decision, Failure
 _WAITS = ("storage", "network", "hardware")
 """What may be over by itself, later."""
 SPLIT_MAX = 16
+DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) 
     if failure.kind == "numerical":
         return _roll_back(failure, history, rules)
     if failure.kind == "hardware" and failure.here:
-        broken = 1 + sum(one.failure.kind == "hardware" and one.failure.here for one in history)
+        broken = 1 + sum(one.failure.kind == "hardware" and one.failure.here and now - one.at < DAY_S for one in history)
         if broken >= rules.node_failures:
             return Decision("leave", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
     if failure.kind == "user":

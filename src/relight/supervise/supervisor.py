@@ -369,8 +369,9 @@ class Supervisor:
             recent = [one for one in read_incidents(store, beat.run) if re.match(r"\d{13}-", one.id) and one.id >= since]
             earlier = once_each(recent)
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
-            now = self._clock()  # somebody has started it again behind a stop: what was before that is not held against it
-            self._past[:0] = [Past(*one.past(here=socket.gethostname()), now) for one in earlier[last + 1 :][-50:]]
+            epoch = self._clock() - time.time()
+            here = socket.gethostname()  # somebody has started it again behind a stop: what was before that is not held against it
+            self._past[:0] = [Past(*one.past(here=here), epoch + int(one.id[:13]) / 1000) for one in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """An incident is over when all ranks have ended a step."""
