@@ -26,6 +26,9 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 @click.option("--plain", is_flag=True, help="Be reached by others without TLS: a proxy in front has it.")
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where tokens are kept.")
 @click.option("--audit", default="", metavar="STORE", help="Where it is written down who did what.")
+@click.option(
+    "--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="With [alerts], in place of ./relight.toml."
+)
 @click.option("--anonymous-read", is_flag=True, help="Let everybody look; nobody without a token acts.")
 @click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy says who has logged in.")
 @click.option("--proxy-from", multiple=True, metavar="ADDRESS", help="The proxy's address: from others the header is not believed.")
@@ -41,6 +44,7 @@ def command(
     plain: bool,
     state: Path | None,
     audit: str,
+    settings: Path | None,
     anonymous_read: bool,
     proxy_header: str,
     proxy_from: tuple[str, ...],
@@ -81,7 +85,7 @@ def command(
         proxy_from=proxy_from,
         proxy_role=proxy_role,
     )
-    app = create_app(Settings(stores, state, audit, rules))
+    app = create_app(Settings(stores, state, audit, rules, alerts=settings))
     if not (app.state.store.tokens() or anonymous_read or proxy_header):
         click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host

@@ -24,6 +24,7 @@ from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import HERE_NOT, Actions
 from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
+from relight.serve.heard import Around
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
@@ -37,6 +38,7 @@ from relight.serve.values import AuditRow
 from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
+from relight.watch.settings import read_alerting
 
 OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``."""
@@ -47,13 +49,15 @@ Asked = Annotated[str, Query(max_length=200)]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is started with. ``audit``: the audit store's URL; by default ``RELIGHT_AUDIT``, else beside the state file."""
+    """What a server is started with. ``audit``: the audit store's URL; by default ``RELIGHT_AUDIT``, else beside the state file.
+    ``alerts``: the file with ``[alerts]``; by default ``relight.toml`` here."""
 
     stores: Sequence[str]
     state: Path | None = None
     audit: str = ""
     rules: Rules = field(default_factory=Rules)
     poll_s: float = POLL_S
+    alerts: Path | None = None
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -63,7 +67,11 @@ def create_app(settings: Settings) -> FastAPI:
     state = State(settings.state)
     book = Book(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
     jobs = Jobs(hub.changed)
-    index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(book))
+    ids = {one.store.url: one.id for one in readers}
+    around = Around(
+        [one.url for one in readers], read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None
+    )
+    index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(book), around=around)
     by_id = {one.id: one for one in readers}
 
     def done(store: str) -> None:
@@ -75,8 +83,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         for one in readers:
             one.start()
+        around.start()
         yield
         hub.close()
+        await run_in_threadpool(around.close)
         jobs.close()
         await run_in_threadpool(_end, readers, state)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
@@ -14,6 +15,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
 from relight.log import Checkpoint
 from relight.policy.tiers import decode_tiers
+from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
 from relight.serve.reader import Reader, RunState
 from relight.serve.scope import everything, reaches
@@ -65,11 +67,12 @@ class Index:
         *,
         tokens: Callable[[], Sequence[TokenRow]] = lambda: (),
         audited: Callable[[], Sequence[AuditRow]] = lambda: (),
+        around: Around | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._readers = {one.id: one for one in readers}
         self.jobs = jobs
-        self._tokens, self._audited, self._clock = tokens, audited, clock
+        self._tokens, self._audited, self._around, self._clock = tokens, audited, around, clock
         self.verified: dict[tuple[str, str, str], float] = {}
         """When checkpoints were verified to the byte by this server, and found to be as committed."""
 
@@ -120,7 +123,7 @@ class Index:
             for name, target in sorted(history.tags.items())
             if not name.startswith(PREFIX) and (one := history.find(target))
         ]
-        saves = [SaveRow(one.id, one.step, one.time, None, one.body.new_bytes) for one in history.live[: -SAVES_MAX - 1 : -1]]
+        saves = [self._save(store, run, one) for one in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
             {name: _thinned(points) for name, points in state.series.items()},
@@ -222,8 +225,10 @@ class Index:
         return found
 
     def risk(self) -> list[RiskRow]:
-        """Machines that look like failing: none. Stores do not say, and nodes' events, which do, are not read here."""
-        return []
+        """Runs whose machine looks like failing, as processes of this machine tell: stores do not say."""
+        ids = {one.store.url: one.id for one in self._readers.values()}
+        found = [replace(one, store=ids[one.store]) for one in self._around.risks() if one.store in ids] if self._around is not None else []
+        return [one for one in found if reaches(one.store, one.run)]
 
     def audit(self, after: str | None, limit: int) -> Page[AuditRow]:
         """Who did what, the newest first; all of it only for those who may see everything."""
@@ -244,7 +249,8 @@ class Index:
                 if tiers:
                     policies += [(f"{store}/{name}, {tier.name}", str(tier.keep)) for tier in tiers]
                     break
-        return SettingsDetail(list(self._tokens()) if everything() else [], [], policies)
+        alerts = self._around.alerts() if self._around is not None and everything() else []
+        return SettingsDetail(list(self._tokens()) if everything() else [], alerts, policies)
 
     def _all(self) -> list[tuple[str, str, RunState]]:
         return [(one.id, name, state) for one in self._readers.values() for name, state in one.now.runs.items() if reaches(one.id, name)]
@@ -263,11 +269,16 @@ class Index:
             health,
             why,
             merged(list(state.accounts)).goodput if state.accounts else None,
-            None,
+            self._around.risk(self._readers[store].store.url, state.name) if self._around is not None else None,
             len(live),
             state.bytes,
             f"{last.kind}: {last.why}"[:200] if last is not None else None,
         )
+
+    def _save(self, store: str, run: str, one: Checkpoint) -> SaveRow:
+        url = self._readers[store].store.url
+        seconds, spans = self._around.save(url, run, one.id) if self._around is not None else (None, [])
+        return SaveRow(one.id, one.step, one.time, seconds, one.body.new_bytes, spans)
 
     def _tiers(self, store: str, state: RunState, one: Checkpoint) -> list[TierRow]:
         """This store, and any other followed one that has the very same checkpoint."""

@@ -1,0 +1,129 @@
+"""What processes of this machine tell of runs, and what alerts make of it: seen beside the stores, by threads of its own.
+
+Stores do not say how a save went, or that a machine looks like failing; events do, where the server is on a machine that trains. Elsewhere
+all of this is empty.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from relight.serve.values import AlertRow, RiskRow, SpanRow
+from relight.watch.files import EventFiles, Heard
+from relight.watch.loop import EVERY_S, Looking
+from relight.watch.notify import Alarms
+from relight.watch.overview import RunSeen, Watcher
+from relight.watch.rules import FIRING, KINDS
+from relight.watch.settings import Alerting
+from relight.watch.trace import trace_of
+
+TELLS = ("save.span", "drain.done")
+SAVES_MAX, TOLD_MAX = 500, 2000
+"""Saves of which what was told is kept, of all runs together, and how much of each."""
+POLL_S = 2.0
+ROUNDS_MAX = 50
+
+
+class Around:
+    """Of some stores, by their URLs. ``changed`` is called with a store's URL and a run when a save of it was told of."""
+
+    def __init__(
+        self, urls: Sequence[str], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
+        events: Path | None = None, poll_s: float = POLL_S, every_s: float = EVERY_S,
+    ) -> None:  # fmt: skip
+        self._files = EventFiles(events)
+        self._watcher, self._alerting = Watcher(urls, events=events), alerting
+        self._alarms = Alarms(alerting)
+        self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
+        self._told: OrderedDict[tuple[str, str, str], list[Heard]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._looking: Looking | None = None
+        self._thread = threading.Thread(target=self._follow, name="relight-serve-events", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow, and to tell alerts."""
+        self._thread.start()
+        self._looking = Looking(self._watcher, self._alarms, every_s=self._every_s)
+
+    def close(self) -> None:
+        """End; what hangs is left to itself."""
+        self._ending.set()
+        if self._looking is not None:
+            self._looking.stop()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def save(self, store: str, run: str, id_: str) -> tuple[float | None, list[SpanRow]]:
+        """How long a save took until it was durable, and its parts by rank, from its begin on; None and nothing if nobody told of it."""
+        with self._lock:
+            told = list(self._told.get((store, run, id_), ()))
+        trace = trace_of(store, run, id_, told) if told else None
+        if trace is None:
+            return None, []
+        spans = [SpanRow(one.rank, one.part, one.start - trace.start, one.end - trace.start) for one in trace.spans]
+        return trace.durable_s if trace.committed else None, spans
+
+    def risk(self, store: str, run: str) -> float | None:
+        """The last alarm's, while it counts; None if no process here tells of that run."""
+        seen = self._seen(store, run)
+        return seen.risk if seen is not None and seen.heard_at is not None else None
+
+    def risks(self) -> list[RiskRow]:
+        """Of all runs, the highest first; ``store`` is its URL."""
+        found = [
+            RiskRow(one.store, one.run, "", one.heard_at, "", one.risk, one.risk_why)
+            for one in self._runs()
+            if one.risk > 0
+        ]
+        return sorted(found, key=lambda row: -(row.risk or 0.0))
+
+    def alerts(self) -> list[AlertRow]:
+        """The rules, as they are set, and which hold now and for what."""
+        firing: dict[str, list[str]] = {}
+        for one in self._alarms.alerts:
+            if one.state == FIRING:
+                firing.setdefault(one.kind, []).append(f"{one.run}: {one.reason}")
+        return [
+            AlertRow(rule.kind, "; ".join([KINDS[rule.kind].says, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
+            for rule in self._alerting.rules
+        ]
+
+    # -- inside
+
+    def _runs(self) -> list[RunSeen]:
+        return self._looking.seen if self._looking is not None else []
+
+    def _seen(self, store: str, run: str) -> RunSeen | None:
+        return next((one for one in self._runs() if (one.store, one.run) == (store, run)), None)
+
+    def _follow(self) -> None:
+        while not self._ending.is_set():
+            for store, run in sorted(self._hear()):
+                self._changed(store, run)
+            self._ending.wait(self._poll_s)
+
+    def _hear(self) -> set[tuple[str, str]]:
+        """What is new, kept by save; the runs that it is of."""
+        touched = set()
+        for _ in range(ROUNDS_MAX):
+            new = list(self._files.new())
+            for one in new:
+                id_ = one.fields.get("id")
+                if one.name not in TELLS or not isinstance(id_, str) or not 0 < len(id_) < 80:
+                    continue
+                key = one.head.store, one.head.run, id_
+                with self._lock:
+                    kept = self._told.setdefault(key, [])
+                    self._told.move_to_end(key)
+                    if len(kept) < TOLD_MAX:
+                        kept.append(one)
+                    while len(self._told) > SAVES_MAX:
+                        self._told.popitem(last=False)
+                touched.add(key[:2])
+            if not new:
+                break
+        return touched

@@ -1,0 +1,69 @@
+"""What processes of the server's machine tell of runs is on its pages: how saves went, what looks like failing, which alerts hold."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.made_server import serving
+from tests.serve.made_stores import make_store
+from tests.watch.watched import keep_events
+
+from relight.catalog.run import Run
+from relight.store import open_bytes
+
+SPANS = [("blocked", 10.0, 10.1), ("snapshot", 10.1, 10.4), ("write", 10.2, 11.0), ("parts", 11.0, 11.2), ("commit", 11.2, 11.5)]
+
+
+def until(look: Any, wanted: Any) -> None:
+    """It must come within ten seconds."""
+    ends = time.monotonic() + 10
+    while (found := look()) != wanted and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert found == wanted
+
+
+def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank and its agent have told of the newest save, and something of an alarm; a rule says that such a risk is worth an alert."""
+    events = tmp_path / "events"
+    monkeypatch.setenv("RELIGHT_EVENTS", str(events))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "relight.toml").write_text("[alerts.rules.risk]\nabove = 0.5\n")
+    root = make_store(tmp_path / "runs", 2, 3)
+    url = str(root)
+    newest = Run(open_bytes(url), "run-000").history().live[-1]
+    told = [
+        {"event": "save.span", "id": newest.id, "step": newest.step, "span": part, "start": start, "end": end, "time": 1.0}
+        for part, start, end in SPANS
+    ]
+    alarm = {"event": "foresee.alarm", "kind": "memory", "detector": "drift", "score": 0.9, "say": "memory fills up", "time": time.time()}
+    keep_events(events, url, *told, alarm, run="run-000")
+    with serving([root], tmp_path) as server:
+        until(lambda: len(server.get("/api/v1/runs/runs/run-000").json()["saves"][0]["spans"]), len(SPANS))
+        save = server.get("/api/v1/runs/runs/run-000").json()["saves"][0]
+        assert save["seconds"] == pytest.approx(1.5)
+        assert [(one["kind"], round(one["begin_s"], 6)) for one in save["spans"]][:2] == [("blocked", 0.0), ("snapshot", 0.1)]
+        page = server.get("/runs/runs/run-000").text
+        assert "1.5 s until durable" in page and 'class="span write"' in page
+        until(lambda: [one["risk"] for one in server.get("/api/v1/risk").json()], [0.9])
+        assert server.get("/api/v1/risk", role="scoped").json()[0]["store"] == "runs"
+        rows = {one["run"]: one["risk"] for one in server.get("/api/v1/runs").json()["rows"]}
+        assert rows == {"run-000": 0.9, "run-001": None}
+        alerts = {one["name"]: one for one in server.get("/api/v1/settings", role="admin").json()["alerts"]}
+        until(lambda: [one["name"] for one in server.get("/api/v1/settings", role="admin").json()["alerts"] if one["firing"]], ["risk"])
+        assert len(alerts) > 5
+        page = server.get("/settings", role="admin").text
+        assert "firing" in page and "memory fills up" in page
+
+
+def test_without_events_pages_say_so_and_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on a machine that trains nothing."""
+    monkeypatch.setenv("RELIGHT_EVENTS", "0")
+    root = make_store(tmp_path / "runs", 1, 2)
+    with serving([root], tmp_path) as server:
+        told = server.get("/api/v1/runs/runs/run-000").json()
+        assert told["row"]["risk"] is None and all(one["spans"] == [] and one["seconds"] is None for one in told["saves"])
+        assert server.get("/api/v1/risk").json() == []
+        assert server.get("/runs/runs/run-000").status_code == 200
