@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -124,9 +125,10 @@ def test_a_full_disk_costs_events_and_nothing_else(kept: tuple[EventWriter, Path
     assert [one.fields["step"] for one in EventFiles(directory).new()] == [2]
 
 
-def test_fields_of_any_kind_and_length_make_a_line(kept: tuple[EventWriter, Path]) -> None:
+def test_fields_of_any_kind_and_length_make_a_line(kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no JSON is written as text; what is longer than a line may be loses its texts, not its numbers."""
     writer, directory = kept
+    monkeypatch.setattr(logging.getLogger("relight"), "disabled", True)  # what is half a character cannot be sent on in a test's report
     emit("signal.received", signal={1, 2})
     emit("save.durable", "y" * 100_000, step=1, seconds=2.5)
     emit("save.failed", "\ud800", step=2)
