@@ -46,7 +46,7 @@ _AGENT = "relight.agent.serve"
 STRAGGLERS_EVERY_S = 1.0
 ACCOUNT_S = 60.0
 """So often it is written down where the time went."""
-HEIR_S = 1.5
+HEIR_S = 3.0
 """A rank that can save what all held has so long to begin with it, or to say that it will not, once another's failure is known."""
 MIDST_S = 20.0
 """At most so much longer, if it is in the midst of its update: usually, twice a step."""
