@@ -71,7 +71,7 @@ PLANTED: dict[str, Bug] = {
     "a rank says that it is ready before its part is there": Bug(
         Edit(f"{SAVE}:write_part", '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n', "    if request.seat is None:\n        put(place.store, f\"{prefix}/{part_file(rank)}\", data)\n"),
         Edit(f"{TOGETHER}:_proven", "    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b\"\"))\n", ""),
-        Edit(f"{TOGETHER}:save_together", "        mark = time.perf_counter()\n", "        mark = time.perf_counter()\n        put(place.store, f\"{prefix}/{part_file(seat.rank)}\", data)\n"),
+        Edit(f"{TOGETHER}:save_together", "        mark = ready\n", "        mark = ready\n        put(place.store, f\"{prefix}/{part_file(seat.rank)}\", data)\n"),
     ),
     "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if found is not None:", "if False:")),
     "COMMIT is written though a rank is missing": Bug(
