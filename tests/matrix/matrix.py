@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from job import Job, run
 from pairs import Row, rows_of
-from protected_ranks import agents
+from protected_ranks import agents, agents_at
 from tests.store.servers import Server, moto
 
 import relight
@@ -176,13 +176,7 @@ def _end_agents(urls: list[str], nodes: int) -> None:
 
 def _agent_here(store: str, name: str) -> int:
     """The process of the agent that is not of a node with a name; 0: there is none."""
-    wanted = {address_of(url, name)[1:] for url in (store, f"file://{store}")}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if "relight.agent.serve" in words and words[words.index("relight.agent.serve") + 1] in wanted:
-                return int(path.parent.name)
-    return 0
+    return agents_at({address_of(url, name)[1:]: 0 for url in (store, f"file://{store}")}).get(0, 0)
 
 
 def _words(said: str) -> str:

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,11 @@ def agents(url: str, nodes: int) -> dict[int, int]:
         wanted[address_of(f"file://{store}" if "://" not in store else store, run)[1:]] = node
         wanted[address_of(store, run)[1:]] = node
     del os.environ["RELIGHT_NODE"]
+    return agents_at(wanted)
+
+
+def agents_at(wanted: Mapping[str, int]) -> dict[int, int]:
+    """The processes of agents that listen at these addresses, by what stands beside them."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -9,7 +9,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median, pstdev
 from time import monotonic
@@ -22,6 +21,7 @@ from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
 from relight.forecast.told import TOPIC, encode
 from relight.format.records import NoteBody
 from relight.log import Checkpoint, History, Log
+from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
 from relight.policy import Adaptive, Trigger
 
@@ -181,19 +181,12 @@ def lived(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
         saved = by_epoch.get(fence.epoch, [])
         if fence.epoch >= epoch or not saved:
             continue
-        begun, last = _time(fence.time), _time(saved[-1].time)
+        begun, last = seconds_since_epoch(fence.time), seconds_since_epoch(saved[-1].time)
         life_s = max(0.0, last - begun) if begun is not None and last is not None else 0.0
         seconds += life_s
         if saved[-1].body.reason not in _ENDED:
             failed.append(life_s)
     return tuple(failed), seconds
-
-
-def _time(text: str) -> float | None:
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def restarts(attempt: Attempt) -> tuple[float, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from relight.errors import CheckpointNotFound, ConfigError
 from relight.fleet.chance import Calendar
 from relight.fleet.read import put, scenario_of
 from relight.fleet.scenario import DAY_S, Scenario
+from relight.log.identity import seconds_since_epoch
 from relight.supervise.goodput import TRAINING, Account, merged
 from relight.supervise.incidents import Incident, once_each
 
@@ -86,17 +86,10 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
 
 def _offset(one: Incident, accounts: Sequence[Account]) -> float:
     """Seconds of the run's own time, in which one job begins where the one before has ended."""
-    at, passed, best = _seconds(one.at), 0.0, 0.0
+    at, passed, best = seconds_since_epoch(one.at) or 0.0, 0.0, 0.0
     for account in accounts:
-        began = _seconds(account.began)
+        began = seconds_since_epoch(account.began) or 0.0
         if at >= began:
             best = passed + min(at - began, account.seconds)
         passed += account.seconds
     return best
-
-
-def _seconds(text: str) -> float:
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return 0.0
