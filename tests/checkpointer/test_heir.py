@@ -13,6 +13,7 @@ import torch
 
 import relight.checkpointer.heir as heir
 from relight.capture import Captured, Recall, capture
+from relight.checkpointer.ahead import AHEAD_S, OFTEN, Ahead
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.ranks import Ranks
@@ -21,7 +22,7 @@ from relight.commit.save import Seat
 from relight.commit.together import save_together
 from relight.format import encode_tree
 from relight.layout import Bytes
-from relight.pulse import Teller, lost_of, make_will, will_of
+from relight.pulse import Teller, Will, lost_of, make_will, will_of
 from relight.pulse.page import make_page
 from relight.store import open_bytes
 from relight.world import LateRanks
@@ -193,3 +194,15 @@ def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ran
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert living.hand_over(attempt)
     assert [one.step for one in attempt.history().live] == [STEP]
+
+
+def test_what_is_slow_to_leave_is_given_up_by_its_quickest(tmp_path: Path) -> None:
+    """A machine that is busy now and then is no reason; what takes long each time is."""
+    make_will(tmp_path / "ahead-0")
+    one = Ahead()
+    one.will = Will(tmp_path / "ahead-0")
+    for seconds in [20 * AHEAD_S, AHEAD_S / 2, *[20 * AHEAD_S] * (OFTEN - 1)]:
+        one.took(seconds)
+    assert one.will is not None
+    one.took(20 * AHEAD_S)
+    assert one.will is None

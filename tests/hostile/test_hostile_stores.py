@@ -21,7 +21,7 @@ from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 
 CASES = [*cases_log.CASES, *cases_root.CASES, *cases_part.CASES, *cases_tree.CASES, *cases_files.CASES, *cases_stored.CASES]
-SECONDS_MAX = 1.0
+SECONDS_MAX = 3.0
 BYTES_MAX = 64 << 20
 
 

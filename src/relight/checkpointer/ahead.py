@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -11,7 +12,10 @@ from relight.pulse import Will
 ALIKE = 3
 """It counts if it has been the same at the end of so many steps, and never another."""
 AHEAD_S = 1e-3
-"""Leaving it may take so long; if it takes longer it is given up."""
+"""Leaving it may take so long, or AHEAD_SHARE of a step if that is longer; what never takes less is given up."""
+AHEAD_SHARE = 0.03
+OFTEN = 5
+"""Given up if none of the last so many was quicker: one alone says more of the machine than of what there is to leave."""
 
 
 class Ahead:
@@ -26,9 +30,15 @@ class Ahead:
         """Whether, at the end of the last step, it was still so."""
         self._alike = 0
         self._took: list[float] = []
+        self._began: float | None = None
+        self._step_s = 0.0
 
     def begins(self, step: int, parts: list[Any]) -> None:
         """The update behind the end of ``step``."""
+        now = time.monotonic()
+        if self._began is not None:
+            self._step_s = now - self._began
+        self._began = now
         self.parts = parts
         if self.will is not None:
             self.will.write(step, msgspec.msgpack.encode([self._alike, *parts]))
@@ -45,7 +55,7 @@ class Ahead:
         self.parts = None
 
     def took(self, seconds: float) -> None:
-        """To leave it."""
-        self._took = [*self._took[-2:], seconds]
-        if len(self._took) == 3 and min(self._took) > AHEAD_S:
+        """To leave it, of this thread's processor time."""
+        self._took = [*self._took[1 - OFTEN :], seconds]
+        if len(self._took) == OFTEN and min(self._took) > max(AHEAD_S, AHEAD_SHARE * self._step_s):
             self.will = None
