@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock fleet pages slurm manifests clusters fuzz clean
+.PHONY: help demo test check docs site unit long crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock fleet pages slurm manifests clusters fuzz clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -59,6 +59,9 @@ site: $(STAMP) ## the pages as a site, in build/site
 
 unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on
+	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate)
 
 crash: $(STAMP) ## 100,000 crash points
 	$(BIN)/python -m relight.testing.crash --points 100000

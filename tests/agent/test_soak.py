@@ -8,6 +8,7 @@ import pytest
 from soak import faults, soak
 
 
+@pytest.mark.slow
 def test_many_saves_hold_no_more_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 saves: memory, descriptors and threads of trainer and agent are flat."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")

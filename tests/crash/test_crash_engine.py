@@ -17,6 +17,7 @@ def test_simulated_deaths_and_power_cuts() -> None:
     assert {name.split()[1] for name in report.points} >= {"before", "after", "half", "byte", "cut-mixed", "kill-then-cut", "takeover"}
 
 
+@pytest.mark.slow
 def test_real_processes_that_kill_themselves() -> None:
     """At every call of a run, a real SIGKILL breaks no promise."""
     report = crash.run(600, 2000, ["fork"], share=0.5)

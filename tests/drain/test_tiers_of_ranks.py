@@ -55,7 +55,9 @@ def train(folder: Path, until: int, background: str, writer: str) -> dict[tuple[
     return {(int(rank), int(step)): loss for rank, step, loss in rows}
 
 
-@pytest.mark.parametrize(("background", "writer"), [("1", "every rank"), ("1", "rank 0"), ("0", "rank 0")])
+@pytest.mark.parametrize(("background", "writer"), [
+    ("1", "rank 0"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("1", "every rank"), ("0", "rank 0")]),
+])  # fmt: skip
 def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str, writer: str) -> None:
     """Losses of a run whose near tier was wiped between two lives are those of one left alone."""
     whole = train(tmp_path / "whole", 6, background, writer)

@@ -62,6 +62,7 @@ def names(run: Path) -> list[str]:
     return sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_drill_of_the_built_in_job_passes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A rank and an agent are killed; what that has cost is measured; the page is written; nothing is left behind."""
     scratch = tmp_path_factory.mktemp("scratch")

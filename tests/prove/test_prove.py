@@ -32,7 +32,7 @@ def test_prove_passes_a_right_script() -> None:
     assert report.things_compared > 60
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [bug if number % 2 else pytest.param(bug, marks=pytest.mark.slow) for number, bug in enumerate(BUGS)])
 def test_prove_names_each_planted_bug(bug: str) -> None:
     """The first difference and its usual cause point at what was planted."""
     report = run(ProveOptions(SCRIPT, [bug], n=4, k=2))
@@ -58,6 +58,7 @@ def test_the_first_difference_is_ordered_by_cause() -> None:
     assert (difference.what, difference.also) == ("scheduler/last_epoch", ("model/w",))
 
 
+@pytest.mark.slow
 def test_what_inexact_values_do_to_the_loss() -> None:
     """With moments in 8 and 16 bits the resumed run's losses are near the straight one's; the command shows both, and how far off."""
     done = subprocess.run(

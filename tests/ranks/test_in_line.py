@@ -17,6 +17,7 @@ def losses(world: int, store: Path, until: int) -> list[float]:
     return run("in_line.py", world, [str(store), str(until)])[0][0]["losses"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_as_many_ranks_and_with_others(tmp_path: Path) -> None:
     """With as many to the bit; with three where there were two, and with one, as near as sums in another order come."""
     whole = losses(2, tmp_path / "whole", 9)

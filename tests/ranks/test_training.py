@@ -35,7 +35,9 @@ def lose(job: Job) -> None:
         job.close()
 
 
-@pytest.mark.parametrize(("layout", "world", "background"), [("ddp", 2, True), ("tensor_fsdp", 4, True), ("fsdp", 3, False), ("flat", 2, True)])
+@pytest.mark.parametrize(("layout", "world", "background"), [
+    ("ddp", 2, True), ("tensor_fsdp", 4, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("fsdp", 3, False), ("flat", 2, True)]),
+])  # fmt: skip
 def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world: int, background: bool) -> None:
     """A rank killed in the middle of it; the job started again: the same losses, to the bit, on every rank."""
     straight = train(world, background, layout=layout, run=str(tmp_path / "straight" / "run"), steps=11)
@@ -58,7 +60,7 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
         assert findings == []
 
 
-@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+@pytest.mark.parametrize("writer", ["every rank", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
     """With chunks shared, coded, and as differences: the same losses, whoever writes, also behind a kill; retention keeps what is needed."""
     straight = train(2, True, layout="fsdp", run=str(tmp_path / "straight" / "run"), steps=14)

@@ -52,6 +52,7 @@ def told(*words: str, code: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
     """SIGKILL of a trainer whose agent writes a pack to each of two drives: each life resumes, and all losses are those of a run left alone."""
     script = tmp_path / "train.py"

@@ -55,6 +55,7 @@ def test_one_that_does_nothing_is_given_ten_times_as_long() -> None:
     assert first_seen("S") == pytest.approx(88, abs=2)
 
 
+@pytest.mark.slow
 def test_a_stopped_agent_costs_one_save(tmp_path: Path) -> None:
     """In a real job: it is found, ended, and the saves behind it are made by another."""
     job = Job(tmp_path, [], JOB_EVERY="3", JOB_STEP_S="0.15")

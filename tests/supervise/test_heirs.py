@@ -35,14 +35,17 @@ def run(path: Path, plan: list[dict[str, Any]], **settings: str) -> tuple[str, l
     return (path / "out.end").read_text(), read_incidents(open_bytes(path / "store"), "run"), done.stdout
 
 
-def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path) -> None:
+KINDS = {"kill": "killed", "value": "user", "stop": "hang", "lock": "hang", "segv": "crash"}
+
+
+@pytest.mark.parametrize("kinds", [["kill", "value", "stop"], pytest.param([*KINDS], marks=pytest.mark.slow)], ids=["three", "each"])
+def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path, kinds: list[str]) -> None:
     """Killed, failed, stopped, stuck: each is taken up behind the last step that it ended, with its own generators and position."""
     straight, found, said = run(tmp_path / "straight", [])
     assert not found, said
-    kinds = {"kill": "killed", "value": "user", "stop": "hang", "lock": "hang", "segv": "crash"}
     plan = [{"rank": n % 2, "step": 8 * n + 7, "what": what} for n, what in enumerate(kinds)]
     end, found, said = run(tmp_path / "failing", plan)
-    assert [one.kind for one in found] == list(kinds.values()), said
+    assert [one.kind for one in found] == [KINDS[kind] for kind in kinds], said
     nothing = [one.after.steps_lost == 0 and one.after.restored == planned["step"] - 1 for one, planned in zip(found, plan) if one.after]
     assert len(nothing) == len(plan) and nothing.count(False) <= 1, said  # on a busy machine a survivor may come too late once
     assert end == straight, said
@@ -68,12 +71,14 @@ def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
     assert len(went_on) == 3 and sum(pair in went_on for pair in [(6, 0), (7, 0), (8, 0)]) >= 2, said  # as above
 
 
+@pytest.mark.slow
 def test_a_script_need_not_say_with(tmp_path: Path) -> None:
     """What ends it is heard of all the same."""
     _, found, said = run(tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1")
     assert [(one.after.restored, one.after.steps_lost) for one in found if one.after] == [(8, 0), (16, 0)], said
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_wrongly_is_not_inherited_from(tmp_path: Path) -> None:
     """A weight changes on one rank: the next save says so, and both go back to before it."""
     straight, _, _ = run(tmp_path / "straight", [], JOB_EVERY="6")

@@ -34,6 +34,7 @@ def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_a_machine_that_is_cut_off_comes_back() -> None:
     """Two of three go on without it; healed, they are three again; one group at a time has made progress that was committed.
 

@@ -126,6 +126,7 @@ def test_a_hang_is_found_and_says_where_everybody_stood(tmp_path: Path, straight
     assert told[0]["id"] == second.id and told[0]["after"]["steps_lost"] >= 0
 
 
+@pytest.mark.slow
 def test_slow_is_not_stuck(tmp_path: Path, straight: str) -> None:
     """A step that takes eight seconds for once and works, and an evaluation that says so."""
     job = Job(tmp_path, [{"rank": 0, "step": 15, "what": "evaluate"}])
@@ -150,7 +151,7 @@ def test_the_same_again_stops(tmp_path: Path) -> None:
     assert "3 times at step 7" in job.said
 
 
-@pytest.mark.parametrize("what", ["poison", "jump"])
+@pytest.mark.parametrize("what", ["poison", pytest.param("jump", marks=pytest.mark.slow)])
 def test_a_loss_that_went_wrong_is_gone_back_behind(tmp_path: Path, what: str) -> None:
     """Samples that make it no number, weights that jump: the run goes back, leaves the samples out, and ends well; the log says so."""
     job = Job(tmp_path, [{"rank": 0, "step": 63, "what": what}], JOB_EVERY="10", JOB_STEP_S="0.03")
@@ -163,7 +164,7 @@ def test_a_loss_that_went_wrong_is_gone_back_behind(tmp_path: Path, what: str) -
     assert "rolled back: before=63 skip=63-63" in said.stdout
 
 
-@pytest.mark.parametrize("saves", ["1", "1000000"])
+@pytest.mark.parametrize("saves", [pytest.param("1", marks=pytest.mark.slow), "1000000"])
 def test_asked_to_end_it_says_whether_the_last_step_is_stored(tmp_path: Path, straight: str, saves: str) -> None:
     """SIGTERM to the supervisor: the ranks save and end; started again, it ends where it would have."""
     job = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY=saves)
@@ -211,6 +212,7 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     assert job.end == straight
 
 
+@pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
     """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
     with socket.socket() as free:
@@ -250,6 +252,7 @@ def test_a_spare_takes_a_ranks_place(tmp_path: Path, straight: str) -> None:
     assert not spares_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_spare_runs_the_script_ahead(tmp_path: Path, straight: str) -> None:
     """Up to standby(), without a rank, and no further; what it said there is in the output of the rank that it became."""
     job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="yes")
@@ -261,6 +264,7 @@ def test_a_spare_runs_the_script_ahead(tmp_path: Path, straight: str) -> None:
     assert not spares_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_be_run_ahead_goes_on_all_the_same(tmp_path: Path, straight: str) -> None:
     """It asks for its rank too early: said once, with the script's own words; the ranks are started as ever."""
     job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="unfit")

@@ -71,7 +71,8 @@ class EventWriter:
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
         self._queue: SimpleQueue[Event | dict[str, Any] | threading.Event | None] = SimpleQueue()
-        self._lost = 0
+        self._lost = self._told = 0
+        """Events there was no room for, and how many of them were told of."""
         self._forked = False
         self._stem = f"{int(clock() * 1000):013d}-{os.getpid()}"
         self._number, self._fd, self._size = 0, -1, 0
@@ -83,7 +84,7 @@ class EventWriter:
 
     def hear(self, event: Event) -> None:
         """An event: one put into a queue that never blocks, and may be interrupted by itself."""
-        if self._forked:
+        if self._forked or event.name == "events.lost":  # that one is written down at once
             return
         if self._queue.qsize() < QUEUED_MAX:
             self._queue.put(event)
@@ -117,10 +118,10 @@ class EventWriter:
             with contextlib.suppress(Empty):
                 while len(batch) < 256:
                     batch.append(self._queue.get_nowait())
-            lost, self._lost = self._lost, 0
-            if lost:
-                emit("events.lost", f"{lost} events came faster than they could be written down", count=lost)
             lines = bytearray()
+            if self._head and (lost := self._lost - self._told):
+                self._told += lost
+                lines += _line(emit("events.lost", f"{lost} events came faster than they could be written down", count=lost))
             for one in batch:
                 if one is None:
                     self._append(lines)
