@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from relight.agent.messages import MESSAGE_BYTES_MAX
+from relight.typed import msgpack_decoder
 
 _FDS_MAX = 16
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class Wire(Generic[T]):
 
     def __init__(self, connection: socket.socket, kind: Any) -> None:
         self._socket = connection
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._decoder: msgspec.msgpack.Decoder[T] = msgpack_decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
         self._sending = threading.Lock()
         self._buffer = bytearray()

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
-
 from relight.agent.follow import Abandoned, Follow
 from relight.agent.messages import Layout, Place, Report, Request, from_bits
 from relight.arena import SEALED, Slot, lay_out
@@ -28,6 +26,7 @@ from relight.observe import tell_span
 from relight.policy import Compact, Keep
 from relight.reclaim import Room
 from relight.store import open_bytes
+from relight.typed import from_msgpack
 
 PLACEHOLDER = "0" * 10
 """Stands for the checkpoint's id while packs are laid out: as long as any."""
@@ -103,11 +102,11 @@ class Writer:
         self.guard = Guard.heard(place.guard) if place.guard is not None else Guard()
         self._store = open_bytes(place.url, guard=self.guard)
         self._log = Log(self._store, place.run)
-        rules = msgspec.msgpack.decode(place.compact, type=Compact) if place.compact else None
+        rules = from_msgpack(place.compact, Compact) if place.compact else None
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)
         self._last: str | None = None
         self._last_in: tuple[Slot, int, Prepared] | None = None
-        self._keep = msgspec.msgpack.decode(place.keep, type=Keep) if place.keep else Keep()
+        self._keep = from_msgpack(place.keep, Keep) if place.keep else Keep()
         self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
 
     def save(
@@ -118,7 +117,7 @@ class Writer:
         Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``; it is told the
         checkpoint's id as well. ``slots``: all that the trainer fills; the save before this one may still lie in another.
         """
-        request = msgspec.msgpack.decode(slot.request(), type=Request)
+        request = from_msgpack(slot.request(), Request)
         if request.number != number:
             raise CorruptCheckpoint(f"save {request.number} where save {number} should be", where="shared memory")
         if request.patient:

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from relight.capture import rng as generators
+from relight.typed import from_plain
 
 _OURS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
 """Where the batch samplers are that do nothing but cut what they get. Torchdata's sampler is torch's, with a count."""
@@ -224,7 +225,7 @@ def _read(node: Any) -> Dealt | str:
     if not isinstance(node, Mapping):
         return "it was saved without a word on how its samples are dealt out"
     try:
-        return msgspec.convert(node, Dealt)
+        return from_plain(node, Dealt)
     except msgspec.ValidationError:
         return "what was saved of how its samples are dealt out is not to be understood"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from relight.errors import RelightError, SaveFailed, error_of
+from relight.typed import from_msgpack
 
 Told = tuple[str, str, str, str, bool]
 
@@ -23,7 +24,7 @@ def error_word(error: BaseException) -> bytes:
 
 def told_error(word: bytes) -> RelightError:
     """Rank 0's, as the others raise it."""
-    return error_from(*msgspec.msgpack.decode(word, type=Told))
+    return error_from(*from_msgpack(word, Told))  # type: ignore[arg-type]
 
 
 def error_from(kind: str, what: str, where: str, hint: str, retryable: bool) -> RelightError:

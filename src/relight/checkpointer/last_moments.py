@@ -13,6 +13,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.observe import emit
 from relight.policy.grace import GRACE, Hurry, fits, grace_of
+from relight.typed import from_json_bytes
 from relight.world import LateRanks
 
 _REMEMBERED = 4
@@ -58,7 +59,7 @@ class LastMoments:
             told = ranks.world.gather(msgspec.json.encode(mine), "ending") if ranks is not None else []
         except LateRanks:  # which the save will say
             return True
-        fit = fits([msgspec.json.decode(one, type=Hurry) for one in told] or [mine])
+        fit = fits([from_json_bytes(one, Hurry) for one in told] or [mine])
         if not fit.fits:
             emit("save.late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
         return fit.fits

@@ -17,6 +17,7 @@ from relight.checkpointer.ranks import Ranks, Shared
 from relight.format import decode_tree, dtype_named, encode_tree
 from relight.layout import Bytes, Item, whole
 from relight.layout.routes import Gathering, Route, gatherings
+from relight.typed import from_msgpack
 from relight.world import LateRanks, World
 
 Given = TypeVar("Given")
@@ -104,7 +105,7 @@ class OneWriter(Ranks):
         if self._routes is None or self._routes[0] is not plan:
             self._routes = plan, gatherings(plan.roster)
         found = self._routes[1]
-        words = {rank: msgspec.msgpack.decode(self.desk.hear(rank), type=_Word) for rank in range(1, self.world.size)}
+        words = {rank: from_msgpack(self.desk.hear(rank), _Word) for rank in range(1, self.world.size)}
         tree, trainable = _common_tree(common, plan, found, words)
         items = [self._item(common, index, one, trainable) for index, one in enumerate(found)]
         own = capture(mine, behind=items)

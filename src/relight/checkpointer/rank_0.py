@@ -35,6 +35,7 @@ from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
+from relight.typed import from_msgpack
 from relight.world import LateRanks, World, late
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
@@ -163,7 +164,7 @@ class AttemptElsewhere(Attempt):
         """Give what is asked for. The report, or the error, is rank 0's."""
         word = self._ranks.serve()
         if word[:1] == MADE:
-            return msgspec.msgpack.decode(word[1:], type=SaveReport)
+            return from_msgpack(word[1:], SaveReport)
         raise told_error(word[1:])
 
 
@@ -322,5 +323,5 @@ class BackgroundElsewhere:
             if found is None:
                 self._on_done(Done(report, late([0], "telling what came of a save", waited)))
                 continue
-            told = msgspec.structs.replace(msgspec.msgpack.decode(found, type=Report), number=report.number)
+            told = msgspec.structs.replace(from_msgpack(found, Report), number=report.number)
             self._on_done(Done(told, None if told.error is None else error_from(*told.error)))

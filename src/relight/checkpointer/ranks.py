@@ -23,6 +23,7 @@ from relight.layout.roster import Roster, Table, Work
 from relight.layout.shards import Piece
 from relight.observe import emit
 from relight.policy import Facts, Trigger
+from relight.typed import from_msgpack
 from relight.world import LateRanks, World
 
 _DIGITS = string.digits + string.ascii_lowercase
@@ -271,7 +272,7 @@ class Ranks:
         data = msgspec.msgpack.encode(table) if tells else b""
         for digest, one in zip(digests, self.world.gather(data, "telling which tensors there are"), strict=True):
             if one:
-                self._tables[digest] = msgspec.msgpack.decode(one, type=Table)
+                self._tables[digest] = from_msgpack(one, Table)
 
     def _compare(self, digests: Sequence[bytes], values: Sequence[Mapping[str, bytes]]) -> None:
         """Tell, once, of values that should be the same on ranks with equal tensors, and are not. The lowest rank's are saved."""

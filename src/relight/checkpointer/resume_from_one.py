@@ -47,6 +47,7 @@ from relight.observe import emit
 from relight.peers import Remote
 from relight.pulse import teller
 from relight.store import ByteStore
+from relight.typed import from_msgpack
 from relight.world import LateRanks
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
@@ -189,7 +190,7 @@ def _listed(
             rows = [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told]
             listing = _Listing([place.name for place in places], rows, result.skips, result.cuts)
     word = ranks.world.tell(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
-    listing = msgspec.msgpack.decode(word, type=_Listing)
+    listing = from_msgpack(word, _Listing)
     result.skips, result.cuts = listing.skips, listing.cuts
     copies = [Copy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
     return shelves, listing.tiers, copies
@@ -223,7 +224,7 @@ def _restore(
                 for number, one in enumerate(opened.parts):
                     for index in range(len(one.packs)):
                         look(number, index)
-    told = msgspec.msgpack.decode(ranks.world.tell(word if ranks.leads else None, 0, doing), type=_Manifest)
+    told = from_msgpack(ranks.world.tell(word if ranks.leads else None, 0, doing), _Manifest)
     with together(ranks, doing), collector_paused():
         plan, carried = _planned(asked, told, checkpoint, ranks)
     plan.refuse(ranks.nowhere(plan.unused))
@@ -381,7 +382,7 @@ def _give(
 
 
 def _heard(word: bytes) -> Iterator[tuple[int, list[Box]]]:
-    yield from msgspec.msgpack.decode(word, type=list[tuple[int, list[Box]]])
+    yield from from_msgpack(word, list[tuple[int, list[Box]]])
 
 
 def _sink(
@@ -409,7 +410,7 @@ def _take(desk: Desk, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> R
             return None
         if word[:1] == _FAILED:
             return told_error(word[1:])
-        size, heads = msgspec.msgpack.decode(word[1:], type=tuple[int, list[tuple[int, Box]]])
+        size, heads = from_msgpack(word[1:], tuple[int, list[tuple[int, Box]]])
         data = memoryview(bytearray(size))
         desk.receive(data, 0)
         at = 0

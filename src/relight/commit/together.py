@@ -58,6 +58,7 @@ from relight.log import View, fold
 from relight.observe import tell_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
+from relight.typed import from_plain
 from relight.world import LateRanks, late
 
 WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "components", "exact")
@@ -232,7 +233,7 @@ def _words(draft: Root) -> bytes:
 
 def _joined(place: Place, directory: CheckpointDir, words: Mapping[str, Any], ready: list[Ready]) -> Root:
     known = {"store": place.store_id, "run": place.run_id, "id": directory.id, "step": directory.step, "epoch": directory.epoch}
-    draft = msgspec.convert({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
+    draft = from_plain({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
     refs = [PartRef(rank=one.rank, file=part_file(one.rank), size=one.size, hash=one.hash) for one in ready]
     new = sum(one.stored if one.new is None else one.new for one in ready)
     requires = _donors(place, ready) if any(one.new is not None for one in ready) else None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from relight.typed import from_json_bytes
+
 
 class Order(msgspec.Struct, frozen=True):
     """``what``: ``poison`` (that step's loss is no number, whenever it is done), ``lock``, ``crash`` (from that step on, once)."""
@@ -39,7 +41,7 @@ class Orders:
     def read(self) -> Order | None:
         """What is to be done, if anything is."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(self._path.read_bytes(), type=Order)
+            return from_json_bytes(self._path.read_bytes(), Order)
         return None
 
     def do(self) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from relight.drill.report import DrillReport
 from relight.errors import RelightError
 from relight.store import ByteStore
+from relight.typed import from_json_bytes
 
 DIRECTORY = "drills"
 _BYTES_MAX = 1 << 20
@@ -25,5 +26,5 @@ def drills_of(store: ByteStore, run: str) -> list[DrillReport]:
     for entry in sorted(store.list(f"{run}/{DIRECTORY}"), key=lambda entry: entry.name):
         if not entry.is_dir and entry.name.endswith(".json"):
             with contextlib.suppress(RelightError, msgspec.MsgspecError):
-                found.append(msgspec.json.decode(store.get(f"{run}/{DIRECTORY}/{entry.name}", _BYTES_MAX), type=DrillReport))
+                found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{entry.name}", _BYTES_MAX), DrillReport))
     return found

@@ -13,6 +13,7 @@ import msgspec
 
 from relight.errors import ConfigError
 from relight.fleet.scenario import Scenario, check
+from relight.typed import from_plain
 
 _BYTES_MAX = 1 << 20
 _DEEPEST = 4
@@ -45,7 +46,7 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
 def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenario:
     """The scenario that plain values tell."""
     try:
-        found = msgspec.convert(told, Scenario, strict=True)
+        found = from_plain(told, Scenario)
     except msgspec.ValidationError as error:
         raise _said(str(error), where, text) from None
     return check(found)

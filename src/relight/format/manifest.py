@@ -20,6 +20,7 @@ from relight.format.records import VERSION, Metric, check_metrics, check_version
 from relight.format.stored import Stored, check_stored
 from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, shown, to_json
 from relight.layout import Box, check_tiling
+from relight.typed import msgpack_decoder
 
 PART_BYTES_MAX = 1 << 30
 CHUNK_BYTES_MAX = 128 << 20
@@ -166,8 +167,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _encoder = msgspec.msgpack.Encoder()
-_part_decoder = msgspec.msgpack.Decoder(Part, strict=True)
-_keys_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_part_decoder: msgspec.msgpack.Decoder[Part] = msgpack_decoder(Part)
+_keys_decoder = msgpack_decoder(dict[str, msgspec.Raw])
 _PART_HEAD = bytes([0x80 | len(Part.__struct_fields__)])
 """A map of exactly as many entries as there are fields."""
 

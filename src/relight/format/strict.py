@@ -10,6 +10,7 @@ import msgspec
 
 from relight.errors import CorruptCheckpoint, UnsafeContent
 from relight.format.digest import hexdigest
+from relight.typed import from_plain
 
 SEALED_BYTES_MAX = 1 << 20
 ROOT_BYTES_MAX = 4 << 20
@@ -80,7 +81,7 @@ def _check(value: Any, where: str, depth: int) -> None:
 def convert(value: Any, to: type[T], where: str) -> T:
     """``value`` as ``to``, refusing unknown fields and wrong types by name."""
     try:
-        return msgspec.convert(value, to, strict=True)
+        return from_plain(value, to)
     except msgspec.ValidationError as error:
         raise UnsafeContent(f"not as the format says: {shown(error)}", where=where) from None
 

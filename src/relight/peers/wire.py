@@ -18,6 +18,7 @@ import msgspec
 
 from relight.errors import ConfigError
 from relight.peers.messages import ANSWER_BYTES_MAX, HEADER_BYTES_MAX, Answer, Request
+from relight.typed import msgpack_decoder
 
 TOKEN_BYTES = 32
 BYTES_PER_SECOND_MIN = 1 << 20
@@ -112,8 +113,8 @@ class Wire(Generic[S, T]):
 
 Caller = Wire[Request, Answer]
 Called = Wire[Answer, Request]
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Answer] = msgpack_decoder(Answer)
+_requests: msgspec.msgpack.Decoder[Request] = msgpack_decoder(Request)
 
 
 def call(address: str, token: bytes, timeout_s: float) -> Caller:

@@ -20,6 +20,7 @@ from relight.policy.compact import LOSSY
 from relight.prove.compare import Difference, Drift, compare, drift
 from relight.prove.recorder_config import Config
 from relight.prove.trace import read_trace
+from relight.typed import from_json_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
         if not rows:
             raise ConfigError("the runs told no metric to compare", hint="ckpt.step(step, loss=loss) tells one")
         return ProveReport(True, n, k, len({row.step for row in rows}), len(rows), None, time.monotonic() - started, rows)
-    kinds = msgspec.json.decode((folder / "straight.kinds").read_bytes(), type=dict[str, str])
+    kinds = from_json_bytes((folder / "straight.kinds").read_bytes(), dict[str, str])
     _, unstable = compare(straight, killed, kinds=kinds)
     if unstable is not None:
         difference: Difference | None = Difference(

@@ -22,6 +22,7 @@ from relight.format.tree import join_path
 from relight.layout import Item
 from relight.prove.recorder_config import Config
 from relight.prove.trace import Entry, Trace, hexed
+from relight.typed import from_json_bytes
 
 SLICE_BYTES = 8 << 20
 
@@ -141,7 +142,7 @@ def _digest_any(value: Any) -> str:
 
 def main() -> None:
     """Run the script as ``python SCRIPT ARGS…`` would, with the recorder in place."""
-    config = msgspec.json.decode(sys.argv[1], type=Config)
+    config = from_json_bytes(sys.argv[1], Config)
     script = sys.argv[2]
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from relight.errors import ConfigError
+from relight.typed import from_json_bytes
 
 
 class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -48,7 +49,7 @@ def read_trace(path: Path) -> list[Entry]:
     entries = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
-            entries.append(msgspec.json.decode(line, type=Entry))
+            entries.append(from_json_bytes(line, Entry))
         except msgspec.DecodeError:
             continue
     return entries

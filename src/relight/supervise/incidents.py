@@ -20,6 +20,7 @@ from relight.policy.going_back import sane
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
+from relight.typed import from_json_bytes
 
 DIRECTORY = "incidents"
 _BYTES_MAX = 8 << 20
@@ -192,7 +193,7 @@ def read_accounts(store: ByteStore, run: str) -> list[Account]:
     found = []
     for name in newest.values():
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            found.append(msgspec.json.decode(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), type=Account))
+            found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), Account))
     return found
 
 
@@ -207,9 +208,9 @@ def _joined(names: list[str], read: Any) -> Iterator[Incident]:
         if name.endswith((".after.json", _ACCOUNT)):
             continue
         with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode(read(name), type=Incident)
+            found = from_json_bytes(read(name), Incident)
             after = name.removesuffix(".json") + ".after.json"
             if after in names:
                 with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
-                    found = msgspec.structs.replace(found, after=msgspec.json.decode(read(after), type=After))
+                    found = msgspec.structs.replace(found, after=from_json_bytes(read(after), After))
             yield found

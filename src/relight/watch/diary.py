@@ -12,6 +12,7 @@ from relight.errors import CheckpointNotFound, RelightError
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import DIRECTORY, After, Incident, once_each
+from relight.typed import from_json_bytes
 
 BYTES_MAX = 8 << 20
 FILES_MAX = 2000
@@ -67,5 +68,5 @@ class Diary:
             found: T | None = known[name]
             return found
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            return msgspec.json.decode(self._store.get(f"{self._prefix}/{name}", BYTES_MAX), type=kind)
+            return from_json_bytes(self._store.get(f"{self._prefix}/{name}", BYTES_MAX), kind)
         return None
