@@ -18,6 +18,8 @@ LONG_BYTES_MAX = 4096
 EQUAL_HASHES_MAX = 64
 LEVELS_MAX = 200
 OBJECTS_MAX = 4_000_000
+STACK_MAX = 1 << 20
+"""Values that wait to become part of another. Lists and dicts are written a thousand entries at a time."""
 """Containers and notes in the memo, besides one for every 16 bytes: a byte of a pickle may ask for a hundred of memory."""
 _STANDARD = frozenset(sys.stdlib_module_names) | {"__builtin__", "exceptions", "copy_reg", "nt", "posix", "__main__"}
 
@@ -119,6 +121,8 @@ class _Machine:
         while True:
             code = self._data[self._at]
             self._at += 1
+            if len(stack) > STACK_MAX:
+                raise self._unsafe(f"more than {STACK_MAX} values that wait to become part of another")
             if code == ord("."):
                 if len(stack) != 1:
                     raise self._unsafe("it ends with more than one value")
