@@ -144,3 +144,14 @@ def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
     two = "relight.errors.ReplicasDiffer: model/0.weight is not the same on ranks 0, 1 [before step 7]"
     found = classify(Facts(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
     assert found.kind == "hardware" and found.rank in (0, 1)
+
+
+def test_a_warning_is_not_what_a_rank_ended_with() -> None:
+    """It warned of a connection, with the library's own stack, and ended later without a word (``make lives``, seed 309)."""
+    warned = (
+        "[W1123 05:10:01.123456789 TCPStore.cpp:340] [c10d] Connection closed by peer",
+        "frame #2: c10::DistNetworkError::DistNetworkError(c10::SourceLocation, std::string) + 0x72 (0x7fc954d85022 in libc10.so)",
+        "[rank1]:[W1123 05:10:01.2 ProcessGroupNCCL.cpp:1] Warning: Connection refused", "W1123 05:10:01.2 17 torch/x.py:3] Broken pipe",
+    )  # fmt: skip
+    failure = classify(Facts((Worker(0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", warned, WELL))))
+    assert (failure.kind, failure.rank, failure.why) == ("unknown", 1, "rank 1 ended with exit code 3")

@@ -49,6 +49,8 @@ _KERNEL = (
 )
 _FOLLOWS = 5
 """What is said by ranks that ended behind another weighs no more: they only noticed."""
+_ASIDE = re.compile(r"\s*frame #\d+: |(\[rank\d+\]:)?\[?W\d{4} \d\d:")
+"""Lines that say nothing of an end: where a library stood when it warned, and its warnings."""
 _ONSET = re.compile(r"\[onset (\d{1,18})\]")
 _ODD = re.compile(r"\bReplicasDiffer: \S+ on rank (\d{1,9}) is not what it is on ")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
@@ -141,7 +143,7 @@ def _spoken(text: str) -> tuple[str, int] | None:
 
 def _last_words(tail: tuple[str, ...]) -> str:
     """The last line that an exception or a library ended with; without one, the last line."""
-    lines = [line.rstrip() for line in tail if line.strip()]
+    lines = [line.rstrip() for line in tail if line.strip() and not _ASIDE.match(line)]
     spoken = [line for line in lines if _spoken(line)]
     return (spoken or lines or [""])[-1]
 
