@@ -309,7 +309,8 @@ def test_memory_that_is_forgotten_is_given_back() -> None:
     def memfds() -> int:
         gc.collect()
         links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
-        return sum("memfd:" in os.readlink(link) for link in links if link.is_symlink())
+        names = [os.readlink(link) for link in links if link.is_symlink()]
+        return sum("memfd:" in name and "agent-words" not in name for name in names)  # those are of agents of other tests, which end
 
     before = memfds()
     for _ in range(5):
@@ -322,3 +323,19 @@ def test_memory_that_is_forgotten_is_given_back() -> None:
     view[:] = b"abcd"  # what was mapped stays as long as somebody looks at it
     del view, kept
     assert memfds() == before
+
+
+def test_an_agent_that_crashes_says_where(run: str, caplog: pytest.LogCaptureFixture) -> None:
+    """SIGSEGV is told with the line it stood in; the next save has another agent."""
+    model, optimizer = make()
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
+        one_step(model, optimizer)
+        ckpt.save(0)
+        agents()[0].send_signal(signal.SIGSEGV)
+        ends = time.monotonic() + 20
+        while "the process that writes saves ended by SIGSEGV (File " not in caplog.text and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert "the process that writes saves ended by SIGSEGV (File " in caplog.text
+        one_step(model, optimizer)
+        ckpt.save(1)
+    assert relight.open(run).checkpoints()[-1].step == 1

@@ -7,6 +7,7 @@ other end. One agent serves all processes of one user that write one run of one 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -19,9 +20,12 @@ from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
 from relight.errors import StoreUnavailable
 from relight.format import hexdigest
+from relight.observe import emit
 from relight.version import VERSION
 
 START_S = 20.0
+_WORDS_BYTES = 16 << 10
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 def address_of(url: str, run: str) -> str:
@@ -73,9 +77,26 @@ def _start(address: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:
     rest = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else ""), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", "relight.agent.serve", address[1:], str(nice), str(linger_s)]
+    words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
+    command.append(str(words))
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, close_fds=True, cwd="/",
+        start_new_session=True, pass_fds=(words,), cwd="/",
     )  # fmt: skip
-    threading.Thread(target=process.wait, name="relight-agent-reaper", daemon=True).start()  # it must not stay behind as a zombie
+    threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True).start()
     return process
+
+
+def _reap(process: subprocess.Popen[bytes], words: int) -> None:
+    """It must not stay behind as a zombie; and if it ended of itself as none should, that is told, with where it stood."""
+    status = process.wait()
+    said = os.pread(words, _WORDS_BYTES, 0).decode(errors="replace")
+    os.close(words)
+    if status < 0 and -status in _CRASHES:
+        stood = next((line.strip() for line in said.splitlines() if line.startswith("  File ")), "nobody knows where")
+        how = f"by {signal.Signals(-status).name} ({stood})"
+    elif status in (1, 2):
+        how = f"with exit status {status}"
+    else:
+        return
+    emit("agent.crashed", f"the process that writes saves ended {how}; the next save has another", pid=process.pid, status=status)

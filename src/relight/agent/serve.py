@@ -1,4 +1,4 @@
-"""The agent's process: ``python -m relight.agent.serve ADDRESS NICE LINGER``.
+"""The agent's process: ``python -m relight.agent.serve ADDRESS NICE LINGER [WORDS]``.
 
 One thread accepts; for each connection one listens to a trainer and one writes its saves, so that ranks which wait for each other's parts
 do not wait for each other's turn. The process ends by itself: at once when the last trainer has said
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import os
 import queue
 import select
@@ -460,6 +461,8 @@ def _is_there(one: Kept) -> bool:
 def main() -> int:
     """Serve. Exit status 3: another agent has the address."""
     address, nice, linger = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    if len(sys.argv) > 4:
+        faulthandler.enable(int(sys.argv[4]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

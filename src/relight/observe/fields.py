@@ -108,6 +108,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "save.coalesced": ("step",),
     "agent.memory": ("slots", "wanted", "bytes"),
     "versions.wrong": ("tensor",),
+    "agent.crashed": ("pid", "status"),
     "agent.lost": ("kind",),
     "ranks.differ": ("component", "ranks"),
     "replicas.differ": ("tensors",),
