@@ -9,10 +9,12 @@ import pytest
 from paste import Block, blocks, defined, follow, pattern, steps, unknown_commands, unknown_names
 from tree import ROOT
 
+from tests.store.servers import make_bucket, moto
+
 DOCS = ROOT / "docs"
 SLOW = ["guides/one-node.md"]
-QUICK = ["concepts.md", "comparison.md", "guides/one-gpu.md", *sorted(f"guides/{one.name}" for one in (DOCS / "guides").glob("from-*.md"))]
-OTHERS = ["guides/ray.md", "guides/s3.md"]
+QUICK = ["concepts.md", "comparison.md", "guides/one-gpu.md", "guides/ray.md", *sorted(f"guides/{one.name}" for one in (DOCS / "guides").glob("from-*.md"))]
+BUCKET = "guides/s3.md"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -31,7 +33,17 @@ def test_a_guide_of_several_processes_does_what_it_says(name: str, tmp_path: Pat
     follow(DOCS / name, tmp_path)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *SLOW, *OTHERS])
+@pytest.mark.timeout(300)
+def test_the_guide_to_buckets_does_what_it_says(tmp_path: Path) -> None:
+    """The same with a server that speaks as S3 does, in which the page's bucket is."""
+    (tmp_path / "server").mkdir()
+    with moto(tmp_path / "server") as server:
+        make_bucket(server, "my-bucket")
+        (tmp_path / "here").mkdir()
+        follow(DOCS / BUCKET, tmp_path / "here", server.environment)
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW, BUCKET])
 def test_snippets_are_run_or_say_why_not(name: str) -> None:
     """Only Python and consoles are code; what is not run gives a reason of some words; names, commands and options are there."""
     for block in blocks(DOCS / name):
