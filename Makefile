@@ -52,7 +52,7 @@ check: $(STAMP) docs ## lint, types, layers, docs
 	$(BIN)/lint-imports --no-cache
 
 docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, code, pins
-	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py
+	$(BIN)/python -m pytest tests/house/test_docs.py tests/house/test_repository.py tests/house/test_guides.py
 
 site: $(STAMP) ## the pages as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
