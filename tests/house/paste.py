@@ -48,7 +48,10 @@ def blocks(page: Path) -> list[Block]:
     found = re.finditer(
         r"(?:^<!-- (needs|no-run): (.+?) -->\n)?^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
-    return [Block(kind, text, said if way == "needs" else "", said if way == "no-run" else "") for way, said, kind, text in (m.groups() for m in found)]
+    return [
+        Block(kind, text, said if way == "needs" else "", said if way == "no-run" else "")
+        for way, said, kind, text in (m.groups() for m in found)
+    ]
 
 
 def steps(block: Block) -> list[tuple[str, str]]:
@@ -96,7 +99,12 @@ def follow(page: Path, folder: Path, more: Mapping[str, str] | None = None) -> l
             save(block, folder)
         for command, output in steps(block) if block.kind == "console" else []:
             done = subprocess.run(
-                ["bash", "-c", command], cwd=folder, env={**environment(), **(more or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                ["bash", "-c", command],
+                cwd=folder,
+                env={**environment(), **(more or {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
             said = re.sub(r"bash: line 1: +\d+ (?:Killed|Aborted) .*\n", "", done.stdout)
             assert re.fullmatch(pattern(output), said), f"{page.name}: $ {command}\n{said}\n-- the page:\n{output}"

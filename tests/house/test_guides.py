@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from paste import Block, blocks, defined, follow, pattern, steps, unknown_commands, unknown_names
+from tests.store.servers import make_bucket, moto
 from tree import ROOT
 
-from tests.store.servers import make_bucket, moto
-
 DOCS = ROOT / "docs"
-SLOW = ["guides/one-node.md"]
-QUICK = ["concepts.md", "comparison.md", "guides/one-gpu.md", "guides/ray.md", *sorted(f"guides/{one.name}" for one in (DOCS / "guides").glob("from-*.md"))]
+QUICK = ["comparison.md", "guides/one-gpu.md", "guides/from-deepspeed.md", "guides/from-megatron.md", "guides/from-transformers.md"]
+SLOW = [
+    "concepts.md", "guides/one-node.md", "guides/ray.md", "guides/from-dcp.md", "guides/from-lightning.md", "guides/from-orbax.md",
+    "guides/from-torch-save.md",
+]  # fmt: skip
 BUCKET = "guides/s3.md"
 
 
@@ -28,11 +30,12 @@ def test_a_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", SLOW)
 @pytest.mark.timeout(600)
-def test_a_guide_of_several_processes_does_what_it_says(name: str, tmp_path: Path) -> None:
-    """The same of guides whose jobs have several ranks."""
+def test_a_longer_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
+    """The same of guides that take longer, some with jobs of several ranks."""
     follow(DOCS / name, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_guide_to_buckets_does_what_it_says(tmp_path: Path) -> None:
     """The same with a server that speaks as S3 does, in which the page's bucket is."""
@@ -57,6 +60,11 @@ def test_snippets_are_run_or_say_why_not(name: str) -> None:
             assert unknown_commands(block.text) == [], name
 
 
+def test_each_guide_of_a_framework_is_followed() -> None:
+    """A new page on moving over is in one of the lists above."""
+    assert {f"guides/{one.name}" for one in (DOCS / "guides").glob("from-*.md")} == {one for one in [*QUICK, *SLOW] if "/from-" in one}
+
+
 def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:
     """Names, commands and options that are not there, output that differs, and a script without a name are all found."""
     assert unknown_names(Block("python", "import relight\nrelight.Chekpointer()\n")) == ["relight.Chekpointer"]
@@ -72,5 +80,7 @@ def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:
         page.write_text(text)
         with pytest.raises(AssertionError):
             follow(page, tmp_path)
-    page.write_text("<!-- needs: no_such_module -->\n```console\n$ false\n```\n<!-- no-run: it would take too long -->\n```console\n$ false\n```\n")
+    page.write_text(
+        "<!-- needs: no_such_module -->\n```console\n$ false\n```\n<!-- no-run: it would take too long -->\n```console\n$ false\n```\n"
+    )
     assert follow(page, tmp_path) == []
