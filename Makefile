@@ -61,7 +61,7 @@ unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on
-	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate)
+	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)
 
 crash: $(STAMP) ## 100,000 crash points
 	$(BIN)/python -m relight.testing.crash --points 100000

@@ -1,0 +1,86 @@
+"""The guides, followed to the letter: each of their snippets is run, or says why not and is looked at all the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from paste import Block, blocks, defined, follow, pattern, steps, unknown_commands, unknown_names
+from tests.store.servers import make_bucket, moto
+from tree import ROOT
+
+DOCS = ROOT / "docs"
+QUICK = ["comparison.md", "guides/one-gpu.md", "guides/from-deepspeed.md", "guides/from-megatron.md", "guides/from-transformers.md"]
+SLOW = [
+    "concepts.md", "guides/one-node.md", "guides/ray.md", "guides/from-dcp.md", "guides/from-lightning.md", "guides/from-orbax.md",
+    "guides/from-torch-save.md",
+]  # fmt: skip
+BUCKET = "guides/s3.md"
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.timeout(300)
+def test_a_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
+    """All of its snippets, one after the other, in an empty directory."""
+    follow(DOCS / name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.timeout(600)
+def test_a_longer_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
+    """The same of guides that take longer, some with jobs of several ranks."""
+    follow(DOCS / name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_guide_to_buckets_does_what_it_says(tmp_path: Path) -> None:
+    """The same with a server that speaks as S3 does, in which the page's bucket is."""
+    (tmp_path / "server").mkdir()
+    with moto(tmp_path / "server") as server:
+        make_bucket(server, "my-bucket")
+        (tmp_path / "here").mkdir()
+        follow(DOCS / BUCKET, tmp_path / "here", server.environment)
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW, BUCKET])
+def test_snippets_are_run_or_say_why_not(name: str) -> None:
+    """Only Python and consoles are code; what is not run gives a reason of some words; names, commands and options are there."""
+    for block in blocks(DOCS / name):
+        assert block.kind in ("python", "console", "text"), f"{name}: a block of {block.kind or 'no language'}"
+        assert not block.why_not or len(block.why_not.split()) > 3, f"{name}: why is it not run?"
+        if block.kind == "python":
+            compile(block.text, name, "exec")
+            assert unknown_names(block) == [], name
+        elif block.kind == "console":
+            assert steps(block), f"{name}: a console without a command"
+            assert unknown_commands(block.text) == [], name
+
+
+def test_each_guide_of_a_framework_is_followed() -> None:
+    """A new page on moving over is in one of the lists above."""
+    assert {f"guides/{one.name}" for one in (DOCS / "guides").glob("from-*.md")} == {one for one in [*QUICK, *SLOW] if "/from-" in one}
+
+
+def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:
+    """Names, commands and options that are not there, output that differs, and a script without a name are all found."""
+    assert unknown_names(Block("python", "import relight\nrelight.Chekpointer()\n")) == ["relight.Chekpointer"]
+    assert unknown_names(Block("python", "from relight.interop.dcp import Nothing\n")) == ["relight.interop.dcp.Nothing"]
+    assert unknown_names(Block("python", "from relight.interop.lightning import Checkpoints\n")) == []
+    assert unknown_commands("$ relight lss runs\n$ relight ls runs --colour\n$ A=1 relight keys nwe f\n$ relight ls --json runs | wc") == [
+        "relight lss", "relight ls --colour", "relight keys  nwe f",
+    ]  # fmt: skip
+    assert "Checkpointer" in defined(ROOT / "src" / "relight" / "checkpointer" / "loop.py")
+    assert re.fullmatch(pattern("a … b\n…\nc\n"), "a 1 b\nx\ny\nc\n") and not re.fullmatch(pattern("a\n"), "b\n")
+    page = tmp_path / "page.md"
+    for text in ("```console\n$ echo other\nthis\n```\n", "```console\n$ false\n```\n", "```python\nprint()\n```\n"):
+        page.write_text(text)
+        with pytest.raises(AssertionError):
+            follow(page, tmp_path)
+    page.write_text(
+        "<!-- needs: no_such_module -->\n```console\n$ false\n```\n<!-- no-run: it would take too long -->\n```console\n$ false\n```\n"
+    )
+    assert follow(page, tmp_path) == []
