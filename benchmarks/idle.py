@@ -1,8 +1,8 @@
 """``python -m benchmarks.idle``: what starting costs, and what waiting costs: import, commands, agent, server, supervisor.
 
-Starts are rounds, their order drawn anew in each, every process a fresh one, the files in the page cache; beside them their floors in the same
-round: ``python -c pass``, and ``import torch`` where torch has to be. Memory is the proportional share (PSS) of all processes of the thing,
-and processor time that of all of them over so many seconds in which nobody asks anything of them.
+Starts come in rounds, their order drawn anew in each, every process a fresh one, the files in the page cache; beside them their floors in
+the same round: ``python -c pass``, and ``import torch`` where torch has to be. Memory is the proportional share (PSS) of all processes of
+the thing, and processor time that of all of them over so many seconds in which nobody asks anything of them.
 """
 
 from __future__ import annotations
@@ -114,16 +114,14 @@ def _until(is_there: Callable[[], bool], child: subprocess.Popen[bytes]) -> None
 
 @contextmanager
 def agent(folder: Path) -> Iterator[int]:
-    """An agent, reached."""
+    """An agent that this process holds a connection to, as a trainer does: it ends soon after the last one."""
     address = address_of(f"{folder}/{random.random()}", "idle")
-    with _process(["-P", "-m", "relight.agent.serve", address[1:], "10", "300"], OMP_NUM_THREADS="1") as child:
-        _until(lambda: _answers(address), child)
+    with (
+        _process(["-P", "-m", "relight.agent.serve", address[1:], "10", "300"], OMP_NUM_THREADS="1") as child,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held,
+    ):
+        _until(lambda: held.connect_ex(address) == 0, child)
         yield child.pid
-
-
-def _answers(address: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        return asking.connect_ex(address) == 0
 
 
 @contextmanager
@@ -267,7 +265,7 @@ def draw(said: dict[str, Any], path: Path) -> None:
     left.set_xlim(right=3 * max(most for _, most in said["start_ms_least_most"].values()))
     left.invert_yaxis()
     left.set_title("to start, median; red: least to most; light: floors", fontsize=9, color=ink)
-    for at, (name, one) in enumerate(said["rest"].items()):
+    for at, one in enumerate(said["rest"].values()):
         right.barh(at, one["pss_mb"], color=ours, height=0.6)
         told = f"{one['pss_mb']:.0f} MB; {one['cpu_percent']:.2f} % of a core"
         right.text(one["pss_mb"] + 4, at, told, va="center", fontsize=8.5, color=ink)

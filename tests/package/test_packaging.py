@@ -79,7 +79,7 @@ def test_a_bill_counts_hashes_by_component() -> None:
 def test_an_interpreter_that_was_asked_for_and_is_not_there_is_an_error() -> None:
     """Those that nobody asked for may be absent."""
     own = interpreters([sys.executable])
-    assert list(own) == ["%d.%d" % sys.version_info[:2]]
+    assert list(own) == [f"{sys.version_info.major}.{sys.version_info.minor}"]
     with pytest.raises(Wrong, match="python2.95"):
         interpreters(["python2.95"])
 
