@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit long crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel lock fleet pages slurm manifests clusters fuzz clean
+.PHONY: help demo test check docs site unit long crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -193,6 +193,12 @@ wheel: $(STAMP) ## build, and import what was built in a clean environment
 	build/wheel/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
 	cd build && wheel/bin/python -I ../tests/house/built_wheel.py
 	build/wheel/bin/relight --version
+
+package: build/package/.ready ## wheel and sdist, built twice to the same bytes, checked, tried as installed on each Python there is; bill of materials in build
+	build/package/bin/python tests/package/make_package.py $(addprefix --python ,$(PYTHONS))
+
+idle: $(STAMP) ## what starting and idling cost: import, commands, agent, server, supervisor
+	$(BIN)/python -m benchmarks.idle --out benchmarks/results/idle.json --plot benchmarks/results/idle.png
 
 lock: $(STAMP) ## write requirements/test.txt anew from test.in, with hashes
 	$(BIN)/python -m venv build/lock && build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv

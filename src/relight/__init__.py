@@ -101,14 +101,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Names are imported when first used: ``import relight`` stays quick and does not bring torch."""
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'relight' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or type checkers would believe every name
+
+    def __getattr__(name: str) -> Any:
+        """Names are imported when first used: ``import relight`` stays quick and does not bring torch."""
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'relight' has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

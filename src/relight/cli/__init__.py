@@ -65,6 +65,7 @@ COMMANDS = {
     "audit": "who did what to which checkpoint, and is that unchanged?",
     "prove": "does a training script resume to the bit?",
     "bench": "what saving costs here, and which settings to choose",
+    "completion": "what bash, zsh or fish needs to complete all this",
     "version": "of Relight and of what it works with",
 }
 NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)
@@ -135,10 +136,7 @@ def cli(debug: bool) -> None:
       relight ls runs/demo
       relight verify runs/demo
 
-    Exit codes: 0 yes, 1 a well-formed no, 2 bad usage or environment. Completion for bash (zsh and fish alike):
-
-    \b
-      eval "$(_RELIGHT_COMPLETE=bash_source relight)"
+    Exit codes: 0 yes, 1 a well-formed no, 2 bad usage or environment. Completion for your shell: relight completion --help.
     """
     if debug:
         os.environ["RELIGHT_DEBUG"] = "1"
@@ -150,6 +148,10 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
     os.environ.setdefault("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen
+    if "_RELIGHT_COMPLETE" in os.environ:  # a shell asks
+        from relight.cli.completion import teach_shells
+
+        teach_shells()
     try:
         code = cli.main(prog_name="relight", standalone_mode=False)
         sys.stdout.flush()

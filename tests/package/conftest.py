@@ -1,0 +1,6 @@
+"""Where what makes the package is."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
