@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.observe import emit
 from relight.policy import Compact, Keep, Limits, Peers, Trigger
 from relight.policy.table import defaults_of
-from relight.pulse.settings_file import read_table
+from relight.pulse.settings_file import checked, take_environment
 
 
 class Given(NamedTuple):
@@ -26,10 +26,8 @@ class Given(NamedTuple):
 def completed(given: Given, writer: str, tiers: bool) -> Given:
     """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
     one rank writes, or where saves are not made in the background."""
-    table, path = read_table("checkpoint")
-    if not table:
-        return given
-    told = defaults_of(table, str(path))
+    take_environment()
+    told, path = checked("checkpoint", defaults_of)
     taken = {one.name: getattr(told, one.name) for one in fields(told) if getattr(given, one.name) is None}
     if os.environ.get("RELIGHT_BACKGROUND"):
         taken.pop("background", None)
