@@ -51,9 +51,9 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
     known = places(text)
     found = []
     for name, value in told.items():
-        for keys, error in _faults_of(name, value, str(path), named):
+        for keys, fault in _faults_of(name, value, str(path), named):
             line, column = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), (0, 0))
-            found.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, error.what), _hint(keys, error)))
+            found.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)))
     return sorted(found, key=lambda one: (one.line, one.column))
 
 
@@ -74,7 +74,7 @@ def makers(where: str, named: bool) -> dict[str, Callable[[dict[str, Any]], obje
         "checkpoint": lambda table: defaults_of(table, where),
         "supervise": lambda table: settings_of(table, where),
         "alerts": lambda table: alerting_of(table, where),
-        "environment": lambda table: [_judge(variable, value) for variable, value in variables_in(table, where, named).items()],
+        "environment": lambda table: _judge_all(variables_in(table, where, named)),
     }
 
 
@@ -93,11 +93,11 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
         make = makers("", True)[name]
         file = tables.get(name, {}) if isinstance(tables.get(name), dict) else {}
         right = {keys for keys, _ in faults(file, make)}
-        for keys, error in faults(merged(file, variables), make):
+        for keys, fault in faults(merged(file, variables), make):
             variable = next((one for under, one in variables.items() if keys[: len(under)] == under or under[: len(keys)] == keys), "")
             if variable and (keys not in right or value_at(file, keys) is None):
                 path = (name, *keys)
-                found.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, error.what), _hint(path, error)))
+                found.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault)))
     for variable in sorted(one for one, value in os.environ.items() if one.startswith(PREFIX) and value and one not in judged):
         if variable in VARIABLES:
             try:
@@ -106,8 +106,14 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
                 found.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
         elif variable not in TOLD and not variable.startswith(_OF_TESTS):
             close = nearest_variable(variable)
-            found.append(Mistake(variable, 0, 0, "", "it is no setting", f"did you mean {close}?" if close else "relight config show --all"))
+            hint = f"did you mean {close}?" if close else "relight config show --all"
+            found.append(Mistake(variable, 0, 0, "", "it is no setting", hint))
     return found
+
+
+def _judge_all(variables: Mapping[str, str]) -> None:
+    for variable, value in variables.items():
+        _judge(variable, value)
 
 
 def _judge(variable: str, text: str) -> None:
@@ -153,8 +159,11 @@ def _is_above(name: str) -> bool:
 
 
 def _without_secret(keys: Keys, what: str) -> str:
+    """What an error says, unless it may repeat what is secret."""
     setting = SETTINGS.get(".".join(keys))
-    return f"it is not {setting.kind}" if setting is not None and setting.secret and " is a list" not in what and "counts only" not in what else what
+    if setting is None or not setting.secret or " is a list" in what or "counts only" in what:
+        return what
+    return f"it is not {setting.kind}"
 
 
 def _parted(where: str) -> tuple[str, int, int]:

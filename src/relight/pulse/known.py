@@ -1,4 +1,4 @@
-"""All settings that there are: name, kind, default, what each is for. Data alone; ``relight config``, the reference and checks are made of it."""
+"""All settings that there are: name, kind, default, what each is for. Data alone: commands, checks and the reference are made of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Setting(NamedTuple):
 _SHORT = {"checkpoint.background": "RELIGHT_BACKGROUND", "supervise.grace_s": "RELIGHT_GRACE_S"}
 """Variables that are older than the way the others are named."""
 TOLD = (
-    "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT", "RELIGHT_SPIKES",
+    "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
+    "RELIGHT_SPIKES",
 )  # fmt: skip
 """Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
 NAMED_ONLY = frozenset({"key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer"})
@@ -41,7 +42,7 @@ NAMED_ONLY = frozenset({"key", "sign", "trust", "anchor", "audit", "core_dumps",
 
 
 def variable_of(name: str) -> str:
-    """``RELIGHT_SUPERVISE__SAME`` for ``supervise.same``; ``RELIGHT_CACHE`` for ``environment.cache``."""
+    """The prefix and the name in capitals, ``__`` for each dot; of ``environment.cache`` it is ``RELIGHT_CACHE``."""
     if name in _SHORT:
         return _SHORT[name]
     table, _, rest = name.partition(".")

@@ -64,10 +64,10 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         what, _, at = str(error).rpartition(" (at ")
-        words = at.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
+        told = at.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
         end = (text.count("\n") + 1, len(text) - text.rfind("\n"))
-        line, column = (int(words[1]), int(words[3])) if words[:1] == ["line"] else end
-        raise ConfigError(f"it is no TOML: {what or error}", where=f"{path}:{line}:{column}") from None
+        place = (int(told[1]), int(told[3])) if told[:1] == ["line"] else end
+        raise ConfigError(f"it is no TOML: {what or error}", where=f"{path}:{place[0]}:{place[1]}") from None
     except (RecursionError, ValueError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise ConfigError(f"it is no TOML: {why}", where=str(path)) from None
@@ -84,7 +84,7 @@ def value_of(text: str) -> Any:
 
 
 def from_variables(name: str) -> dict[Keys, str]:
-    """Of one table, what variables such as ``RELIGHT_SUPERVISE__SAME`` say: path in the table, variable."""
+    """Of one table, what variables of the form ``RELIGHT_…`` say: path in the table, variable."""
     start = f"{PREFIX}{name.upper()}__"
     if name == "environment":  # its keys are variables themselves
         return {}
@@ -188,7 +188,8 @@ def was_taken(variable: str) -> bool:
 
 
 def take_environment() -> None:
-    """Have ``[environment]`` count: each of its keys becomes the variable that it stands for, unless that is set. Called again it looks again."""
+    """Have ``[environment]`` count: each of its keys becomes the variable that it stands for, unless that is set. Called again it looks
+    again."""
     forget_taken()
     _, named = which_file()
     table, _ = checked("environment", lambda told, where: variables_in(told, where, named))
