@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from relight.config import Mistake, Shown
     from relight.config.show import Said
 
-_VALUE_MAX = 26
+_WIDTH = 84
+_VALUE_MIN = 12
 
 
 @click.group("config")
@@ -53,9 +54,13 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
     if as_json:
         emit_json({"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(one) for one in shown]})
         return 0
-    rows = [row for one in shown if everything or one.is_set for row in _rows(one, everything)]
-    if rows:
-        table(["setting", "value", "from"], rows, wrap=("value", "from"))
+    groups: dict[str, list[Shown]] = {}
+    for one in shown:
+        if everything or one.is_set:
+            groups.setdefault(one.setting.name.rpartition(".")[0], []).append(one)
+    for name, group in groups.items():
+        table([f"[{name}]", "value", "from"], _rows(group, f"[{name}]", everything), wrap=("value", "from"))
+        click.echo()
     count = sum(not one.is_set for one in shown)
     click.echo(f"file: {escape(path) if path else 'none (./relight.toml, or what RELIGHT_SETTINGS names)'}", err=True)
     if not everything:
@@ -111,24 +116,31 @@ def _file(directory: Path | None) -> Path | None:
 
 def _mistakes(path: Path | None) -> list[Mistake]:
     from relight.config import check_file, check_variables
-    from relight.pulse.settings_file import parse, read_text, which_file
+    from relight.pulse.settings_file import NOT_TOML, parse, read_text, which_file
 
     wrong = check_file(path, which_file()[1]) if path is not None else []
     told: dict[str, Any] = {}
-    if path is not None and not any("no TOML" in one.what for one in wrong):
+    if path is not None and not any(NOT_TOML in one.what for one in wrong):
         told = parse(read_text(path), path)
     return [*wrong, *check_variables(told)]
 
 
-def _rows(one: Shown, everything: bool) -> list[list[object]]:
-    rows: list[list[object]] = [[one.setting.name, _value(one.counts), one.counts.source]]
-    beaten = [said for said in one.beaten if said.source != "default"] if everything else []
-    return rows + [["", Styled(_value(said), "bright_black"), Styled(f"{said.source} (overridden)", "bright_black")] for said in beaten]
+def _rows(group: list[Shown], heading: str, everything: bool) -> list[list[object]]:
+    """Of one table of the file. Values are cut where a line would be too long; JSON has all of them."""
+    keys = [one.setting.name.rpartition(".")[2] for one in group]
+    beaten = [[said for said in one.beaten if said.source != "default"] if everything else [] for one in group]
+    longest = max([len(one.counts.source) for one in group] + [len(f"{said.source} (overridden)") for each in beaten for said in each])
+    room = max(_VALUE_MIN, _WIDTH - longest - max(map(len, [heading, *keys])) - 4)
+    rows: list[list[object]] = []
+    for key, one, each in zip(keys, group, beaten, strict=True):
+        rows.append([key, _value(one.counts, room), one.counts.source])
+        rows += [["", Styled(_value(said, room), "bright_black"), Styled(f"{said.source} (overridden)", "bright_black")] for said in each]
+    return rows
 
 
-def _value(said: Said) -> str:
+def _value(said: Said, room: int) -> str:
     text = said.value if isinstance(said.value, str) else json.dumps(said.value, ensure_ascii=False)
-    return text if len(text) <= _VALUE_MAX else f"{text[: _VALUE_MAX - 1]}…"
+    return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
 def _as_dict(one: Shown) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,12 @@ from relight.policy.units import bytes_of
 from relight.pulse.blame import Keys, faults, value_at
 from relight.pulse.known import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
 from relight.pulse.lines import places
-from relight.pulse.settings_file import from_variables, merged, parse, read_text, variables_in
+from relight.pulse.settings_file import NOT_TOML, from_variables, merged, parse, read_text, variables_in
 from relight.supervise.settings import settings_of
 from relight.watch.settings import alerting_of
 
 _YES = ("0", "1", "false", "true", "no", "yes")
+_MISTAKES_MAX = 100
 _OF_TESTS = f"{PREFIX}TEST_"
 
 
@@ -42,11 +44,13 @@ class Mistake(NamedTuple):
 def check_file(path: Path, named: bool) -> list[Mistake]:
     """All that is wrong with the file, in the order of its lines. ``named``: whether somebody named it, rather than that it lies here.
     ``ConfigError`` if it cannot be read at all."""
-    text = read_text(path)
     try:
+        text = read_text(path)
         told = parse(text, path)
     except ConfigError as error:
         where, line, column = _parted(error.where)
+        if where == str(path) and not line and NOT_TOML not in error.what:
+            raise
         return [Mistake(where, line, column, "", error.what, error.hint)]
     known = places(text)
     found = []
@@ -54,6 +58,8 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
         for keys, fault in _faults_of(name, value, str(path), named):
             line, column = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), (0, 0))
             found.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)))
+        if len(found) >= _MISTAKES_MAX:
+            break
     return sorted(found, key=lambda one: (one.line, one.column))
 
 
@@ -162,8 +168,8 @@ def _without_secret(keys: Keys, what: str) -> str:
     """What an error says, unless it may repeat what is secret."""
     setting = SETTINGS.get(".".join(keys))
     if setting is None or not setting.secret or " is a list" in what or "counts only" in what:
-        return what
-    return f"it is not {setting.kind}"
+        return re.sub(r"://[^\s'\"]+", "://…", what)
+    return f"it is not what it may be: {setting.kind}"
 
 
 def _parted(where: str) -> tuple[str, int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Keys = tuple[str, ...]
-_WORK_MAX = 4 << 20
+_WORK_MAX = 2 << 20
 """Characters that are parsed at most, statements that go over many lines several times: what stands behind has no place."""
 _CLOSERS = ("]", "}", '"""', "'''")
 

@@ -20,7 +20,8 @@ from relight.pulse.lines import Keys, places
 FILE = "relight.toml"
 PLACE = "RELIGHT_SETTINGS"
 """Names another file than the one in the working directory."""
-_BYTES_MAX = 1 << 20
+NOT_TOML = "it is no TOML"
+_BYTES_MAX = 256 << 10
 _DOTS_MAX = 200
 """In a line: reading a key of many parts takes the square of them."""
 Made = TypeVar("Made")
@@ -46,13 +47,13 @@ def read_text(path: Path) -> str:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"it cannot be read: {why}", where=str(path)) from None
     if len(told) > _BYTES_MAX:
-        raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 20} MiB", where=str(path))
+        raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 10} kiB", where=str(path))
     try:
         return told.decode("utf-8")
     except UnicodeDecodeError as error:
         line = told.count(b"\n", 0, error.start) + 1
         column = error.start - told.rfind(b"\n", 0, error.start)
-        raise ConfigError("it is no TOML: it is not UTF-8", where=f"{path}:{line}:{column}") from None
+        raise ConfigError(f"{NOT_TOML}: it is not UTF-8", where=f"{path}:{line}:{column}") from None
 
 
 def parse(text: str, path: Path) -> dict[str, Any]:
@@ -67,10 +68,10 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         told = at.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
         end = (text.count("\n") + 1, len(text) - text.rfind("\n"))
         place = (int(told[1]), int(told[3])) if told[:1] == ["line"] else end
-        raise ConfigError(f"it is no TOML: {what or error}", where=f"{path}:{place[0]}:{place[1]}") from None
+        raise ConfigError(f"{NOT_TOML}: {what or error}", where=f"{path}:{place[0]}:{place[1]}") from None
     except (RecursionError, ValueError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise ConfigError(f"it is no TOML: {why}", where=str(path)) from None
+        raise ConfigError(f"{NOT_TOML}: {why}", where=str(path)) from None
 
 
 def value_of(text: str) -> Any:
