@@ -7,6 +7,8 @@ import os
 import time
 import tomllib
 from collections.abc import Iterator
+from datetime import date
+from datetime import time as clock
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from hypothesis import strategies as st
 
 from relight.cli import cli
 from relight.config import check_file
+from relight.config.check import makers
 from relight.errors import ConfigError, RelightError
 from relight.policy.table import defaults_of
 from relight.pulse import lines
+from relight.pulse.blame import only
 from relight.pulse.known import SETTINGS
 from relight.pulse.lines import places
 from relight.pulse.settings_file import checked, forget_taken, read_table
@@ -156,12 +160,12 @@ def test_show_says_where_each_value_came_from(tmp_path: Path) -> None:
     """Default, line, variable, ``--set``; all of them with ``--all``; another directory's file if one is named."""
     Path("relight.toml").write_text("[supervise]\nsame = 5\n\nskip = 2\n")
     os.environ["RELIGHT_SUPERVISE__SAME"] = "6"
-    rows = [line.split(maxsplit=2) for line in ask("--set", "supervise.split=true", "config", "show")[1].splitlines()[1:]]
+    rows = [line.split(maxsplit=2) for line in ask("--set", "supervise.split=true", "config", "show")[1].splitlines()[2:]]
     assert rows == [
         ["same", "6", "RELIGHT_SUPERVISE__SAME"], ["skip", "2", "relight.toml:4"], ["split", "true", "--set"], [],
     ]  # fmt: skip
     everything = ask("config", "show", "--all")[1]
-    assert "relight.toml:2 (overridden)" in everything and "\n[environment] " in everything
+    assert "relight.toml:2 (overridden)" in everything and "\n[environment]\n" in everything
     assert max(map(len, everything.splitlines())) <= 84
     os.environ |= {one.variable: "[" + '"some text", ' * 9 + "]" for one in SETTINGS.values() if "." in one.name.partition(".")[2]}
     assert max(map(len, ask("config", "show")[1].splitlines())) <= 84
@@ -178,6 +182,7 @@ HOSTILE: dict[str, Any] = {
     "binary": bytes(range(256)) * 100, "not UTF-8": b'[supervise]\nmodel = "\xff"\n', "long array": "a = [\n" + "1,\n" * 80_000 + "]\n",
     "many keys": "[supervise]\n" + "".join(f"k{i} = 1\n" for i in range(15_000)), "nothing closed": 'a = """' + "x\n" * 100_000,
     "brackets": "a = [\n" + "[],\n" * 60_000 + "]\n", "many tables": "".join(f"[t{i}]\n" for i in range(20_000)), "number": "a = " + "9" * 200_000,
+    "number with a base": "[supervise]\nsame = 0x" + "f" * 20_000,
 }  # fmt: skip
 
 
@@ -192,6 +197,25 @@ def test_hostile_files_are_refused_soon(name: str) -> None:
     assert "relight.toml" in raised.value.where and len(str(raised.value)) < 1500
     assert check_file(Path("relight.toml"), False)
     assert time.monotonic() - began < 20
+
+
+ODD: list[Any] = [
+    True, -1, 0, 1.5, float("nan"), float("inf"), "x" * 1000, "a\0b", "", [], ["a"], [[1]], {}, {"a": 1}, {"": {}}, 1 << 62, -(1 << 63), date(2026, 1, 1), clock(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_odd_values_are_refused_or_taken(name: str) -> None:
+    """A value of any kind of TOML's, for any setting, is fine or a ``ConfigError``, in words that can be shown."""
+    table, *keys = name.split(".")
+    refused = 0
+    for value in ODD:
+        try:
+            makers("relight.toml", True)[table](only(tuple(keys), value))
+        except ConfigError as error:
+            refused += 1
+            assert error.what and len(error.what) < 3000
+    assert refused
 
 
 def test_what_is_no_file_is_refused_at_once() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relight.cli.common import json_option
-from relight.cli.output import Styled, emit_json, escape, plural, table
+from relight.cli.output import Styled, emit_json, escape, paint, plural, table
 from relight.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
         if everything or one.is_set:
             groups.setdefault(one.setting.name.rpartition(".")[0], []).append(one)
     for name, group in groups.items():
-        table([f"[{name}]", "value", "from"], _rows(group, f"[{name}]", everything), wrap=("value", "from"))
+        click.echo(paint(f"[{name}]", "bold"))
+        table(["key", "value", "from"], _rows(group, everything), wrap=("value", "from"))
         click.echo()
     count = sum(not one.is_set for one in shown)
     click.echo(f"file: {escape(path) if path else 'none (./relight.toml, or what RELIGHT_SETTINGS names)'}", err=True)
@@ -125,12 +126,12 @@ def _mistakes(path: Path | None) -> list[Mistake]:
     return [*wrong, *check_variables(told)]
 
 
-def _rows(group: list[Shown], heading: str, everything: bool) -> list[list[object]]:
+def _rows(group: list[Shown], everything: bool) -> list[list[object]]:
     """Of one table of the file. Values are cut where a line would be too long; JSON has all of them."""
     keys = [one.setting.name.rpartition(".")[2] for one in group]
     beaten = [[said for said in one.beaten if said.source != "default"] if everything else [] for one in group]
     longest = max([len(one.counts.source) for one in group] + [len(f"{said.source} (overridden)") for each in beaten for said in each])
-    room = max(_VALUE_MIN, _WIDTH - longest - max(map(len, [heading, *keys])) - 4)
+    room = max(_VALUE_MIN, _WIDTH - longest - max(map(len, keys)) - 4)
     rows: list[list[object]] = []
     for key, one, each in zip(keys, group, beaten, strict=True):
         rows.append([key, _value(one.counts, room), one.counts.source])

@@ -16,10 +16,10 @@ def table_of_settings() -> str:
     """Markdown: a table a table of the file."""
     blocks = []
     for name in TABLES:
+        those = [one for one in SETTINGS.values() if one.name.startswith(f"{name}.") and not one.name.startswith(_RULES)]
         rows = [
-            f"| `{one.name.removeprefix(f'{name}.')}` | {f'`{one.argument}`' if one.argument else ''} | {one.kind} | {one.default} | {one.doc} |"
-            for one in SETTINGS.values()
-            if one.name.startswith(f"{name}.") and not one.name.startswith(_RULES)
+            f"| `{one.name.removeprefix(f'{name}.')}` | {one.argument and f'`{one.argument}`'} | {one.kind} | {one.default} | {one.doc} |"
+            for one in those
         ]
         blocks.append("\n".join([f"### {name}", "", "| key | argument | what it may be | default | |", "|---|---|---|---|---|", *rows]))
     return "\n\n".join(blocks)

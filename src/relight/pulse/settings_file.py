@@ -62,16 +62,30 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         if line.count(".") > _DOTS_MAX and not line.lstrip().startswith("#"):
             raise ConfigError(f"a line with more than {_DOTS_MAX} dots", where=f"{path}:{number}:1")
     try:
-        return tomllib.loads(text)
+        told = tomllib.loads(text)
+        if _has_too_big(told):
+            raise ValueError("a number of more than 64 bits")
+        return told
     except tomllib.TOMLDecodeError as error:
         what, _, at = str(error).rpartition(" (at ")
-        told = at.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
+        words = at.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
         end = (text.count("\n") + 1, len(text) - text.rfind("\n"))
-        place = (int(told[1]), int(told[3])) if told[:1] == ["line"] else end
+        place = (int(words[1]), int(words[3])) if words[:1] == ["line"] else end
         raise ConfigError(f"{NOT_TOML}: {what or error}", where=f"{path}:{place[0]}:{place[1]}") from None
     except (RecursionError, ValueError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise ConfigError(f"{NOT_TOML}: {why}", where=str(path)) from None
+
+
+def _has_too_big(told: dict[str, Any]) -> bool:
+    """TOML's whole numbers have 64 bits; Python's have as many as a file, and can then not even be shown."""
+    rest: list[Any] = [told]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, int) and not -(1 << 63) <= one < 1 << 63:
+            return True
+        rest += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return False
 
 
 def value_of(text: str) -> Any:
@@ -79,7 +93,8 @@ def value_of(text: str) -> Any:
     if "\n" in text or "\r" in text or len(text) > 1 << 16 or text.count(".") > _DOTS_MAX:
         return text
     try:
-        return tomllib.loads(f"it = {text}")["it"]
+        told = tomllib.loads(f"it = {text}")
+        return text if _has_too_big(told) else told["it"]
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):
         return text
 
