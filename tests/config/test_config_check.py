@@ -244,7 +244,9 @@ def test_a_mistake_of_toml_says_line_and_column() -> None:
 
 
 _KEY = st.sampled_from(["a", "b1", '"x y"', "'q.q'", "c-d"])
-_VALUE = st.sampled_from(["1", '"t # ]"', "[1, 2]", "[\n  1, # ]\n\n  2,\n]", '"""\n[no]\na = 1\n"""', "'''\n]\n'''", "{i = 1, j = {k = 2}}", "2026-01-01"])
+_VALUE = st.sampled_from(
+    ["1", '"t # ]"', "[1, 2]", "[\n  1, # ]\n\n  2,\n]", '"""\n[no]\na = 1\n"""', "'''\n]\n'''", "{i = 1, j = {k = 2}}", "2026-01-01"]
+)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(_KEY, min_size=1, max_size=3), _VALUE, st.integers(0, 3)), max_size=8))

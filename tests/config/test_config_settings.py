@@ -109,7 +109,12 @@ def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     beside = f"[{table}]\n{NEEDS.get(name, '')}\n"
     monkeypatch.setenv("RELIGHT_SETTINGS", str(file))
     file.write_text(beside)
-    unset = effect(name) if name not in ("checkpoint.every.steps", "checkpoint.every.minutes", *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")]) else ""
+    unset = (
+        effect(name)
+        if name
+        not in ("checkpoint.every.steps", "checkpoint.every.minutes", *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")])
+        else ""
+    )
     file.write_text(f"{beside}{name.rpartition('.')[2]} = {as_toml(value)}\n")
     by_file = effect(name)
     file.write_text(beside if NEEDS.get(name) else "")
@@ -157,7 +162,9 @@ def test_defaults_are_those_of_the_code() -> None:
     assert {name: str(value).lower().removesuffix(".0") for name, value in plain.items()} == {
         name: text.removesuffix(".0") for name, text in told.items()
     }
-    assert {name: (kind.limit, f"{kind.default:g}" if kind.limit else "", kind.severity, f"{kind.for_s:g}") for name, kind in KINDS.items()} == RULES
+    assert {
+        name: (kind.limit, f"{kind.default:g}" if kind.limit else "", kind.severity, f"{kind.for_s:g}") for name, kind in KINDS.items()
+    } == RULES
 
 
 def test_the_page_has_all_settings() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.observe import emit
 from relight.policy import Compact, Keep, Limits, Peers, Trigger
 from relight.policy.table import defaults_of
-from relight.pulse.settings_file import checked, take_environment
+from relight.pulse.settings_file import checked, from_variables, take_environment
 
 
 class Given(NamedTuple):
@@ -38,5 +38,6 @@ def completed(given: Given, writer: str, tiers: bool) -> Given:
         taken.pop("peers", None)
     taken = {name: value for name, value in taken.items() if value is not None}
     if taken:
-        emit("settings.read", f"{', '.join(taken)} as {path} says", path=str(path), names=list(taken))
+        sayers = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
+        emit("settings.read", f"{', '.join(taken)} as said by {', '.join(sayers)}", path=str(path), names=list(taken))
     return given._replace(**taken)

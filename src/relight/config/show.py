@@ -84,5 +84,3 @@ def _safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _safe(one) for name, one in value.items()}
     return value if isinstance(value, (bool, int, float)) else str(value)
-
-
