@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import relight
+from relight.checkpointer.from_file import Given, completed
 from relight.cli import cli
 from relight.config import check_file
 from relight.config.check import makers
@@ -175,6 +177,27 @@ def test_show_says_where_each_value_came_from(tmp_path: Path) -> None:
     assert (told["supervise.skip"]["value"], told["supervise.skip"]["line"]) == (9, 2)
     with pytest.raises(ConfigError, match="supervise.same"):
         ask("--set", "supervise.smae=1", "ls")
+
+
+def test_whoever_starts_takes_the_environment_of_the_file() -> None:
+    """Commands, ``relight.open``, ``relight.load`` and a ``Checkpointer`` refuse a mistake in it; what tells of mistakes starts all the same."""
+    Path("relight.toml").write_text('[environment]\nchache = "x"\n')
+    calls = [
+        lambda: ask("ls", "runs"),
+        lambda: relight.open("runs"),
+        lambda: relight.load("runs/demo"),
+        lambda: completed(Given(*[None] * 6), "every rank", False),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError) as raised:
+            call()
+        assert raised.value.where == "relight.toml:2:1"
+    assert ask("config", "check")[0] == 1 and ask("version")[1]
+    Path("relight.toml").write_text('[environment]\ncache = "here"\n')
+    with pytest.raises(RelightError):
+        relight.open("none/here")
+    assert os.environ["RELIGHT_CACHE"] == "here"
+    assert {one["name"]: one["from"] for one in json.loads(ask("config", "show", "--json")[1])["settings"]}["environment.cache"] == "relight.toml:2"
 
 
 HOSTILE: dict[str, Any] = {
