@@ -21,6 +21,7 @@ from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.pulse import begins
+from relight.pulse.settings_file import take_environment
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
@@ -61,6 +62,7 @@ def load(
     ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
     one: every tensor whole; of what each rank had of its own, rank 0's.
     """
+    take_environment()  # which may say where it is written down
     with told("load", f"{url}@{which}"):
         return _load(url, which, only, encrypt)
 
@@ -104,6 +106,7 @@ def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | N
 
 
 def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) -> ByteStore:
+    take_environment()
     return open_bytes(url, guard=Guard.of(encrypt))
 
 

@@ -215,7 +215,6 @@ FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
     "a name that is none": (lambda: config(unknown=(("RELIGHT_KEYS", "RELIGHT_KEY"),)), {"setting-unknown"}),
     "a value that is none": (lambda: config(bad=(("RELIGHT_GRACE_S", Trouble("config", "not a number")),)), {"setting-bad"}),
     "an unknown key": (lambda: config(file="relight.toml", file_error=Trouble("config", "[supervise] has no 'sparse'")), {"toml"}),
-    "a table that is none": (lambda: config(file="relight.toml", tables=(("supervised", "supervise"),)), {"toml-table"}),
     "a key for all": (lambda: config(key_files=(KeyFile("/keys/a", 0o644, False),)), {"key-file"}),
     "a key in its store": (lambda: config(key_files=(KeyFile("/data/runs/a", 0o600, True),)), {"key-inside"}),
     "dumps of keys": (lambda: config(settings=frozenset({"RELIGHT_CORE_DUMPS", "RELIGHT_KEY"})), {"core-dumps"}),

@@ -19,7 +19,7 @@ from relight.doctor.facts import Machine, StoreFacts
 from relight.doctor.finding import SEVERITIES, all_checks
 from relight.doctor.page import put_in
 
-WITHOUT_A_COMMAND = {"shm", "toml-table", "conditional-writes"}
+WITHOUT_A_COMMAND = {"shm", "conditional-writes"}
 """What no command puts right: a container's start, a file, a server."""
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 

@@ -283,7 +283,7 @@ def test_settings(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("relight.toml").write_text("[supervise]\nsparse = true\n")
     assert "sparse" in named(look(str(runs)), "toml").evidence
     Path("relight.toml").write_text("[supervice]\nspares = true\n")
-    assert names(runs) == {"toml-table"}
+    assert names(runs) == {"toml"}
     Path("relight.toml").write_text("[supervise\n")
     assert names(runs) == {"toml"}
 

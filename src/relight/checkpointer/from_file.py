@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.observe import emit
 from relight.policy import Compact, Keep, Limits, Peers, Trigger
 from relight.policy.table import defaults_of
-from relight.pulse.settings_file import read_table
+from relight.pulse.settings_file import checked, from_variables, take_environment
 
 
 class Given(NamedTuple):
@@ -26,10 +26,8 @@ class Given(NamedTuple):
 def completed(given: Given, writer: str, tiers: bool) -> Given:
     """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
     one rank writes, or where saves are not made in the background."""
-    table, path = read_table("checkpoint")
-    if not table:
-        return given
-    told = defaults_of(table, str(path))
+    take_environment()
+    told, path = checked("checkpoint", defaults_of)
     taken = {one.name: getattr(told, one.name) for one in fields(told) if getattr(given, one.name) is None}
     if os.environ.get("RELIGHT_BACKGROUND"):
         taken.pop("background", None)
@@ -40,5 +38,6 @@ def completed(given: Given, writer: str, tiers: bool) -> Given:
         taken.pop("peers", None)
     taken = {name: value for name, value in taken.items() if value is not None}
     if taken:
-        emit("settings.read", f"{', '.join(taken)} as {path} says", path=str(path), names=list(taken))
+        sayers = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
+        emit("settings.read", f"{', '.join(taken)} as said by {', '.join(sayers)}", path=str(path), names=list(taken))
     return given._replace(**taken)

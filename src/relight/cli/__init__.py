@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, UnsafeContent
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.version import VERSION
 
 COMMANDS = {
@@ -57,6 +57,7 @@ COMMANDS = {
     "alerts": "what is worth an alert: check, list the rules, send a test",
     "predict": "failures seen coming: train on histories, and what that is worth",
     "simulate": "months of a fleet in seconds: what policies make of its failures",
+    "config": "settings: what each is and where that was said; is a file right?",
     "doctor": "what is wrong with machine, store, run and settings, and what to do",
     "ready": "how ready is all of it for a run that matters? measured and graded",
     "drill": "break a job on purpose, and see whether it goes on as it should",
@@ -68,6 +69,8 @@ COMMANDS = {
     "completion": "what bash, zsh or fish needs to complete all this",
     "version": "of Relight and of what it works with",
 }
+_ASKED_ALL_THE_SAME = ("completion", "config", "doctor", "ready", "preset", "version")
+"""Commands that a file of settings with mistakes does not stop: they tell of them, or do without."""
 NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)
 """Errors that are an answer. The others say that the question could not be asked."""
 
@@ -98,6 +101,8 @@ class Commands(click.Group):
 
             close = get_close_matches(name, COMMANDS, n=1)
             ctx.fail(f"there is no command {name!r}" + (f": did you mean {close[0]!r}?" if close else "."))
+        if name in COMMANDS and not ctx.resilient_parsing:
+            _settle(name, ctx.params.get("given", ()))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -122,10 +127,26 @@ class Commands(click.Group):
             _nobody_reads()
 
 
+def _settle(name: str, given: tuple[str, ...]) -> None:
+    """What ``--set`` says, then what the file says of the environment: before the command, which may need either."""
+    from relight.pulse.settings_file import give, take_environment
+
+    for one in given:
+        setting, equals, value = one.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"{setting[:80]!r} is not NAME=VALUE", hint="such as --set supervise.same=4")
+        give(setting.strip(), value)
+    with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
+        take_environment()
+    if name != "config":
+        os.environ.setdefault("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error; so does RELIGHT_DEBUG=1.")
+@click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting, before variables and relight.toml: relight config.")
 @click.version_option(VERSION, "-V", "--version", prog_name="relight", message="%(prog)s %(version)s")
-def cli(debug: bool) -> None:
+def cli(debug: bool, given: tuple[str, ...]) -> None:
     """Keep a training run alive: look at its checkpoints, check, copy and prune them, prove that it resumes exactly.
 
     The first argument of a command is a store (runs), a run in it (runs/demo), one of its checkpoints (runs/demo@best, or the
@@ -147,7 +168,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
-    os.environ.setdefault("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen
     if "_RELIGHT_COMPLETE" in os.environ:  # a shell asks
         from relight.cli.completion import teach_shells
 

@@ -35,13 +35,14 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
       relight run --nproc-per-node 8 train.py --batch-size 32
       relight run --nnodes 2:4 --rdzv-endpoint head:29400 train.py
     """
-    from relight.pulse.settings_file import PLACE
+    from relight.pulse.settings_file import PLACE, take_environment
     from relight.supervise.launch import SAVED, UNSAVED, launch, parse
     from relight.supervise.settings import read_settings
 
     told = read_settings(settings)
     if settings is not None:
         os.environ[PLACE] = str(settings.resolve())  # the script's own table is in it, too
+        take_environment()
     options = parse(list(arguments))
     logging.getLogger("relight").propagate = False
     logging.getLogger("relight").addHandler(logging.NullHandler())

@@ -39,7 +39,7 @@ def _bad(facts: Facts) -> Iterator[Found]:
         )
 
 
-@check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown key or a value that it cannot have", "config")
+@check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown table or key, or a value that it cannot have", "config")
 def _toml(facts: Facts) -> Iterator[Found]:
     error = facts.config.file_error
     if error is not None:
@@ -47,21 +47,9 @@ def _toml(facts: Facts) -> Iterator[Found]:
             "relight.toml is not as it should be",
             error.where or facts.config.file,
             error.what,
-            "relight run does not start",
+            "neither relight run nor a Checkpointer starts",
             error.hint or "correct it",
-            "relight run --help",
-        )
-
-
-@check("toml-table", "warning", "config", "`relight.toml` has a table whose name is nearly that of one there is")
-def _table(facts: Facts) -> Iterator[Found]:
-    for name, close in facts.config.tables:
-        yield Found(
-            f"relight.toml has a table [{name}], which nobody reads",
-            facts.config.file,
-            f"did you mean [{close}]?",
-            "what it says counts for nothing",
-            f"call it [{close}]",
+            "relight config check",
         )
 
 

@@ -284,8 +284,6 @@ class Config:
     file: str = ""
     """The ``relight.toml`` that counts here; "" if there is none."""
     file_error: Trouble | None = None
-    tables: tuple[tuple[str, str], ...] = ()
-    """Of that file: tables that look like one there is, and that one."""
     key_files: tuple[KeyFile, ...] = ()
     endpoint: str = ""
     cache: Trouble | None = None

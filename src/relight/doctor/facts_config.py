@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,21 +13,16 @@ from relight.errors import ConfigError, RelightError
 from relight.keys import Guard
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
-from relight.pulse.settings_file import FILE, read_table
+from relight.pulse.known import TOLD, VARIABLES
+from relight.pulse.settings_file import FILE, checked
 from relight.store.object_client import Patience
 from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings
 
-SETTINGS = (
-    "RELIGHT_ANCHOR", "RELIGHT_AUDIT", "RELIGHT_BACKGROUND", "RELIGHT_BEFORE", "RELIGHT_CACHE", "RELIGHT_CACHE_BYTES",
-    "RELIGHT_CORE_DUMPS", "RELIGHT_DEBUG", "RELIGHT_EVENTS", "RELIGHT_GRACE_S", "RELIGHT_KEY", "RELIGHT_LOSSY", "RELIGHT_LR_CUT",
-    "RELIGHT_NODE", "RELIGHT_PEERS_HOST", "RELIGHT_PULSE", "RELIGHT_RACK", "RELIGHT_SETTINGS", "RELIGHT_SIGN", "RELIGHT_SINGLE_WRITER",
-    "RELIGHT_SKIP", "RELIGHT_SPIKES", "RELIGHT_SPLIT", "RELIGHT_STACKS", "RELIGHT_STORE_PATIENCE_S", "RELIGHT_TRUST",
-)  # fmt: skip
-"""All that there are: a test compares them with the reference."""
+SETTINGS = (*VARIABLES, *TOLD)
+"""Variables that are settings."""
 _OURS = "RELIGHT_"
 _OF_TESTS = f"{_OURS}TEST_"
-TABLES = ("alerts", "checkpoint", "supervise")
 
 
 def look_at_config(url: str) -> Config:
@@ -37,7 +31,7 @@ def look_at_config(url: str) -> Config:
     unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
     file = Path(FILE)
     there = file.is_file()
-    error = _tried(lambda: (read_settings(None), defaults_of(read_table("checkpoint")[0], FILE))) if there else None
+    error = _tried(lambda: (read_settings(None), checked("checkpoint", defaults_of))) if there else None
     cache = os.environ.get("RELIGHT_CACHE", "")
     return Config(
         settings=frozenset(given),
@@ -45,7 +39,6 @@ def look_at_config(url: str) -> Config:
         bad=tuple(_bad(given)),
         file=str(file.absolute()) if there else "",
         file_error=error,
-        tables=tuple(_tables(file)) if there and error is None else (),
         key_files=tuple(_key_files(url)),
         endpoint=next(
             (value for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") if (value := os.environ.get(name, ""))), ""
@@ -95,13 +88,6 @@ def _seconds(name: str, text: str) -> float:
     if not 0 <= value <= 86400:
         raise ConfigError(f"{name} is a number of seconds, at most a day, not {text[:40]!r}")
     return value
-
-
-def _tables(file: Path) -> Iterator[tuple[str, str]]:
-    for name, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
-        close = get_close_matches(name, TABLES, 1, 0.75)
-        if isinstance(value, dict) and name not in TABLES and close:
-            yield name[:80], close[0]
 
 
 def _key_files(url: str) -> Iterator[KeyFile]:

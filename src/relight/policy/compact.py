@@ -49,6 +49,8 @@ class Compact:
     lossy: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lossy, Mapping):
+            raise ConfigError("Compact(lossy=…) has a way for each pattern", hint='such as {"optimizer/*": "bfloat16"}')
         for pattern, way in dict(self.lossy).items():
             if way not in LOSSY_BOUNDS:
                 raise ConfigError(f"Compact(lossy=…) stores values as {', '.join(LOSSY_BOUNDS)}, not {way!r}", where=str(pattern))

@@ -107,6 +107,8 @@ def keep(
             raise ConfigError(f"{name} is a whole number from 1 up, not {value!r}")
     if mode not in ("min", "max"):
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
+    if not isinstance(metric, str) or not metric:
+        raise ConfigError(f"metric is the name of a metric that step() is given, not {metric!r}")
     return Keep(
         **counts,
         metric=metric,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
-from relight.pulse.settings_file import read_table
+from relight.pulse.settings_file import checked
 from relight.supervise.decide import Rules
 from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import Patience
@@ -63,12 +63,16 @@ class Settings(NamedTuple):
 
 
 def read_settings(path: Path | None) -> Settings:
-    """As the file says; as usual, if none is named and there is none here. ``ConfigError`` for what is no setting."""
-    table, path = read_table("supervise", path)
+    """As variables and the file say; as usual, if neither does. ``ConfigError`` for what is no setting, with its line or variable."""
+    return checked("supervise", settings_of, path)[0]
+
+
+def settings_of(table: dict[str, Any], where: str) -> Settings:
+    """The table ``[supervise]`` as settings."""
     known = {one.name for kind in (Rules, Patience, Start, Announced, Foreseen) for one in fields(kind)}
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=str(path), hint=f"it has {', '.join(sorted(known))}")
+        raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=where, hint=f"it has {', '.join(sorted(known))}")
     return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table), _of(Announced, table), _of(Foreseen, table))
 
 

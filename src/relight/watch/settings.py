@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from relight.errors import ConfigError
-from relight.pulse.settings_file import read_table
+from relight.pulse.settings_file import checked
 from relight.watch.rules import KINDS, SEVERITIES, WARNING, Rule
 
 _TARGETS_MAX = 50
@@ -100,9 +100,8 @@ class Alerting:
 
 
 def read_alerting(path: Path | None = None) -> Alerting:
-    """As the file says; as usual, if none is named and there is none here. ``ConfigError`` for what is no setting."""
-    table, path = read_table("alerts", path)
-    return alerting_of(table, str(path))
+    """As variables and the file say; as usual, if neither does. ``ConfigError`` for what is no setting, with its line or variable."""
+    return checked("alerts", alerting_of, path)[0]
 
 
 def alerting_of(table: Any, where: str) -> Alerting:

@@ -1,0 +1,9 @@
+"""Settings, told and checked: of each its value and where that was said; of a file every mistake at once, with its line.
+
+Always holds: what is secret is never told; a value is judged by the code that uses it. May import all that has settings; torch never.
+"""
+
+from relight.config.check import Mistake, check_file, check_variables
+from relight.config.show import Shown, look
+
+__all__ = ["Mistake", "Shown", "check_file", "check_variables", "look"]

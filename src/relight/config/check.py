@@ -1,0 +1,178 @@
+"""Every mistake of a settings file, and of the variables that stand for settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relight.errors import ConfigError
+from relight.keys import Guard
+from relight.policy.compact import lossy_of
+from relight.policy.table import defaults_of
+from relight.policy.units import bytes_of
+from relight.pulse.blame import Keys, faults, value_at
+from relight.pulse.known import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
+from relight.pulse.lines import places
+from relight.pulse.settings_file import NOT_TOML, from_variables, merged, parse, read_text, variables_in
+from relight.supervise.settings import settings_of
+from relight.watch.settings import alerting_of
+
+_YES = ("0", "1", "false", "true", "no", "yes")
+_MISTAKES_MAX = 100
+_OF_TESTS = f"{PREFIX}TEST_"
+
+
+class Mistake(NamedTuple):
+    """One. ``where`` is the file or the variable; ``line`` and ``column`` are 0 where there are none."""
+
+    where: str
+    line: int
+    column: int
+    setting: str
+    what: str
+    hint: str = ""
+
+    @property
+    def place(self) -> str:
+        """``relight.toml:12:1``, or the variable."""
+        return f"{self.where}:{self.line}:{self.column}" if self.line else self.where
+
+
+def check_file(path: Path, named: bool) -> list[Mistake]:
+    """All that is wrong with the file, in the order of its lines. ``named``: whether somebody named it, rather than that it lies here.
+    ``ConfigError`` if it cannot be read at all."""
+    try:
+        text = read_text(path)
+        told = parse(text, path)
+    except ConfigError as error:
+        where, line, column = _parted(error.where)
+        if where == str(path) and not line and NOT_TOML not in error.what:
+            raise
+        return [Mistake(where, line, column, "", error.what, error.hint)]
+    known = places(text)
+    found = []
+    for name, value in told.items():
+        for keys, fault in _faults_of(name, value, str(path), named):
+            line, column = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), (0, 0))
+            found.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)))
+        if len(found) >= _MISTAKES_MAX:
+            break
+    return sorted(found, key=lambda one: (one.line, one.column))
+
+
+def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple[Keys, ConfigError]]:
+    if name not in TABLES:
+        yield (name,), ConfigError(f"there is no [{name[:80]}]", hint=f"there are {', '.join(f'[{one}]' for one in TABLES)}")
+        return
+    if not isinstance(table, dict):
+        yield (name,), ConfigError(f"[{name}] is a table")
+        return
+    for keys, error in faults(table, makers(where, named)[name]):
+        yield (name, *keys), error
+
+
+def makers(where: str, named: bool) -> dict[str, Callable[[dict[str, Any]], object]]:
+    """Who makes of each table what is used, and refuses what is wrong."""
+    return {
+        "checkpoint": lambda table: defaults_of(table, where),
+        "supervise": lambda table: settings_of(table, where),
+        "alerts": lambda table: alerting_of(table, where),
+        "environment": lambda table: _judge_all(variables_in(table, where, named)),
+    }
+
+
+def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
+    """What is wrong with the variables that are set; ``tables`` is what the file says beside them."""
+    found = []
+    judged: set[str] = set()
+    for name in TABLES[:-1]:
+        try:
+            variables = from_variables(name)
+        except ConfigError as error:
+            judged.add(error.where)
+            found.append(Mistake(error.where, 0, 0, "", error.what, error.hint))
+            continue
+        judged |= set(variables.values())
+        make = makers("", True)[name]
+        file = tables.get(name, {}) if isinstance(tables.get(name), dict) else {}
+        right = {keys for keys, _ in faults(file, make)}
+        for keys, fault in faults(merged(file, variables), make):
+            variable = next((one for under, one in variables.items() if keys[: len(under)] == under or under[: len(keys)] == keys), "")
+            if variable and (keys not in right or value_at(file, keys) is None):
+                path = (name, *keys)
+                found.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault)))
+    for variable in sorted(one for one, value in os.environ.items() if one.startswith(PREFIX) and value and one not in judged):
+        if variable in VARIABLES:
+            try:
+                _judge(variable, os.environ[variable])
+            except ConfigError as error:
+                found.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
+        elif variable not in TOLD and not variable.startswith(_OF_TESTS):
+            close = nearest_variable(variable)
+            hint = f"did you mean {close}?" if close else "relight config show --all"
+            found.append(Mistake(variable, 0, 0, "", "it is no setting", hint))
+    return found
+
+
+def _judge_all(variables: Mapping[str, str]) -> None:
+    for variable, value in variables.items():
+        _judge(variable, value)
+
+
+def _judge(variable: str, text: str) -> None:
+    """The value of a variable that is read as text, by the rules of who reads it."""
+    name = VARIABLES[variable].name.rpartition(".")[2]
+    if name in ("background", "core_dumps", "single_writer") and text.lower() not in _YES:
+        raise ConfigError(f"{name} is one of {', '.join(_YES)}, not {text[:40]!r}")
+    if name in ("grace_s", "store_patience_s"):
+        _seconds(name, text)
+    elif name == "cache_bytes":
+        bytes_of(text, name)
+    elif name == "lossy":
+        lossy_of(text)
+    elif name == "key":
+        Guard.of(encrypt=text, sign="", trust=(), anchor="")
+    elif name == "sign":
+        Guard.of(encrypt=(), sign=text, trust=(), anchor="")
+    elif name == "trust":
+        Guard.of(encrypt=(), sign="", trust=text.split(), anchor="")
+
+
+def _seconds(name: str, text: str) -> None:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 86400:
+        raise ConfigError(f"{name} is a number of seconds above 0, at most a day, not {text[:40]!r}")
+
+
+def _hint(keys: Keys, error: ConfigError) -> str:
+    """What is likely meant, else what the error says."""
+    name = ".".join(keys)
+    if name in SETTINGS:
+        return error.hint
+    close = nearest(name)
+    shown = f"[{close}]" if _is_above(close) else close
+    return f"did you mean {shown}?" if close and close != name and not _is_above(name) else error.hint
+
+
+def _is_above(name: str) -> bool:
+    return any(one.startswith(f"{name}.") for one in SETTINGS)
+
+
+def _without_secret(keys: Keys, what: str) -> str:
+    """What an error says, unless it may repeat what is secret."""
+    setting = SETTINGS.get(".".join(keys))
+    if setting is None or not setting.secret or " is a list" in what or "counts only" in what:
+        return re.sub(r"://[^\s'\"]+", "://…", what)
+    return f"it is not what it may be: {setting.kind}"
+
+
+def _parted(where: str) -> tuple[str, int, int]:
+    path, _, rest = where.rpartition(":")
+    file, _, line = path.rpartition(":")
+    return (file, int(line), int(rest)) if rest.isdigit() and line.isdigit() else (where, 0, 0)

@@ -1,0 +1,86 @@
+"""Of each setting what it is, and where that was said."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from relight.pulse.blame import Keys, value_at
+from relight.pulse.known import SETTINGS, Setting
+from relight.pulse.lines import places
+from relight.pulse.settings_file import parse, read_text, value_of, was_given, was_taken
+
+HIDDEN = "set, hidden"
+_SHORT = {"RELIGHT_BACKGROUND", "RELIGHT_GRACE_S"}
+
+
+class Said(NamedTuple):
+    """A value, and who says it: ``--set``, a variable, ``relight.toml:12``, ``default``."""
+
+    value: Any
+    source: str
+    line: int = 0
+
+
+class Shown(NamedTuple):
+    """A setting: what counts, and what it beats."""
+
+    setting: Setting
+    counts: Said
+    beaten: tuple[Said, ...]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anybody says it."""
+        return self.counts.source != "default"
+
+
+def look(path: Path | None) -> list[Shown]:
+    """All settings, with the file at ``path`` (None: there is none). ``ConfigError`` if that is no TOML."""
+    text = read_text(path) if path is not None else ""
+    told = parse(text, path) if path is not None else {}
+    known = places(text)
+    return [_shown(one, path, told, known) for one in SETTINGS.values()]
+
+
+def _shown(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Shown:
+    said = [*_by_variable(setting), *_by_file(setting, path, told, known), Said(setting.default, "default")]
+    return Shown(setting, said[0], tuple(said[1:]))
+
+
+def _by_variable(setting: Setting) -> Iterator[Said]:
+    variable = setting.variable
+    text = os.environ.get(variable, "")
+    if text and not was_taken(variable):
+        plain = setting.name.startswith("environment.") or variable in _SHORT
+        yield Said(_told(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable)
+
+
+def _by_file(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Iterator[Said]:
+    keys = tuple(setting.name.split("."))
+    value = value_at(told, keys)
+    if value is None and keys[:2] == ("alerts", "rules") and keys[3:] == ("enabled",) and value_at(told, keys[:3]) is False:
+        value, keys = False, keys[:3]
+    if value is not None:
+        line = known.get(keys, (0, 0))[0]
+        yield Said(_told(setting, value), f"{path}:{line}" if line else str(path), line)
+
+
+def _told(setting: Setting, value: Any) -> Any:
+    if setting.secret:
+        return HIDDEN
+    return _safe(value)
+
+
+def _safe(value: Any) -> Any:
+    """Without what an address may have of a user, a password, or a token behind it."""
+    if isinstance(value, str):
+        return re.sub(r"\?\S*", "?…", re.sub(r"//[^/\s@]*@", "//…@", value)) if "://" in value else value
+    if isinstance(value, list):
+        return [_safe(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _safe(one) for name, one in value.items()}
+    return value if isinstance(value, (bool, int, float)) else str(value)

@@ -1,0 +1,237 @@
+"""All settings that there are: name, kind, default, what each is for. Data alone: commands, checks and the reference are made of it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import NamedTuple
+
+TABLES = ("checkpoint", "supervise", "alerts", "environment")
+"""The tables of ``relight.toml``."""
+PREFIX = "RELIGHT_"
+
+
+class Setting(NamedTuple):
+    """One setting. ``name`` is its table and key in the file."""
+
+    name: str
+    kind: str
+    """What it may be, in words."""
+    default: str
+    """In words too, as some defaults are worked out."""
+    doc: str
+    argument: str = ""
+    """The keyword argument or flag that says the same in a call, if there is one besides ``--set``."""
+    secret: bool = False
+    """Whether its value is told to nobody."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that says the same."""
+        return variable_of(self.name)
+
+
+_SHORT = {"checkpoint.background": "RELIGHT_BACKGROUND", "supervise.grace_s": "RELIGHT_GRACE_S"}
+"""Variables that are older than the way the others are named."""
+TOLD = (
+    "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
+    "RELIGHT_SPIKES",
+)  # fmt: skip
+"""Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
+NAMED_ONLY = frozenset({"key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer"})
+"""Of ``[environment]``: what is asked for protection counts only in a file that somebody named, not in one that lies about."""
+
+
+def variable_of(name: str) -> str:
+    """The prefix and the name in capitals, ``__`` for each dot; of ``environment.cache`` it is ``RELIGHT_CACHE``."""
+    if name in _SHORT:
+        return _SHORT[name]
+    table, _, rest = name.partition(".")
+    return PREFIX + (rest if table == "environment" else name).replace(".", "__").upper()
+
+
+_MAKERS = {"adaptive": "adaptive", "every": "every", "keep": "keep", "limits": "Limits", "compact": "Compact", "peers": "Peers"}
+_TIME, _SIZE, _COUNT, _YES = 'a time: "36h", or seconds', 'a size: "500GB", or bytes', "a whole number from 1 up", "true or false"
+_SECONDS, _RATE = "seconds", "bytes a second"
+
+
+def _called(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
+    """Arguments of the function that ``[checkpoint.table]`` is named for."""
+    return tuple(
+        Setting(f"checkpoint.{table}.{name}", kind, default, doc, f"{_MAKERS[table]}({name}=)") for name, kind, default, doc in rows
+    )
+
+
+_CHECKPOINT = (
+    Setting("checkpoint.background", _YES, "true", "whether the agent writes while training goes on", "Checkpointer(background=)"),
+    *_called(
+        "adaptive",
+        ("at_least", _TIME, "0", "the shortest interval between saves"),
+        ("at_most", _TIME, "1h", "the longest"),
+        ("overhead", "a share between 0 and 1", "0.5", "what share of the steps' time saves may take"),
+        ("total_steps", _COUNT, "not known", "how many steps there will be"),
+        ("mtbf", _TIME, "published rates", "the time between failures of this job"),
+        ("loss", "a metric's name", "none", "the metric whose restlessness makes saves more frequent"),
+        ("drop", "a share between 0 and 1", "none", "by how much the loss must fall for the next save to come earlier"),
+        ("bytes_per_second", _RATE, "no bound", "what saves may take of the store"),
+    ),
+    *_called(
+        "every",
+        ("steps", _COUNT, "never", "save behind every so many steps"),
+        ("minutes", "a number above 0", "never", "save so long after the last save"),
+    ),
+    *_called(
+        "keep",
+        ("last", _COUNT, "no rule", "the newest so many"),
+        ("best", _COUNT, "no rule", "the best so many, by metric"),
+        ("metric", "a metric's name", "loss", "what best goes by"),
+        ("mode", '"min" or "max"', "min", "whether less of it is better"),
+        ("every", _COUNT, "no rule", "those whose step + 1 is a multiple of it"),
+        ("within", _TIME, "no rule", "those so near to the newest"),
+        ("hourly", _COUNT, "no rule", "the newest of each of so many hours"),
+        ("daily", _COUNT, "no rule", "the newest of each of so many days"),
+        ("weekly", _COUNT, "no rule", "the newest of each of so many weeks"),
+        ("monthly", _COUNT, "no rule", "the newest of each of so many months"),
+        ("budget", _SIZE, "no rule", "the newest that fit into it"),
+        ("behind", _COUNT, "no rule", "one that is so many steps behind the newest"),
+        ("undo", _TIME, "not at all", "how long what goes may be recalled"),
+    ),
+    *_called(
+        "limits",
+        ("memory", "bytes", "what is there", "shared memory for snapshots, all slots together"),
+        ("threads", _COUNT, "2", "how many hash and copy"),
+        ("bytes_per_second", _RATE, "no bound", "how fast is written"),
+        ("nice", "a whole number from 0 up", "10", "the agent's niceness"),
+        ("when_busy", '"newest" or "queue"', "newest", "what becomes of a save that is due while no slot is free"),
+        ("deadline_s", _SECONDS, "600", "the longest wait for the agent"),
+    ),
+    *_called(
+        "compact",
+        ("reuse", _YES, "true", "whether a chunk that the save before has is stored again"),
+        ("codecs", '"auto", "never" or "always"', "auto", "whether what is stored is coded"),
+        ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
+        ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
+        ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
+    ),
+    *_called(
+        "peers",
+        ("copies", "a whole number from 1 to 4", "none", "how many other nodes hold each node's snapshot whole"),
+        ("data", "a whole number from 1 to 32", "1", "how many nodes a snapshot's pieces are spread over"),
+        ("parity", "a whole number from 1 to 4", "1", "how many nodes of data + parity may be lost"),
+        ("memory", _SIZE, "what is there", "what a node holds for others"),
+        ("bytes_per_second", _RATE, "no bound", "what a node sends"),
+    ),
+)
+
+
+def _in(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
+    return tuple(Setting(f"{table}.{name}", kind, default, doc) for name, kind, default, doc in rows)
+
+
+_SUPERVISE = _in(
+    "supervise",
+    ("failures", _COUNT, "10", "failures in a row without a step of progress, until it stops"),
+    ("same", _COUNT, "3", "failures that are alike, at the same step, until it stops"),
+    ("backoff_s", _SECONDS, "1.0", "the first wait before another try; it doubles"),
+    ("backoff_max_s", _SECONDS, "60.0", "the longest"),
+    ("roll_backs", _COUNT, "3", "how often it goes back to before one onset"),
+    ("node_failures", _COUNT, "3", "failures of its hardware within a day after which a machine leaves"),
+    ("skip", _COUNT, "1", "steps whose samples are skipped behind a roll-back"),
+    ("lr_cut", "a number above 0, at most 1", "1.0", "by what learning rates are multiplied at each roll-back"),
+    ("split", _YES, "false", "whether micro-batches may be made smaller"),
+    ("spikes", "a number from 0 to 86400", "10.0", "standard deviations above the usual from which a loss counts as one that jumped"),
+    ("start_s", _SECONDS, "900.0", "how long is waited for the first step"),
+    ("phase_s", _SECONDS, "900.0", "how long is waited for a phase that was never seen"),
+    ("spares", _YES, "true", "whether processes wait to take the place of the ranks"),
+    ("preload", "a list of modules", "none", "what those import besides torch and Relight"),
+    ("grace_s", _SECONDS, "not known", "from SIGTERM to SIGKILL, when the machine is wanted back"),
+    ("notices", "a list of aws, gcp, azure, addresses", "none", "where it is announced that the machine will be taken"),
+    ("foresee", _YES, "true", "whether the node is looked at each second, for failures that are coming"),
+    ("model", "a path", "rules alone", "a file of relight predict train"),
+    ("recordings", "a path", "nowhere", "a directory in which what was seen is kept"),
+    ("drain", _YES, "false", "whether a machine whose device is about to fail leaves the job"),
+)
+RULES = {
+    "no_good_checkpoint": ("after_s", "3600", "critical", "0"),
+    "saves_failing": ("count", "3", "critical", "0"),
+    "slow_save": ("above_s", "600", "warning", "0"),
+    "tier_full": ("above", "0.9", "warning", "0"),
+    "tier_behind": ("above_s", "3600", "warning", "0"),
+    "damaged": ("above", "0", "critical", "0"),
+    "risk": ("above", "0.8", "warning", "0"),
+    "crash_loop": ("count", "3", "critical", "0"),
+    "retention_blocked": ("count", "3", "warning", "0"),
+    "unreadable": ("", "", "warning", "60"),
+}
+"""Of each kind of alert: the word for its number, and the defaults of that, of severity and of ``for_s``."""
+
+
+def _rule(name: str) -> tuple[Setting, ...]:
+    limit, number, severity, for_s = RULES[name]
+    rows = [
+        ("severity", "info, warning or critical", severity, "how grave it is"),
+        ("for_s", _SECONDS, for_s, "how long it must hold"),
+        ("runs", "a list of patterns", "all", "which runs it is for"),
+        ("enabled", _YES, "true", "whether it is looked at"),
+    ]
+    return _in(f"alerts.rules.{name}", *([(limit, "a number from 0 up", number, "beyond which it holds")] if limit else []), *rows)
+
+
+_ALERTS = (
+    Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "nobody", "who is told", secret=True),
+    Setting("alerts.escalate_to", "a list of addresses", "nobody", "who is told too, if it goes on", secret=True),
+    *_in(
+        "alerts",
+        ("min_severity", "info, warning or critical", "warning", "what is less grave is not told"),
+        ("group_s", _SECONDS, "30", "how long what is to be told waits for more"),
+        ("repeat_s", _SECONDS, "14400", "after which it is told again; 0: never"),
+        ("escalate_after_s", _SECONDS, "1800", "after which what is critical is told to escalate_to too"),
+        ("quiet", 'a list of times: "22:00-07:00"', "never", "when only what is critical is told"),
+        ("timezone", "a name: Europe/Berlin", "UTC", "whose time quiet is"),
+    ),
+    *(one for name in RULES for one in _rule(name)),
+)
+_ENVIRONMENT = (
+    *_in(
+        "environment",
+        ("events", "a directory, or 0", "a private one", "where processes keep their events; 0: nowhere"),
+        ("node", "a name", "the host's", "which node this is, where one machine counts as several"),
+        ("rack", "a name", "none", "what this node may be lost together with"),
+        ("peers_host", "an address", "where routes lead from", "where this node's agent listens to peers"),
+        ("store_patience_s", _SECONDS, "120, of commands 20", "how long an object store may take to answer"),
+        ("cache", "a directory", "no cache", "where what is read from far away is kept"),
+        ("cache_bytes", _SIZE, "a tenth of what is free", "how much of it"),
+        ("lossy", "PATTERN=WAY, parted by spaces", "nothing", "what is stored inexactly, whatever the script says"),
+    ),
+    Setting("environment.key", "specs: file:PATH, env:NAME", "none", "where keys are that open and encrypt", "encrypt=", secret=True),
+    Setting("environment.sign", "a spec: ed25519:file:PATH", "nobody", "who signs records", "sign=", secret=True),
+    Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "everybody", "whose signatures count", "trust="),
+    Setting("environment.anchor", "a store", "none", "where it is written down how far each log went", "anchor="),
+    *_in(
+        "environment",
+        ("audit", "a store", "none", "where it is written down who did what"),
+        ("core_dumps", _YES, "false", "whether processes that hold keys may leave core dumps"),
+        ("single_writer", _YES, "false", "a promise: one process at most writes to the store"),
+        ("debug", _YES, "false", "whether commands show tracebacks"),
+    ),
+)
+SETTINGS = {one.name: one for one in (*_CHECKPOINT, *_SUPERVISE, *_ALERTS, *_ENVIRONMENT)}
+"""All, by name, in the order in which they are told."""
+VARIABLES = {one.variable: one for one in SETTINGS.values()}
+
+
+def nearest(name: str) -> str:
+    """Which setting is likely meant; empty if none is near. What is behind the last dot counts first, within its own table."""
+    table, _, key = name.rpartition(".")
+    beside = {one.removeprefix(f"{table}.") for one in SETTINGS if one.startswith(f"{table}.")}
+    tables = {one.rpartition(".")[0] for one in SETTINGS} | {"alerts.rules"}
+    found = get_close_matches(key, {one.partition(".")[0] for one in beside}, 1, 0.6)
+    if found and table:
+        return f"{table}.{found[0]}"
+    found = get_close_matches(name, [*SETTINGS, *sorted(tables)], 1, 0.7)
+    return found[0] if found else ""
+
+
+def nearest_variable(name: str) -> str:
+    """The same of environment variables."""
+    found = get_close_matches(name, [*VARIABLES, *TOLD], 1, 0.75)
+    return found[0] if found else ""
