@@ -48,7 +48,10 @@ def schedule(path: str, last: int, as_json: bool) -> int:
     if as_json:
         emit_json([_for_programs(record, told) for record, told in shown])
         return 0
-    table(["when", "attempt", "step", "saves every"], [_row(*one) for one in shown], right=("attempt", "step", "saves every"))
+    columns = ["when", "attempt", "step", "saves every", "foreseen"]
+    if not any(told.numbers.get("foreseen") for _, told in shown):
+        columns.pop()
+    table(columns, [_row(*one)[: len(columns)] for one in shown], right=tuple(columns[1:]))
     if len(shown) < len(found):
         click.echo(f"… and {plural(len(found) - len(shown), 'decision')} before them: --last {len(found)}")
     _tell(shown[-1][1], opened.history)
@@ -65,7 +68,8 @@ def decisions(history: History) -> list[tuple[Record, Told]]:
 
 
 def _row(record: Record, told: Told) -> list[object]:
-    return [age(record.time), record.epoch, told.step, span(told.interval_s)]
+    foreseen = told.numbers.get("foreseen", 0.0)
+    return [age(record.time), record.epoch, told.step, span(told.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
 
 
 def _tell(told: Told, history: History) -> None:
