@@ -148,7 +148,7 @@ def test_another_rank_than_0_has_an_interval_only_while_its_own_node_is_at_risk(
 SCRIPT = """
 import sys, time, torch, relight
 model = torch.nn.Linear(4, 4)
-with relight.Checkpointer(sys.argv[1], model=model, save=relight.adaptive(at_least=0.5, mtbf="10m")) as ckpt:
+with relight.Checkpointer(sys.argv[1], model=model, save=relight.adaptive(at_least=0.5, mtbf="1d")) as ckpt:
     for step in range(ckpt.restore(), 1200):
         time.sleep(0.05)
         ckpt.step(step)
@@ -170,7 +170,7 @@ def test_a_real_job_under_relight_run_saves_more_often_once_something_is_foresee
     assert any(foreseen), done.stdout + done.stderr
     calm = told[foreseen.index(True) - 1]["interval_s"]
     warned = min(one["interval_s"] for one in told if one["numbers"]["foreseen"] > 0)
-    assert warned < calm / 1.4
+    assert warned < calm / 3
     said = subprocess.run(explain, capture_output=True, text=True, check=True).stdout
     assert "one is foreseen within 20 min" in said
     assert "are left" in said

@@ -15,6 +15,7 @@ from time import monotonic
 
 import msgspec
 
+from relight.checkpointer.onwards import Onwards
 from relight.commit import Attempt
 from relight.errors import RelightError
 from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
@@ -24,7 +25,8 @@ from relight.format.records import NoteBody
 from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
-from relight.policy import Adaptive, Trigger
+from relight.policy import Adaptive, Tiers, Trigger
+from relight.policy.tiers import PACE_TOPIC
 from relight.pulse import Warned, read_risk, teller
 
 REMEMBERED = 32
@@ -46,10 +48,13 @@ class Scheduled:
     Rank 0 has the interval. Another has none, unless something is foreseen of its node: then it has one of its own as long as that lasts.
     """
 
-    def __init__(self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic, tiers: Tiers | None = None
+    ) -> None:
         found = trigger.adapts if trigger is not None else None
         self._rules: Adaptive | None = found
         self._leads = rank == 0
+        self._onwards = Onwards(tiers.tiers if tiers is not None and found is not None and self._leads else (), clock)
         self._devices, self._clock, self._began = devices, clock, clock()
         self._bounds = Bounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else Bounds()
         self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
@@ -63,7 +68,7 @@ class Scheduled:
         self._likely, self._look_again_s = 0.0, 0.0
         self.decision: Decision | None = None
         self._attempt: Attempt | None = None
-        self._unwritten: deque[tuple[int, Decision]] = deque(maxlen=REMEMBERED)
+        self._unwritten: deque[NoteBody] = deque(maxlen=REMEMBERED)
         self._writer: threading.Thread | None = None
 
     def begin(self, attempt: Attempt, history: History) -> None:
@@ -110,6 +115,7 @@ class Scheduled:
 
     def close(self) -> None:
         """The last decision is in the log, if the store takes it in a moment."""
+        self._onwards.close()
         if self._writer is not None:
             self._writer.join(5.0)
 
@@ -119,6 +125,7 @@ class Scheduled:
         """A step behind which a save was written: what it took beyond the usual is the save's."""
         if not writing:
             self._quiet.append(seconds)
+            self._onwards.stepped(self._clock(), seconds)
         elif self._quiet:
             self._extra_s += seconds - median(self._quiet)
 
@@ -154,7 +161,10 @@ class Scheduled:
                 "schedule.changed", f"from step {self._step} on: {self.decision.reason}",
                 step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
             )  # fmt: skip
-            self._unwritten.append((self._step, self.decision))
+            self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
+        paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
+        if paces is not None:
+            self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
         if self._unwritten and self._attempt is not None and (self._writer is None or not self._writer.is_alive()):
             self._writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
             self._writer.start()
@@ -181,8 +191,7 @@ class Scheduled:
             log = Log(attempt.store, attempt.run)  # of its own: the loop uses the attempt's
             log.read()
             while self._unwritten:
-                step, decision = self._unwritten[0]
-                note = NoteBody(topic=TOPIC, data=encode(step, decision))
+                note = self._unwritten[0]
                 log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
                 self._unwritten.popleft()
 

@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, facts_list, plural, table
+from relight.cli.output import age, emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound
 from relight.forecast.schedule import span
 from relight.forecast.told import TOPIC, Told, decode
 from relight.format.records import NoteBody, Record
 from relight.log import History
+from relight.policy.tiers import NOW, PACE_TOPIC
 
 
 @click.group("explain")
@@ -55,6 +56,7 @@ def schedule(path: str, last: int, as_json: bool) -> int:
     if len(shown) < len(found):
         click.echo(f"… and {plural(len(found) - len(shown), 'decision')} before them: --last {len(found)}")
     _tell(shown[-1][1], opened.history)
+    _tell_paces(opened.history)
     return 0
 
 
@@ -92,6 +94,16 @@ def _tell(told: Told, history: History) -> None:
     facts_list(facts)
     saved = [one for one in history.live if one.step > told.step]
     click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
+
+
+def _tell_paces(history: History) -> None:
+    """What the attempt in charge found last of its further tiers."""
+    notes = [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC]
+    whys = {name[: -len(".why")]: str(value) for name, value in notes[-1].data.items() if name.endswith(".why")} if notes else {}
+    for tier, why in whys.items():
+        click.echo(f"\ntier {tier}: {escape(why)}")
+    if notes and NOW in notes[-1].data:
+        click.echo("\nall tiers: every save, as somebody waited for one there")
 
 
 def _for_programs(record: Record, told: Told) -> dict[str, Any]:
