@@ -215,6 +215,16 @@ class Drilled(NamedTuple):
     summary: str
 
 
+class Proven(NamedTuple):
+    """A proof that is remembered with a run. ``verified``: ids and steps of checkpoints that were read to the byte, and what was wrong."""
+
+    kind: str
+    time_s: float | None
+    ok: bool
+    summary: str
+    verified: tuple[tuple[str, int, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """A run."""
@@ -247,6 +257,7 @@ class RunFacts:
     """Whether a job of it ran under ``relight run``."""
     signed: bool = False
     drills: tuple[Drilled, ...] = ()
+    proofs: tuple[Proven, ...] = ()
     measured: Measured | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)
 

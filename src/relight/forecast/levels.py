@@ -73,7 +73,9 @@ SELDOM = 4096
 """No level gets less than each so-many-th save of the one before."""
 
 
-def onwards(rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float = math.inf) -> tuple[Nested, ...]:
+def onwards(
+    rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float = math.inf
+) -> tuple[Nested, ...]:
     """For the levels behind the nearest, whose saves come every ``base_s``: an interval each, multiples of the one before.
 
     Each is the best by itself, no shorter than its copies take, and than they may take from the steps (``overhead``), otherwise no longer
