@@ -308,6 +308,26 @@ class Config:
     """Whether it is known how long there is when the machine is wanted back."""
 
 
+class NodeFacts(NamedTuple):
+    """A node among others."""
+
+    rank: int
+    there: bool = True
+    host: str = ""
+    versions: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
+    """Of each setting a digest."""
+    mount: Mount | None = None
+    """Of the store's place there."""
+    sees: bool | None = None
+    """Whether it sees in the store what node 0 has written; None: nothing was."""
+    ahead_s: float | None = None
+    """By how much its clock is ahead of node 0's, to some tens of milliseconds."""
+    memory_bytes: int | None = None
+    accelerators: int = 0
+    limits: Mapping[str, int] = {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All of it."""
@@ -316,6 +336,8 @@ class Facts:
     store: StoreFacts = field(default_factory=StoreFacts)
     runs: tuple[RunFacts, ...] = ()
     config: Config = field(default_factory=Config)
+    nodes: tuple[NodeFacts, ...] = ()
+    """All that were to be compared, this one too; none if only this one was looked at."""
 
     @property
     def newest_bytes(self) -> int:

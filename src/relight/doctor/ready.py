@@ -134,8 +134,8 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
     )
     yield named("coming back was rehearsed", 8, _drilled(facts, run), _drilled_text(facts, run), f"relight drill --remember {quote(path)}")
-    score, told = exactness(facts, run)
-    yield named("a resume was proven exact", 4, score, told, f"relight prove --remember {quote(path)} SCRIPT")
+    exact, shown = exactness(facts, run)
+    yield named("a resume was proven exact", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
     every = run.interval_s if run is not None else None
     yield named(
         "little is lost with a failure",
