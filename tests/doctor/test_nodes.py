@@ -168,7 +168,7 @@ def start(place: Path, rank: int, count: int, port: int, **settings: str) -> sub
 
 @pytest.mark.slow
 def test_real_processes_meet_and_none_hangs_if_one_is_missing(place: Path) -> None:
-    """Two of two, with a setting that differs; two of three; and one alone, whose first node never comes: exit code 3."""
+    """Two of two, with a setting that differs; two of three; and one alone, whose first node never comes: an error."""
     for count, wanted in ((2, {"node-settings"}), (3, {"node-settings", "node-missing"})):
         port, began = free_port(), time.monotonic()
         running = [start(place, rank, count, port, RELIGHT_GRACE_S=str(30 + rank)) for rank in range(2)]
@@ -177,6 +177,9 @@ def test_real_processes_meet_and_none_hangs_if_one_is_missing(place: Path) -> No
             assert one.returncode == 1, error
             found = {it["name"] for it in json.loads(out)["findings"] if it["part"] == "nodes"}
             assert found == wanted, error
+            told = json.loads(out)["nodes"]
+            assert [it["there"] for it in told] == [True, True, False][:count]
+            assert all(it["sees_store"] and abs(it["ahead_s"]) < 5 for it in told[:2])
         assert time.monotonic() - began < 70
     alone = start(place, 1, 2, free_port())
     out, error = alone.communicate(timeout=60)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import relight
 from relight.catalog import Run
 from relight.checkpointer.onwards import Onwards
+from relight.cli import cli
 from relight.commit import Attempt, SaveRequest
 from relight.drain import drain
 from relight.errors import ConfigError
@@ -143,6 +145,9 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
         began = time.monotonic()
     finally:
         undo()
+    said = CliRunner().invoke(cli, ["explain", "schedule", str(tmp_path / "hot" / "run")]).output
+    assert "tier cold: one in" in said
+    assert "from then on every save" in said
     near, far = (Run(open_bytes(str(tmp_path / one)), "run").history().live for one in ("hot", "cold"))
     assert far[-1].step == near[-1].step == 149
     told = [one for one in heard if one.name == "tiers.paced"]

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -23,6 +24,7 @@ from relight.policy import Tiers
 from relight.policy.adaptive import is_routine
 from relight.policy.tiers import NOW, PACE_TOPIC, groups_of
 from relight.store.around import guard_of
+from relight.store.urls import absolute
 
 REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
@@ -57,7 +59,8 @@ class Outwards:
     """For one attempt, of the rank that leads. Without further tiers it does nothing."""
 
     def __init__(self, tiers: Tiers | None) -> None:
-        self._tiers = tiers.tiers if tiers is not None else ()
+        given = tiers.tiers if tiers is not None else ()
+        self._tiers = tuple(replace(one, url=absolute(one.url)) for one in given)  # whoever drains works elsewhere
         self._names = frozenset(one.name for one in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)

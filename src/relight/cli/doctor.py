@@ -106,13 +106,14 @@ def _with_nodes(facts: Facts, seat: Seat, within_s: float, say: Callable[[str], 
 
     def meet() -> tuple[NodeFacts, ...]:
         try:
-            return look_at_nodes(facts, seat.rank, seat.count, Meeting(seat, within_s), within_s, say)
+            return look_at_nodes(facts, seat.rank, seat.nodes, Meeting(seat, within_s), within_s, say)
         except RelightError as error:
             failed.append(error)
             return ()
 
     looking = Looking(2 * within_s + 6 * STEP_S)
-    found = looking.at("nodes", meet, ())
+    nobody: tuple[NodeFacts, ...] = ()
+    found = looking.at("nodes", meet, nobody)
     if failed:
         raise failed[0]
     if looking.unseen:
@@ -150,7 +151,8 @@ def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
     counts = [plural(count, severity) for severity in _COLOURS if (count := sum(one.severity == severity for one in findings))]
     unseen = f", {plural(len(facts.unseen), 'thing')} could not be seen" if facts.unseen else ""
     found = ", ".join(counts) if counts else paint("nothing wrong", "green")
-    click.echo(f"{escape(path)}: {found}; {plural(len(CHECKS), 'check')}{unseen}")
+    compared = f", {sum(one.there for one in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared" if facts.nodes else ""
+    click.echo(f"{escape(path)}: {found}; {plural(len(CHECKS), 'check')}{compared}{unseen}")
 
 
 def _say(head: str, text: str) -> None:
@@ -193,6 +195,10 @@ def _to_dict(path: str, facts: Facts, findings: list[Finding], plan: FixPlan | N
         "path": path, "ok": all(one.severity == "note" for one in findings), "findings": [one.to_dict() for one in findings],
         "checks": len(CHECKS), "unseen": facts.unseen,
     }  # fmt: skip
+    if facts.nodes:
+        told["nodes"] = [
+            {"node": one.rank, "there": one.there, "host": one.host, "sees_store": one.sees, "ahead_s": one.ahead_s} for one in facts.nodes
+        ]
     if plan is not None:
         told["fix"] = {
             "plan": plan.to_dict(),

@@ -99,11 +99,12 @@ def _tell(told: Told, history: History) -> None:
 def _tell_paces(history: History) -> None:
     """What the attempt in charge found last of its further tiers."""
     notes = [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC]
-    whys = {name[: -len(".why")]: str(value) for name, value in notes[-1].data.items() if name.endswith(".why")} if notes else {}
-    for tier, why in whys.items():
-        click.echo(f"\ntier {tier}: {escape(why)}")
-    if notes and NOW in notes[-1].data:
-        click.echo("\nall tiers: every save, as somebody waited for one there")
+    told = next((note.data for note in reversed(notes) if NOW not in note.data), {})
+    for name, why in told.items():
+        if name.endswith(".why"):
+            click.echo(f"\ntier {name.removesuffix('.why')}: {escape(str(why))}")
+    if told and NOW in notes[-1].data:
+        click.echo("\nfrom then on every save, as somebody waited for one on all tiers")
 
 
 def _for_programs(record: Record, told: Told) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 from uuid import uuid4
@@ -79,7 +79,7 @@ def look_at_nodes(
     say("waiting for the other nodes")
     everyone = range(count)
     exchange.tell("facts", msgspec.msgpack.encode(told_of(facts)))
-    told = {who: one for who, data in exchange.hear("facts", everyone, within_s).items() if (one := _decoded(data, Told)) is not None}
+    told = _all_of(exchange.hear("facts", everyone, within_s), Told)
     say("comparing")
     store = open_bytes(facts.store.url) if facts.store.there and facts.store.error is None else None
     mark = _put_mark(store) if rank == 0 else ""
@@ -91,7 +91,7 @@ def look_at_nodes(
             now = time.time()
             exchange.tell("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
         heard = exchange.hear("clock", sorted(told), STEP_S) if go is not None else {}
-        clocks = {who: one for who, data in heard.items() if (one := _decoded(data, Clock)) is not None}
+        clocks = _all_of(heard, Clock)
         with contextlib.suppress(RelightError):
             exchange.tell("done", b"")
         if rank == 0:
@@ -114,11 +114,13 @@ def _node(rank: int, told: Told | None, clock: Clock | None, first: Clock | None
     )  # fmt: skip
 
 
-def _decoded(data: bytes, kind: type[T]) -> T | None:
-    """What comes from elsewhere is looked at before it is believed."""
-    with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.msgpack.decode(data, type=kind)
-    return None
+def _all_of(heard: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
+    """What comes from elsewhere is looked at before it is believed: what makes no sense was not said."""
+    found = {}
+    for rank, data in heard.items():
+        with contextlib.suppress(msgspec.MsgspecError):
+            found[rank] = msgspec.msgpack.decode(data, type=kind)
+    return found
 
 
 def _settings() -> dict[str, str]:

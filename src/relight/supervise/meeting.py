@@ -21,7 +21,7 @@ class Seat(NamedTuple):
     host: str
     port: int
     rank: int
-    count: int
+    nodes: int
     holds: bool
 
 
@@ -44,8 +44,8 @@ def seat_of(meet: str, node: str) -> Seat:
 
 
 def _checked(seat: Seat) -> Seat:
-    if not (0 <= seat.rank < seat.count <= 1 << 16 and 0 < seat.port < 1 << 16):
-        raise ConfigError(f"node {seat.rank} of {seat.count} at port {seat.port} cannot be", hint="nodes are counted from 0 on: --node 0/2")
+    if not (0 <= seat.rank < seat.nodes <= 1 << 16 and 0 < seat.port < 1 << 16):
+        raise ConfigError(f"node {seat.rank} of {seat.nodes} at port {seat.port} cannot be", hint="nodes are counted from 0 on: --node 0/2")
     return seat
 
 
@@ -54,7 +54,7 @@ class Meeting:
 
     def __init__(self, seat: Seat, within_s: float) -> None:
         """``StoreUnavailable`` if the first one is not there within that time, or its port is taken."""
-        from torch.distributed import DistError, PrefixStore, TCPStore
+        from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         self.seat = seat
         self._lost: tuple[type[Exception], ...] = (DistError, RuntimeError, ValueError, OSError)
@@ -73,7 +73,7 @@ class Meeting:
         """Have the others hear it."""
         assert len(data) <= MESSAGE_BYTES_MAX
         try:
-            self._store.set(f"{what}/{self.seat.rank}", data)
+            self._store.set(f"{what}/{self.seat.rank}", data)  # type: ignore[arg-type] # it takes bytes, whatever its stub says
         except self._lost as error:
             raise StoreUnavailable("the first node is gone", where=f"{self.seat.host}:{self.seat.port}") from error
 
