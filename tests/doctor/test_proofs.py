@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,13 @@ def test_the_newest_stay_and_nonsense_is_passed_over(tmp_path: Path) -> None:
         remember_proof(store, "demo", Proof("prove", True, str(number), at=f"2026-01-01T00:{number:02d}:00Z"))
     assert [one.summary for one in proofs_of(store, "demo")] == [str(number) for number in range(8, KEPT + 8)]
     for number, data in enumerate((b"", b"{", b"[]", b'{"kind": 3}', b"\xff" * 100, b" " * (2 << 20))):
-        store.put_once(f"demo/{DIRECTORY}/2026-01-02-{number}.json", data)
+        store.put_once(f"demo/{DIRECTORY}/9999999999999-{number}.json", data)
     assert len(proofs_of(store, "demo")) == KEPT
     assert proofs_of(store, "other") == []
+    for number in range(20):
+        remember_proof(store, "quick", Proof("prove", True, str(number)))
+        time.sleep(0.002)
+    assert [one.summary for one in proofs_of(store, "quick")] == [str(number) for number in range(20)]
     assert Proof("prove", True, "", at="yesterday").time_s is None
 
 

@@ -134,9 +134,10 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=tmp_path / "cold" / "run")
     model = torch.nn.Linear(4, 4)
     heard: list[Event] = []
+    save = relight.adaptive(at_most=0.2, overhead=0.9)
     undo = subscribe(heard.append)
     try:
-        with relight.Checkpointer(tiers, model=model, save=relight.adaptive(at_most=0.2, overhead=0.9), background=False) as ckpt:
+        with relight.Checkpointer(tiers, model=model, save=save, background=False, limits=relight.Limits(deadline_s=40)) as ckpt:
             for step in range(ckpt.restore(), 150):
                 time.sleep(0.02)
                 ckpt.step(step)

@@ -6,6 +6,7 @@ Nothing depends on them; ``relight ready`` reads them, with their age. The newes
 from __future__ import annotations
 
 import contextlib
+import time
 from uuid import uuid4
 
 import msgspec
@@ -48,9 +49,9 @@ class Proof(msgspec.Struct, frozen=True):
 
 def remember_proof(store: ByteStore, run: str, proof: Proof) -> None:
     """Write it down, and remove the oldest of too many. The store's own errors."""
-    at = proof.at or now_text()
-    proof = msgspec.structs.replace(proof, at=at, checkpoints=proof.checkpoints[-CHECKPOINTS_MAX:])
-    name = f"{at.replace(':', '')}-{proof.kind}-{uuid4().hex[:8]}.json"
+    when_s = (proof.time_s if proof.at else None) or time.time()
+    proof = msgspec.structs.replace(proof, at=proof.at or now_text(), checkpoints=proof.checkpoints[-CHECKPOINTS_MAX:])
+    name = f"{int(when_s * 1000):013d}-{proof.kind}-{uuid4().hex[:8]}.json"  # in order, also within a second
     store.put_once(f"{run}/{DIRECTORY}/{name}", msgspec.json.format(msgspec.json.encode(proof), indent=1))
     for old in _names(store, run)[:-KEPT]:
         with contextlib.suppress(RelightError):
