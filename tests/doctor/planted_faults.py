@@ -16,6 +16,7 @@ from relight.doctor.facts import (
     Live,
     Machine,
     Mount,
+    NodeFacts,
     Package,
     RunFacts,
     Stored,
@@ -131,7 +132,29 @@ _INCIDENT = IncidentFacts(NOW - 30, "device memory", "resume", "rank 3: CUDA out
 _BARREN = tuple(AttemptFacts(epoch, NOW - 100 * (9 - epoch), "node-7", 0) for epoch in range(2, 8))
 _NOTHING_RETIRED = {"retired": 0, "checkpoints": tuple(stored(number, new_bytes=110 * GB, bytes=2 * GB) for number in range(6))}
 
+
+
+def nodes(**second: Any) -> Facts:
+    """Two nodes that are alike, but for what the second has."""
+    first = NodeFacts(0, True, "a", {"torch": "2.5"}, {"RELIGHT_KEY": "1f"}, DISK, True, 0.0, 64 * GB, 8, {"open files": 4096})
+    return replace(HEALTHY, nodes=(first, first._replace(rank=1, host="b", **second)))
+
+
 FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
+    # between nodes
+    "a node stays away": (lambda: replace(HEALTHY, nodes=(*nodes().nodes, NodeFacts(2, False))), {"node-missing"}),
+    "nodes with two torches": (lambda: nodes(versions={"torch": "2.4"}), {"node-versions"}),
+    "a package on one only": (lambda: nodes(versions={"torch": "2.5", "obstore": "0.9"}), {"node-versions"}),
+    "a key on one only": (lambda: nodes(settings={}), {"node-settings"}),
+    "two keys": (lambda: nodes(settings={"RELIGHT_KEY": "2f"}), {"node-settings"}),
+    "another relight.toml": (lambda: nodes(settings={"RELIGHT_KEY": "1f", "relight.toml": "3f"}), {"node-settings"}),
+    "a disk of its own": (lambda: nodes(sees=False), {"node-store"}),
+    "mounted in another way": (lambda: nodes(mount=DISK._replace(options=frozenset({"ro"}))), {"node-mounts"}),
+    "not mounted": (lambda: nodes(mount=None), {"node-mounts"}),
+    "a clock that is late": (lambda: nodes(ahead_s=-60.0), {"node-clocks"}),
+    "fewer devices": (lambda: nodes(accelerators=7), {"node-machines"}),
+    "half the memory": (lambda: nodes(memory_bytes=32 * GB), {"node-machines"}),
+    "fewer open files there": (lambda: nodes(limits={"open files": 1024}), {"node-machines"}),
     # the machine
     "no memory for a copy": (lambda: machine(memory_bytes=1 * GB), {"memory"}),
     "memory for one copy": (lambda: machine(memory_bytes=3 * GB), {"memory"}),

@@ -12,7 +12,7 @@ import pytest
 from planted_faults import FAULTS, HEALTHY, NOW, RUN, config, run, store, stored
 
 from relight.doctor import Facts, Line, Readiness, grade, judge
-from relight.doctor.facts import Config, Drilled, KeyFile, Measured, RunFacts, StoreKey, TierFacts
+from relight.doctor.facts import Config, Drilled, KeyFile, Measured, Proven, RunFacts, StoreKey, TierFacts
 from relight.doctor.ready import PARTS, grade_of
 from relight.drill.record import remember
 from relight.drill.report import DrillReport, Outcome
@@ -20,7 +20,13 @@ from relight.log.identity import now_text
 from relight.store import open_bytes
 
 MEASURED = Measured(2 * 10**9, 2.0, True)
+PROVEN = Proven("prove", NOW - 86400, True, "3 steps of train.py after a resume equal the straight run's")
 DRILLED = Drilled(NOW - 86400, True, "12 passed; 240 s")
+
+
+def verified(checkpoint_id: str, days: float, damage: str = "") -> Proven:
+    """That it was read to the byte, so long ago."""
+    return Proven("verify", NOW - days * 86400, not damage, "1 checkpoint read", ((checkpoint_id, 7, damage),))
 
 
 def listed(facts: Facts) -> dict[str, Line]:
@@ -30,7 +36,7 @@ def listed(facts: Facts) -> dict[str, Line]:
 
 def excellent() -> Facts:
     """A set-up in which nothing is left to do."""
-    facts = run(measured=MEASURED, drills=(DRILLED,))
+    facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
     set_up = Config(settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True)
     limits = {"open files": 65536, "memlock": 1 << 40}
@@ -53,6 +59,15 @@ LOWERED: list[tuple[str, Facts, float | None]] = [
     ("the newest checkpoint can be restored", run(measured=Measured(10**9, 1.0, False)), 0.9),
     ("the newest checkpoint can be restored", run(measured=Measured(10**9, 1.0, True, ("pack: chunk 3",))), 0.0),
     ("the newest checkpoint can be restored", run(checkpoints=(stored(5, damage=None),)), None),
+    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1),)), 1.0),
+    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 60),)), 0.875),
+    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1000),)), 0.75),
+    ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1, "pack: chunk 3"),)), 0.0),
+    ("the newest checkpoint can be restored", run(proofs=(verified("another", 1, "pack: chunk 3"),)), 0.75),
+    ("a resume was proven exact", run(), 0.0),
+    ("a resume was proven exact", run(proofs=(PROVEN._replace(time_s=NOW - 100 * 86400),)), 0.5),
+    ("a resume was proven exact", run(proofs=(PROVEN, PROVEN._replace(ok=False, summary="x differs"))), 0.0),
+    ("a resume was proven exact", replace(HEALTHY, runs=()), None),
     ("there is another to fall back on", run(checkpoints=(stored(5),)), 0.0),
     ("copies are elsewhere", run(tiers=()), 0.0),
     ("copies are elsewhere", run(tiers=(TierFacts("cold", "s3://b/r", None, 2, 60.0),)), 0.5),
@@ -99,7 +114,7 @@ def test_a_line_is_graded_by_what_was_seen(name: str, facts: Facts, score: float
     """Each line, lowered; with a command that would raise it, or the word that it could not be measured."""
     line = listed(facts)[name]
     assert line.score == (score if score is None else pytest.approx(score, abs=0.01))
-    assert line.command and line.evidence
+    assert (line.command or score == 1.0) and line.evidence
     assert line.grade == ("–" if score is None else grade_of(score))
 
 

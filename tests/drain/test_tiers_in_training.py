@@ -73,6 +73,14 @@ def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> No
     wait_for_agent(tmp_path / "hot")
 
 
+def test_a_tier_s_relative_path_is_meant_from_where_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
+    """Whoever drains is a process of its own, which works elsewhere: it copies to where the trainer would have."""
+    monkeypatch.chdir(tmp_path)
+    train(relight.Tiers(hot="hot/run", cold="cold/run"), 3, background=background)
+    assert steps(str(tmp_path / "cold"))[-1] == 2
+    wait_for_agent(tmp_path / "hot")
+
+
 def wait_for_agent(store: Path) -> None:
     """Until it has ended, which it does when nothing is left to write and to drain."""
     ends = time.monotonic() + 30

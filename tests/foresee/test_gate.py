@@ -14,6 +14,7 @@ import pytest
 from relight.foresee import Foresight, Sample
 from relight.foresee.detect import Risk, Rules
 from relight.foresee.drift import Drift
+from relight.foresee.gate import came_true
 from relight.foresee.history import runs_of
 from relight.foresee.learn import evaluate
 from relight.foresee.model import Model, Worth
@@ -50,8 +51,16 @@ def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None
     assert (alarms[0].kind, alarms[0].action, alarms[0].detector) == ("memory", "preventive save", "rules")
     assert 250 < 1e9 + 1500 - alarms[0].at < 400 and len(alarms) <= 3
     assert "none in" in alarms[0].why and alarms[0].reason
+    assert alarms[0].likely == 0.5, "of rules, as long as none has come true or not"
     assert [one.name for one in events] == ["foresee.alarm"] * len(alarms)
     assert calm(Foresight(shape=made.SHAPE), 900) == []
+
+
+def test_how_probable_an_alarm_is_goes_by_what_came_true() -> None:
+    """Held-out precision counts as two alarms of this job; after that, this job's own count for more."""
+    assert came_true(0.8, []) == pytest.approx(0.8)
+    assert came_true(0.5, [True] * 18) == pytest.approx(0.95)
+    assert came_true(0.9, [False] * 10) == pytest.approx(0.15)
 
 
 def test_online_is_what_was_evaluated() -> None:

@@ -15,7 +15,8 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.keys import Guard
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, Group, Tier, decode_tiers, encode_tiers, groups_of
+from relight.log.identity import seconds_since_epoch
+from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, NOW, PACE_TOPIC, Group, Pace, Tier, decode_tiers, encode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
 from relight.store.urls import split_run
@@ -81,6 +82,18 @@ def drained_to(history: History) -> dict[str, set[str]]:
     for note in _notes(history, DRAINED_TOPIC):
         found.setdefault(str(note.data.get("tier")), set()).add(str(note.data.get("id")))
     return found
+
+
+def pace_of(history: History, tier: str, ids: set[str]) -> Pace:
+    """How soon behind the newest of ``ids``, which it has, a tier gets the next: as the attempt in charge says. Another's word is over."""
+    bodies = [one.body for one in history.notes if history.fences and one.epoch == history.fences[-1].epoch]
+    told = [body.data for body in bodies if isinstance(body, NoteBody) and body.topic == PACE_TOPIC]
+    least_s = told[-1].get(tier) if told and not any(NOW in one for one in told) else None
+    if not isinstance(least_s, (int, float)) or not 0 < least_s < float("inf"):
+        return Pace()
+    known = {**history.retired, **history.by_id}
+    last = max((known[one] for one in ids if one in known), key=lambda one: one.seq, default=None)
+    return Pace(float(least_s), seconds_since_epoch(last.time) if last is not None else None)
 
 
 def attempt_name(history: History, epoch: int) -> str:

@@ -135,7 +135,7 @@ class Checkpointer(Holds):
         self._verified: dict[str, bool] = {}
         self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
-        self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size)
+        self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
         watch_loaders(self._components)
         for observer in observers:
             observer.on_start(self)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -14,12 +16,15 @@ from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
 from relight.errors import RelightError, StoreUnavailable
+from relight.format.records import NoteBody
 from relight.keys import Guard
-from relight.log import Log
+from relight.log import Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
-from relight.policy.tiers import groups_of
+from relight.policy.adaptive import is_routine
+from relight.policy.tiers import NOW, PACE_TOPIC, groups_of
 from relight.store.around import guard_of
+from relight.store.urls import absolute
 
 REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
@@ -54,7 +59,8 @@ class Outwards:
     """For one attempt, of the rank that leads. Without further tiers it does nothing."""
 
     def __init__(self, tiers: Tiers | None) -> None:
-        self._tiers = tiers.tiers if tiers is not None else ()
+        given = tiers.tiers if tiers is not None else ()
+        self._tiers = tuple(replace(one, url=absolute(one.url)) for one in given)  # whoever drains works elsewhere
         self._names = frozenset(one.name for one in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)
@@ -62,10 +68,13 @@ class Outwards:
         self._failed: set[str] = set()
         self._changed = threading.Condition()
         self._drainer: Drainer | None = None
+        self._attempt: Attempt | None = None
+        self._hurries = False
         self._undo = subscribe(self._hear) if self._names else lambda: None
 
     def begin(self, attempt: Attempt) -> None:
         """Tell the log which tiers there are, if that is not what it says already, and take charge of each that answers."""
+        self._attempt = attempt
         history = attempt.history()
         before = tiers_of(history)
         if self._tiers[1:] != before:
@@ -82,6 +91,7 @@ class Outwards:
         """A save that is to be drained once it is durable."""
         if self._names:
             save.has_further = True
+            save._asks_further = self._hurry
             self._saves.append(save)
         return save
 
@@ -100,12 +110,27 @@ class Outwards:
         last = next((save for save in reversed(self._saves) if save.done and save.id), None)
         if last is None or last.drained:
             return True
+        self._hurry()
         emit("drain.waiting", f"waiting until step {last.step} is on {', '.join(sorted(self._names))}", id=last.id, step=last.step)
         ends = monotonic() + timeout
         with self._changed:
             self._failed.clear()
             self._changed.wait_for(lambda: last.drained or self._is_hopeless(last), max(0.0, ends - monotonic()))
         return last.drained
+
+    def _hurry(self) -> None:
+        """Whoever waits for a save on all tiers has asked for it there: from here on each goes to all of them, whatever its turn."""
+        attempt, saves = self._attempt, list(self._saves)
+        if attempt is None or self._hurries or not any(is_routine(save.reason) for save in saves):
+            return
+        self._hurries = True
+        note = NoteBody(topic=PACE_TOPIC, data={NOW: True})
+        with contextlib.suppress(RelightError):  # then it is waited for in vain, which is told
+            log = Log(attempt.store, attempt.run)
+            paced = any(isinstance(one.body, NoteBody) and one.body.topic == PACE_TOPIC for one in fold(log.read()).notes)
+            log.append(lambda view: (note, attempt.epoch))
+            if paced:
+                self.made_here(attempt)
 
     def close(self) -> None:
         """No more of it. What is being copied by a drainer of our own is given up."""

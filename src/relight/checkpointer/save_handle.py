@@ -48,6 +48,8 @@ class Save:
         self.drained = False
         self.has_further = False
         """Whether there are further tiers."""
+        self._asks_further: Callable[[], None] = lambda: None
+        """What has it go to the further tiers, though its turn may not have come."""
         self.passed_over = False
         """Whether a newer one went to the further tiers instead."""
         self.bytes = 0
@@ -88,6 +90,8 @@ class Save:
         """
         if until not in ("sealed", "durable", "drained"):
             raise ConfigError(f"until is 'sealed', 'durable' or 'drained', not {until!r}")
+        if until == "drained" and not self.drained:
+            self._asks_further()
         started = monotonic()
         with self._changed:
             there = self._changed.wait_for(

@@ -15,15 +15,19 @@ from time import monotonic
 
 import msgspec
 
+from relight.checkpointer.onwards import Onwards
 from relight.commit import Attempt
 from relight.errors import RelightError
 from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
+from relight.forecast.schedule import STILL
 from relight.forecast.told import TOPIC, encode
 from relight.format.records import NoteBody
 from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
-from relight.policy import Adaptive, Trigger
+from relight.policy import Adaptive, Tiers, Trigger
+from relight.policy.tiers import PACE_TOPIC
+from relight.pulse import Warned, read_risk, teller
 
 REMEMBERED = 32
 """Saves and steps whose medians count."""
@@ -31,17 +35,26 @@ LOSSES, LOSSES_LEAST = 256, 32
 """Over how many steps the loss's usual scatter is taken, and from how many on something is said about it."""
 JUMP = 1.5
 """If the loss's restlessness changes by this factor, there is a decision between two saves, too."""
+LOOK_S = 1.0
+"""So often it is looked whether something is foreseen; while it is, the interval may move as often."""
 _ENDED = ("end", "SIGTERM", "SIGINT")
 _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
 """What ``relight run`` has written down, of which the last so many are read."""
 
 
 class Scheduled:
-    """Of one Checkpointer. Without ``relight.adaptive()``, and on ranks that do not lead, it does nothing."""
+    """Of one Checkpointer. Without ``relight.adaptive()`` it does nothing.
 
-    def __init__(self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic) -> None:
+    Rank 0 has the interval. Another has none, unless something is foreseen of its node: then it has one of its own as long as that lasts.
+    """
+
+    def __init__(
+        self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic, tiers: Tiers | None = None
+    ) -> None:
         found = trigger.adapts if trigger is not None else None
-        self._rules: Adaptive | None = found if rank == 0 else None
+        self._rules: Adaptive | None = found
+        self._leads = rank == 0
+        self._onwards = Onwards(tiers.tiers if tiers is not None and found is not None and self._leads else (), clock)
         self._devices, self._clock, self._began = devices, clock, clock()
         self._bounds = Bounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else Bounds()
         self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
@@ -51,18 +64,23 @@ class Scheduled:
         self._lives: tuple[float, ...] = ()
         self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
         self._due, self._unsteady = True, 1.0
+        self._warned: Warned | None = None
+        self._likely, self._look_again_s = 0.0, 0.0
         self.decision: Decision | None = None
         self._attempt: Attempt | None = None
-        self._unwritten: deque[tuple[int, Decision]] = deque(maxlen=REMEMBERED)
+        self._unwritten: deque[NoteBody] = deque(maxlen=REMEMBERED)
         self._writer: threading.Thread | None = None
 
     def begin(self, attempt: Attempt, history: History) -> None:
         """What the run's log, and what watched over it, say of earlier attempts."""
         if self._rules is None:
             return
-        self._attempt, self._began = attempt, self._clock()
+        self._began = self._clock()
         self._lives, self._watched_s = lived(history, attempt.epoch)
         self._failures = len(self._lives)
+        if not self._leads:
+            return
+        self._attempt = attempt
         with contextlib.suppress(RelightError):
             self._restarts = restarts(attempt)
 
@@ -76,7 +94,11 @@ class Scheduled:
         self._last_s, self._step = now, step
         if self._rules.loss is not None:
             self._losses.append(metrics.get(self._rules.loss, float("nan")))
-        if self._due or self._has_jumped():
+        turned = self._has_turned(now)
+        if not self._leads and not self._likely:
+            self.decision, self._due = None, True  # what is usual is rank 0's to say
+            return None
+        if self._due or turned or self._has_jumped():
             self._decide(now)
         return self.decision.interval_s if self.decision is not None else None
 
@@ -93,6 +115,7 @@ class Scheduled:
 
     def close(self) -> None:
         """The last decision is in the log, if the store takes it in a moment."""
+        self._onwards.close()
         if self._writer is not None:
             self._writer.join(5.0)
 
@@ -102,8 +125,28 @@ class Scheduled:
         """A step behind which a save was written: what it took beyond the usual is the save's."""
         if not writing:
             self._quiet.append(seconds)
+            self._onwards.stepped(self._clock(), seconds)
         elif self._quiet:
             self._extra_s += seconds - median(self._quiet)
+
+    def _has_turned(self, now: float) -> bool:
+        """Whether what is foreseen is another than at the last decision, or that one is still on its way to what it wants."""
+        if now < self._look_again_s:
+            return False
+        self._look_again_s = now + LOOK_S
+        path = teller().path
+        self._warned = read_risk(path) if path else None
+        before, self._likely = self._likely, self._warned.left(now) if self._warned is not None else 0.0
+        told = self.decision.numbers["foreseen"] if self.decision is not None else before
+        if not self._likely or not told:
+            return self._likely != told
+        return max(told, self._likely) >= JUMP * min(told, self._likely) or self._moves()
+
+    def _moves(self) -> bool:
+        if self.decision is None:
+            return True
+        wanted_s, interval_s = self.decision.numbers["wanted_s"], self.decision.interval_s
+        return not interval_s / STILL < wanted_s < interval_s * STILL
 
     def _has_jumped(self) -> bool:
         now = unsteady(list(self._losses))
@@ -113,12 +156,15 @@ class Scheduled:
         assert self._rules is not None
         self._due, self._unsteady = False, unsteady(list(self._losses))
         before, self.decision = self.decision, decide(self._seen(now, self._rules), self.decision, self._bounds)
-        if before is None or _shown(before) != _shown(self.decision):
+        if self._leads and (before is None or _shown(before) != _shown(self.decision)):
             emit(
                 "schedule.changed", f"from step {self._step} on: {self.decision.reason}",
                 step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
             )  # fmt: skip
-            self._unwritten.append((self._step, self.decision))
+            self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
+        paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
+        if paces is not None:
+            self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
         if self._unwritten and self._attempt is not None and (self._writer is None or not self._writer.is_alive()):
             self._writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
             self._writer.start()
@@ -131,7 +177,10 @@ class Scheduled:
             now_s=now - self._began, step=self._step, total_steps=rules.total_steps,
             step_s=median(self._quiet) if self._quiet else 0.0, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
             restarts_s=self._restarts, devices=self._devices, failures=self._failures, watched_s=self._watched_s + now - self._began,
-            unsteady=self._unsteady, risk=_risk(rules), pressure=sum(self._waited) / len(self._waited) if self._waited else 0.0,
+            unsteady=self._unsteady, risk=_risk(rules), foreseen=self._likely,
+            foreseen_within_s=self._warned.within_s if self._warned is not None else 1.0,
+            foreseen_why=self._warned.why if self._warned is not None else "",
+            pressure=sum(self._waited) / len(self._waited) if self._waited else 0.0,
             save_bytes=self._bytes, bytes_per_s_most=rules.bytes_per_s_most, lives_s=self._lives,
             age_s=now - self._began, belief=belief,
         )  # fmt: skip
@@ -142,8 +191,7 @@ class Scheduled:
             log = Log(attempt.store, attempt.run)  # of its own: the loop uses the attempt's
             log.read()
             while self._unwritten:
-                step, decision = self._unwritten[0]
-                note = NoteBody(topic=TOPIC, data=encode(step, decision))
+                note = self._unwritten[0]
                 log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
                 self._unwritten.popleft()
 

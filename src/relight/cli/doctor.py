@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from shlex import quote
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +17,12 @@ from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, paint, plural, table
 from relight.doctor import CHECKS, Explained, Facts, Finding, FixPlan, FixReport, execute_fix, explain, judge, look, plan_fix
 from relight.doctor.explain import read_log
-from relight.errors import CheckpointNotFound, ConfigError
+from relight.doctor.facts import NodeFacts
+from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.store import ByteStore
+
+if TYPE_CHECKING:
+    from relight.supervise.meeting import Seat
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _WIDTH = 84
@@ -31,9 +36,16 @@ _PAGE = "docs/troubleshooting.md"
 @click.option("--fix", is_flag=True, help="Remove leftovers that nobody can need; shows them, and asks.")
 @click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
 @click.option("--error", metavar="TEXT", help="Say what these words mean, instead of looking.")
+@click.option("--nodes", is_flag=True, help="Also compare all nodes of a job: say it on each of them, at once.")
+@click.option("--meet", metavar="HOST:PORT", default="", help="Where nodes meet: a free port of node 0. Under torchrun, as it says.")
+@click.option("--node", metavar="I/N", default="", help="Which of how many nodes this is, from 0 on. Under torchrun, as it says.")
+@click.option("--within", type=click.FloatRange(1, 600), default=30.0, show_default=True, metavar="S", help="So long nodes are waited for.")
 @click.option("--log", metavar="FILE", help="Say why the job that wrote this log failed, instead of looking.")
 @json_option
-def command(path: str, quick: bool, fix: bool, yes: bool, error: str | None, log: str | None, as_json: bool) -> int:
+def command(
+    path: str, quick: bool, fix: bool, yes: bool, error: str | None, nodes: bool, meet: str, node: str, within: float, log: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Look at this machine, the store or run at PATH, and the settings, and say what is wrong and what to do.
 
     PATH need not exist yet. Nothing is changed but for small files that are written to see whether that works, and removed again. Exit code
@@ -45,13 +57,19 @@ def command(path: str, quick: bool, fix: bool, yes: bool, error: str | None, log
       relight doctor runs --fix
       relight doctor --error "OSError: [Errno 28] No space left on device"
       relight doctor --log train.log
+      relight doctor runs/demo --nodes --meet node-0:29400 --node 0/2
     """
     if error is not None or log is not None:
         if error is not None and log is not None:
             raise ConfigError("--error and --log are two ways to ask the same", hint="give one of them")
         return _explain(explain(error if error is not None else read_log(str(log))), as_json)
+    if not nodes and (meet or node):
+        raise ConfigError("--meet and --node are for --nodes", hint="relight doctor --nodes --meet HOST:PORT --node I/N")
+    seat = _seat(meet, node) if nodes else None
     with status() as say:
         facts = look(path, quick=quick, say=say)
+        if seat is not None:
+            facts = _with_nodes(facts, seat, within, say)
     findings = judge(facts)
     plan, report = FixPlan((), ()), None
     if fix:
@@ -60,13 +78,47 @@ def command(path: str, quick: bool, fix: bool, yes: bool, error: str | None, log
         report = _fix(plan, store, yes, as_json)
         if report is not None:  # it looks again: what it says is what is so now
             with status() as say:
-                facts = look(path, quick=quick, say=say)
+                facts = replace(look(path, quick=quick, say=say), nodes=facts.nodes)
             findings = judge(facts)
     if as_json:
         emit_json(_to_dict(path, facts, findings, plan if fix else None, report))
     else:
         _show(path, facts, findings, fix)
     return 1 if any(one.severity != "note" for one in findings) else 0
+
+
+def _seat(meet: str, node: str) -> Seat:
+    """Where nodes meet, before anything is looked at."""
+    try:
+        from relight.supervise.meeting import seat_of
+    except ImportError:  # pragma: no cover - torch is part of the package's extras
+        raise ConfigError("nodes meet through torch.distributed, and torch is not installed", hint="pip install torch") from None
+    return seat_of(meet, node)
+
+
+def _with_nodes(facts: Facts, seat: Seat, within_s: float, say: Callable[[str], None]) -> Facts:
+    """And what other nodes say of themselves. What hangs all the same is left behind."""
+    from relight.doctor.bounded import Looking
+    from relight.doctor.facts_nodes import STEP_S, look_at_nodes
+    from relight.supervise.meeting import Meeting
+
+    failed: list[RelightError] = []
+
+    def meet() -> tuple[NodeFacts, ...]:
+        try:
+            return look_at_nodes(facts, seat.rank, seat.nodes, Meeting(seat, within_s), within_s, say)
+        except RelightError as error:
+            failed.append(error)
+            return ()
+
+    looking = Looking(2 * within_s + 6 * STEP_S)
+    nobody: tuple[NodeFacts, ...] = ()
+    found = looking.at("nodes", meet, nobody)
+    if failed:
+        raise failed[0]
+    if looking.unseen:
+        raise StoreUnavailable(f"nodes could not be compared: {looking.unseen['nodes']}", where=f"{seat.host}:{seat.port}")
+    return replace(facts, nodes=found)
 
 
 @contextmanager
@@ -99,7 +151,8 @@ def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
     counts = [plural(count, severity) for severity in _COLOURS if (count := sum(one.severity == severity for one in findings))]
     unseen = f", {plural(len(facts.unseen), 'thing')} could not be seen" if facts.unseen else ""
     found = ", ".join(counts) if counts else paint("nothing wrong", "green")
-    click.echo(f"{escape(path)}: {found}; {plural(len(CHECKS), 'check')}{unseen}")
+    compared = f", {sum(one.there for one in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared" if facts.nodes else ""
+    click.echo(f"{escape(path)}: {found}; {plural(len(CHECKS), 'check')}{compared}{unseen}")
 
 
 def _say(head: str, text: str) -> None:
@@ -142,6 +195,10 @@ def _to_dict(path: str, facts: Facts, findings: list[Finding], plan: FixPlan | N
         "path": path, "ok": all(one.severity == "note" for one in findings), "findings": [one.to_dict() for one in findings],
         "checks": len(CHECKS), "unseen": facts.unseen,
     }  # fmt: skip
+    if facts.nodes:
+        told["nodes"] = [
+            {"node": one.rank, "there": one.there, "host": one.host, "sees_store": one.sees, "ahead_s": one.ahead_s} for one in facts.nodes
+        ]
     if plan is not None:
         told["fix"] = {
             "plan": plan.to_dict(),

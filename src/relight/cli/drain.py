@@ -42,7 +42,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
     wanted: dict[str, list[str]] = {}
     for tier in tiers:
         reach = read_tier(tier.name, *open_tier(tier, guard_of(place.store)))
-        wanted[tier.name] = owed_to(tier, history, reach.history) if reach.error is None else []
+        wanted[tier.name] = owed_to(tier, history, reach.history, at_pace=False) if reach.error is None else []
         if reach.error is not None and dry_run:
             raise reach.error
     bytes_of = {one.id: one.body.alone_bytes for one in history.live}
@@ -51,7 +51,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
         _say_wanted(wanted, bytes_of, as_json)
         return 0
     with progress("copying", total) as meter:
-        report = drain(place.store, place.run, progress=meter)
+        report = drain(place.store, place.run, progress=meter, at_pace=False)
     copied = [{"tier": tier, "id": one, "bytes": count, "seconds": round(seconds, 3)} for tier, one, count, seconds in report.copied]
     if as_json:
         errors = {name: {"kind": error.kind, "detail": error.what} for name, error in report.errors.items()}

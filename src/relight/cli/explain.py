@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, facts_list, plural, table
+from relight.cli.output import age, emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound
 from relight.forecast.schedule import span
 from relight.forecast.told import TOPIC, Told, decode
 from relight.format.records import NoteBody, Record
 from relight.log import History
+from relight.policy.tiers import NOW, PACE_TOPIC
 
 
 @click.group("explain")
@@ -48,10 +49,14 @@ def schedule(path: str, last: int, as_json: bool) -> int:
     if as_json:
         emit_json([_for_programs(record, told) for record, told in shown])
         return 0
-    table(["when", "attempt", "step", "saves every"], [_row(*one) for one in shown], right=("attempt", "step", "saves every"))
+    columns = ["when", "attempt", "step", "saves every", "foreseen"]
+    if not any(told.numbers.get("foreseen") for _, told in shown):
+        columns.pop()
+    table(columns, [_row(*one)[: len(columns)] for one in shown], right=tuple(columns[1:]))
     if len(shown) < len(found):
         click.echo(f"… and {plural(len(found) - len(shown), 'decision')} before them: --last {len(found)}")
     _tell(shown[-1][1], opened.history)
+    _tell_paces(opened.history)
     return 0
 
 
@@ -65,7 +70,8 @@ def decisions(history: History) -> list[tuple[Record, Told]]:
 
 
 def _row(record: Record, told: Told) -> list[object]:
-    return [age(record.time), record.epoch, told.step, span(told.interval_s)]
+    foreseen = told.numbers.get("foreseen", 0.0)
+    return [age(record.time), record.epoch, told.step, span(told.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
 
 
 def _tell(told: Told, history: History) -> None:
@@ -88,6 +94,17 @@ def _tell(told: Told, history: History) -> None:
     facts_list(facts)
     saved = [one for one in history.live if one.step > told.step]
     click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
+
+
+def _tell_paces(history: History) -> None:
+    """What the attempt in charge found last of its further tiers."""
+    notes = [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC]
+    told = next((note.data for note in reversed(notes) if NOW not in note.data), {})
+    for name, why in told.items():
+        if name.endswith(".why"):
+            click.echo(f"\ntier {name.removesuffix('.why')}: {escape(str(why))}")
+    if told and NOW in notes[-1].data:
+        click.echo("\nfrom then on every save, as somebody waited for one on all tiers")
 
 
 def _for_programs(record: Record, told: Told) -> dict[str, Any]:

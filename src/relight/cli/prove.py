@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import click
 
-from relight.cli.common import json_option
-from relight.cli.output import emit_json, escape, table
+from relight.catalog import Run
+from relight.catalog.proofs import PROVED, Proof, remember_proof
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape, table, warn
+from relight.errors import RelightError
 from relight.policy.compact import lossy_of
-from relight.prove import ProveOptions, run
+from relight.prove import ProveOptions, ProveReport, run
 
 
 @click.command("prove", context_settings={"allow_interspersed_args": False})
@@ -15,10 +18,13 @@ from relight.prove import ProveOptions, run
 @click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
 @click.option("--lossy", multiple=True, metavar="PATTERN=WAY", help="Store such tensors inexactly, and show what it does.")
+@click.option("--remember", metavar="RUN", default="", help="With which run: relight ready says how long ago it was.")
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(n: int, k: int, keep: str | None, lossy: tuple[str, ...], as_json: bool, script: str, args: tuple[str, ...]) -> int:
+def command(
+    n: int, k: int, keep: str | None, lossy: tuple[str, ...], remember: str, as_json: bool, script: str, args: tuple[str, ...]
+) -> int:
     """Does SCRIPT resume to the bit? What follows SCRIPT is its own.
 
     Runs it N+K steps straight, and N, SIGKILL, resume, K; compares every tensor, value, random number, sample and batch, step
@@ -32,8 +38,11 @@ def command(n: int, k: int, keep: str | None, lossy: tuple[str, ...], as_json: b
       relight prove -n 20 -k 5 train.py --batch-size 8
     """
     lossy_of(" ".join(lossy))
+    mine = open_run_at(remember, warnings=False).run if remember else None
     args = args[1:] if args[:1] == ("--",) else args
     report = run(ProveOptions(script, args, n, k, keep, lossy, say=lambda text: click.echo(text, err=True)))
+    if mine is not None:
+        _remember(mine, report, script)
     if as_json:
         emit_json(report.to_dict())
     elif report.drift:
@@ -53,3 +62,16 @@ def command(n: int, k: int, keep: str | None, lossy: tuple[str, ...], as_json: b
         if found.also:
             click.echo(f"  also differ: {escape(', '.join(found.also[:8]))}{' …' if len(found.also) > 8 else ''}")
     return 0 if report.ok else 1
+
+
+def _remember(mine: Run, report: ProveReport, script: str) -> None:
+    """What was shown is shown, whether or not it can be written down."""
+    say = f"{report.steps_compared} steps of {script} after a resume equal the straight run's"
+    if report.difference is not None:
+        say = f"{script} does not resume exactly: {report.difference.what} differs {report.difference.when}"
+    elif report.drift:
+        say = f"{script} was resumed from tensors that were stored inexactly"
+    try:
+        remember_proof(mine.store, mine.name, Proof(PROVED, report.ok and not report.drift, say))
+    except RelightError as error:
+        warn(f"it could not be remembered with the run: {error.what}")

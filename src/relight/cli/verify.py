@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from relight.catalog import Finding, verify_checkpoint, verify_log
 from relight.catalog.find import resolve
 from relight.catalog.locate import locate
+from relight.catalog.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, json_option, keep_events, open_run_at, read_run
 from relight.cli.output import emit_json, escape, paint, plural, progress, size
@@ -27,7 +29,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
     WHICH is an id, a step, a tag, 'latest' or 'best'; without one, all are checked. Exit code 1 if anything is wrong: damage is
-    named by file, chunk and tensor.
+    named by file, chunk and tensor. What was read is remembered with the run, where it may be written: relight ready says how long ago.
 
     \b
     Examples:
@@ -65,6 +67,9 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
             if not as_json:
                 _say(meter.say, _label(found, one, runs).ljust(width), one, findings)
     ok = not log_findings and not any(findings for _, _, findings in results)
+    if not quick:
+        for found in runs:
+            _remember(found, [(one, findings) for of, one, findings in results if of is found])
     if as_json:
         emit_json(
             {"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [one.to_dict() for one in log_findings]}
@@ -93,6 +98,17 @@ def _tell(found: OpenedRun, one: Checkpoint, findings: list[Finding], partly: bo
         emit("verify.damaged", say, id=one.id, step=one.step, kind=first.kind, file=first.file, detail=first.detail)
     elif not partly:
         emit("verify.done", f"checkpoint {one.id} (step {one.step}) is as committed, to the byte", id=one.id, step=one.step)
+
+
+def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[Finding]]]) -> None:
+    """With the run, where it may be written: what did not answer was neither read nor found damaged. What was shown is shown either way."""
+    read = [(one, findings) for one, findings in results if not any(finding.is_silence for finding in findings)]
+    rows = tuple(Verified(one.id, one.step, f"{bad[0].file}: {bad[0].detail}" if bad else "") for one, bad in read)
+    if rows:
+        wrong = sum(bool(row.damage) for row in rows)
+        say = f"{plural(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
+        with contextlib.suppress(RelightError):
+            remember_proof(found.run.store, found.run.name, Proof(VERIFIED, not wrong, say, checkpoints=rows))
 
 
 def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:

@@ -215,6 +215,16 @@ class Drilled(NamedTuple):
     summary: str
 
 
+class Proven(NamedTuple):
+    """A proof that is remembered with a run. ``verified``: ids and steps of checkpoints that were read to the byte, and what was wrong."""
+
+    kind: str
+    time_s: float | None
+    ok: bool
+    summary: str
+    verified: tuple[tuple[str, int, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """A run."""
@@ -247,6 +257,7 @@ class RunFacts:
     """Whether a job of it ran under ``relight run``."""
     signed: bool = False
     drills: tuple[Drilled, ...] = ()
+    proofs: tuple[Proven, ...] = ()
     measured: Measured | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)
 
@@ -295,6 +306,26 @@ class Config:
     """Whether it is known how long there is when the machine is wanted back."""
 
 
+class NodeFacts(NamedTuple):
+    """A node among others."""
+
+    rank: int
+    there: bool = True
+    host: str = ""
+    versions: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
+    """Of each setting a digest."""
+    mount: Mount | None = None
+    """Of the store's place there."""
+    sees: bool | None = None
+    """Whether it sees in the store what node 0 has written; None: nothing was."""
+    ahead_s: float | None = None
+    """By how much its clock is ahead of node 0's, to some tens of milliseconds."""
+    memory_bytes: int | None = None
+    accelerators: int = 0
+    limits: Mapping[str, int] = {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All of it."""
@@ -303,6 +334,8 @@ class Facts:
     store: StoreFacts = field(default_factory=StoreFacts)
     runs: tuple[RunFacts, ...] = ()
     config: Config = field(default_factory=Config)
+    nodes: tuple[NodeFacts, ...] = ()
+    """All that were to be compared, this one too; none if only this one was looked at."""
 
     @property
     def newest_bytes(self) -> int:

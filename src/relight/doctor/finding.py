@@ -82,7 +82,7 @@ def judge(facts: Facts) -> list[Finding]:
 
 def all_checks() -> dict[str, Check]:
     """The register, filled."""
-    from relight.doctor import checks_config, checks_machine, checks_run, checks_store  # noqa: F401 - they put themselves into it
+    from relight.doctor import checks_config, checks_machine, checks_nodes, checks_run, checks_store  # noqa: F401 - they put themselves into it
 
     return CHECKS
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relight.catalog.locate import Place, locate
+from relight.catalog.proofs import Proof, proofs_of
 from relight.doctor.bounded import Looking
-from relight.doctor.facts import Config, Drilled, Facts, RunFacts, StoreFacts, Trouble
+from relight.doctor.facts import Config, Drilled, Facts, Proven, RunFacts, StoreFacts, Trouble
 from relight.doctor.facts_config import look_at_config
 from relight.doctor.facts_machine import look_at_machine
 from relight.doctor.facts_run import look_at_run, measure_restore
@@ -103,10 +104,19 @@ def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | N
             found = drills(store, run.name)
         except RelightError as error:
             unseen["drills"] = error.what
+    proofs: tuple[Proven, ...] = ()
+    try:
+        proofs = tuple(_proven(one) for one in proofs_of(store, run.name))
+    except RelightError as error:
+        unseen["proofs"] = error.what
     measured = None
     if measure:
         try:
             measured = measure_restore(store, run.name, bytes_max=MEASURE_BYTES, seconds_max=MEASURE_S, progress=progress)
         except RelightError as error:
             unseen["restore"] = error.what
-    return replace(run, drills=tuple(found), measured=measured, unseen=unseen)
+    return replace(run, drills=tuple(found), proofs=proofs, measured=measured, unseen=unseen)
+
+
+def _proven(one: Proof) -> Proven:
+    return Proven(one.kind, one.time_s, one.ok, one.summary, tuple((it.id, it.step, it.damage) for it in one.checkpoints))

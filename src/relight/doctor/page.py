@@ -9,7 +9,7 @@ from pathlib import Path
 from relight.doctor.finding import all_checks
 
 BEGIN, END = "<!-- made by python -m relight.doctor.page -->", "<!-- end -->"
-PARTS = {"machine": "This machine", "store": "The store", "run": "A run", "config": "Settings"}
+PARTS = {"machine": "This machine", "store": "The store", "run": "A run", "config": "Settings", "nodes": "Between nodes"}
 
 
 def table_of_checks() -> str:

@@ -16,6 +16,8 @@ from relight.doctor.checks_machine import numbers, slots_bytes
 from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
 from relight.doctor.facts import Facts, RunFacts
 from relight.doctor.finding import Finding, gb, many, span
+from relight.doctor.ready_proofs import exactness, restorable
+from relight.doctor.ready_proofs import steps_of as _steps
 
 PARTS = ("reliability", "security", "performance", "scalability", "operations")
 _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
@@ -113,13 +115,9 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
             "the newest checkpoint can be restored", 10, None, "it could not be looked into", f"relight verify {quote(path)} latest"
         )
     else:
-        yield named(
-            "the newest checkpoint can be restored",
-            10,
-            0.0 if newest.damage else 0.75,
-            newest.damage[0] if newest.damage else "metadata and sizes as committed; its bytes were not read",
-            f"relight ready {quote(path)} --measure",
-        )
+        assert run is not None
+        score, told = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
+        yield named("the newest checkpoint can be restored", 10, score, told, f"relight ready {quote(path)} --measure")
     good = sum(not one.damage for one in run.checkpoints) if run is not None else 0
     yield named(
         "there is another to fall back on",
@@ -136,6 +134,8 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
     )
     yield named("coming back was rehearsed", 8, _drilled(facts, run), _drilled_text(facts, run), f"relight drill --remember {quote(path)}")
+    exact, shown = exactness(facts, run)
+    yield named("a resume was proven exact", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
     every = run.interval_s if run is not None else None
     yield named(
         "little is lost with a failure",
@@ -445,11 +445,6 @@ def _line(part: str) -> Callable[[str, int, float | None, str, str], Line]:
 
 def _yes(value: bool | None) -> float | None:
     return None if value is None else float(value)
-
-
-def _steps(value: float, bounds: tuple[float, float, float, float]) -> float:
-    """1 up to the first bound, then 0.75, 0.5, 0.25, and 0 behind the last."""
-    return next((1.0 - 0.25 * number for number, bound in enumerate(bounds) if value <= bound), 0.0)
 
 
 def _tiers(run: RunFacts | None) -> float | None:

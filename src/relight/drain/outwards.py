@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Run
-from relight.catalog.tiers import Merged, drained_to, merge, newest_seq, open_tier, reach_all, tiers_of
+from relight.catalog.tiers import Merged, drained_to, merge, newest_seq, open_tier, pace_of, reach_all, tiers_of
 from relight.commit.attempt import take_over
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.policy.tiers import DRAINED_TOPIC, Tier, owed
+from relight.policy.tiers import DRAINED_TOPIC, Pace, Tier, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
@@ -41,16 +41,18 @@ def drain(
     tell: Tell = lambda name, say, fields: None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    at_pace: bool = True,
 ) -> Drained:
     """Copy to every further tier of the run what it is to hold and lacks; a tier that fails does not keep the others waiting.
 
     For the attempt in charge of the nearest tier: when another has taken charge of it, or of a tier, nothing more is copied there.
+    ``at_pace``: what the attempt's schedule saves is copied as often as it says; otherwise the newest is in any case.
     Retention of each tier runs behind its copies. Memory: what copying takes. What cannot be read near is passed over, and told.
     """
     near, report = Run(store, run), Drained()
     for tier in tiers_of(near.history()):
         try:
-            _Way(near, tier, tell, progress, stop, report).go()
+            _Way(near, tier, tell, progress, stop, report, at_pace).go()
         except RelightError as error:
             report.errors[tier.name] = error
             fields = {"tier": tier.name, "kind": error.kind}
@@ -62,8 +64,10 @@ class _Way:
     """To one tier."""
 
     def __init__(
-        self, near: Run, tier: Tier, tell: Tell, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained
-    ) -> None:
+        self, near: Run, tier: Tier, tell: Tell, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained,
+        at_pace: bool,
+    ) -> None:  # fmt: skip
+        self._at_pace = at_pace
         self._near, self._tier, self._tell, self._progress, self._stop, self._report = near, tier, tell, progress, stop, report
         self._attempt = ""
         self._log = Log(near.store, near.name)
@@ -86,7 +90,7 @@ class _Way:
                 return  # whoever is in charge now drains
             far = fold(log.read())
             self._note(history, far)
-            wanted = [one for one in owed_to(tier, history, far) if one not in self._unreadable]
+            wanted = [one for one in owed_to(tier, history, far, at_pace=self._at_pace) if one not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:
                 break
@@ -151,9 +155,10 @@ def _noted(note: NoteBody, view: View) -> tuple[Body, int]:
     return note, fold(view).epoch
 
 
-def owed_to(tier: Tier, near: History, far: History) -> list[str]:
-    """What a tier lacks, by the ids that the nearest tier knows, oldest first."""
-    return owed(tier.keep, candidates_of(near), newest_seq(near, set(_named({**far.retired, **far.by_id}, near))))
+def owed_to(tier: Tier, near: History, far: History, *, at_pace: bool = True) -> list[str]:
+    """What a tier lacks, by the ids that the nearest tier knows, oldest first; ``at_pace``: but for what it is too soon for."""
+    there = set(_named({**far.retired, **far.by_id}, near))
+    return owed(tier.keep, candidates_of(near), newest_seq(near, there), pace_of(near, tier.name, there) if at_pace else Pace())
 
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:

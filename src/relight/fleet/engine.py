@@ -182,6 +182,7 @@ class _Run:
         self.shelf.commit(made, now)
         self._drain(now)
         self.schedule.saved(now, self.scenario.save.stall_s, now - made.begun, self._ended())
+        self.shelf.pace(self.schedule.decision)
         if self.leaving is not None and self.phase == _TRAINING:
             self._move_out(now, *self.leaving)
         elif self.held_up and self.phase == _TRAINING:

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from relight.fleet.policies import Policy
 from relight.fleet.result import BUCKETS
 from relight.fleet.scenario import Scenario
+from relight.forecast import Costs, Decision, Level, onwards
+from relight.forecast.levels import least_between
+from relight.forecast.planned import share_behind
 from relight.peers.rings import Peer, Ring, rings
 from relight.policy.keep import Candidate, decide_keep
-from relight.policy.tiers import owed, safe_on
+from relight.policy.tiers import Pace, Tier, owed, safe_on
 
 NEAR = "near"
 NOTHING, MEMORY, PEERS = "nothing", "memory", "peers"
@@ -39,6 +42,9 @@ class Shelf:
         self._far: list[list[Saved]] = [[] for _ in self._tiers]
         self._sending: list[Saved | None] = [None] * len(self._tiers)
         self._after = [-1] * len(self._tiers)
+        self._last_s: list[float | None] = [None] * len(self._tiers)
+        self._least_s = [0.0] * len(self._tiers)
+        self._routine = policy.schedule == "adaptive"
         self._snapshot: Saved | None = None
         self._protected: Saved | None = None
         self._unprotected: set[int] = set()
@@ -74,6 +80,21 @@ class Shelf:
         if not self._rules.is_everything:
             self._prune(now)
             self._reckon(now)
+
+    def pace(self, decision: Decision | None) -> None:
+        """How often each tier gets one: the product's decision, where saves are decided. Copies take nothing from the steps."""
+        if decision is None or not self._tiers:
+            return
+        count, numbers = len(self._tiers), decision.numbers
+        levels = [
+            Level(one.name, Costs(0.0, numbers["durable_s"] + self._takes_s(one), numbers["restart_s"]), share_behind(at, count))
+            for at, one in enumerate(self._tiers)
+        ]
+        found = onwards(numbers["rate_per_h"] / 3600, decision.interval_s, levels)
+        self._least_s = [least_between(one, decision.interval_s) for one in found]
+
+    def _takes_s(self, tier: Tier) -> float:
+        return self._bytes / (tier.bytes_per_second or math.inf)
 
     def newest_step(self) -> int:
         """Of what is durable; −1: nothing is."""
@@ -130,11 +151,11 @@ class Shelf:
             if self._sending[at] is not None or not self._near:
                 continue
             lacking = [one for one in self._near if one.seq > self._after[at]]
-            wanted = owed(tier.keep, [self._candidate(one) for one in lacking], self._after[at])
+            wanted = owed(tier.keep, [self._candidate(one) for one in lacking], self._after[at], Pace(self._least_s[at], self._last_s[at]))
             made = next((one for one in lacking if str(one.seq) == wanted[0]), None) if wanted else None
             if made is not None:
                 self._sending[at] = made
-                yield at, made, self._bytes / (tier.bytes_per_second or math.inf)
+                yield at, made, self._takes_s(tier)
 
     def arrived(self, at: int, made: Saved, now: float) -> None:
         """A tier has one more, and its own rules say what goes there."""
@@ -142,7 +163,7 @@ class Shelf:
         if made.gone or (self._local and not made.near and made not in self._near):
             return  # what it was copied from went meanwhile
         made.copied.add(at)
-        self._after[at] = made.seq
+        self._after[at], self._last_s[at] = made.seq, made.begun
         kept = self._far[at]
         kept.append(made)
         stay = safe_on(self._tiers[at], [self._candidate(one) for one in kept], {str(one.seq) for one in kept})
@@ -170,7 +191,8 @@ class Shelf:
         return bool(self._tiers) and one is newest and len(one.copied) < len(self._tiers)
 
     def _candidate(self, one: Saved, held: str = "") -> Candidate:
-        return Candidate(str(one.seq), one.seq, one.step, verified=True, held=held, bytes=self._bytes, time_s=one.begun)
+        known = {"bytes": self._bytes, "time_s": one.begun, "routine": self._routine}
+        return Candidate(str(one.seq), one.seq, one.step, verified=True, held=held, **known)  # type: ignore[arg-type]
 
     # -- how much there is -----------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ class Schedule(Protocol):
     """Told what a run sees, it says at which step the next save is."""
 
     interval_s: float
+    decision: Decision | None
+    """Where it comes from, if it is decided by what is seen."""
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
         """How many steps will have ended when the next save begins; ``last_save``: how many had at the last, or when this life began."""
@@ -40,6 +42,8 @@ class Schedule(Protocol):
 
 class _Fixed:
     """As ``relight.every`` says."""
+
+    decision: Decision | None = None
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self._step_s = scenario.step_s
@@ -97,7 +101,6 @@ class _Adaptive(_Fixed):
         self._late = deque[bool](maxlen=_REMEMBERED)
         self._failures, self._down_s = 0, 0.0
         self._again_s = 0.0
-        self._decision: Decision | None = None
         self._decide(0.0, 0)
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
@@ -126,14 +129,14 @@ class _Adaptive(_Fixed):
         self._decide(now, ended)
 
     def _decide(self, now: float, ended: int) -> None:
-        scenario, before = self._scenario, self._decision
+        scenario, before = self._scenario, self.decision
         seen = Seen(
             now_s=now, step=ended, step_s=scenario.step_s, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
             restarts_s=tuple(self._restarts), devices=scenario.gpus, failures=self._failures, watched_s=max(0.0, now - self._down_s),
             pressure=sum(self._late) / len(self._late) if self._late else 0.0, save_bytes=scenario.save.bytes,
         )  # fmt: skip
-        self._decision = decide(seen, before, self._bounds)
-        self.interval_s = self._decision.interval_s
+        self.decision = decide(seen, before, self._bounds)
+        self.interval_s = self.decision.interval_s
         still = before is not None and before.interval_s == self.interval_s
         self._again_s = now + (_RATHER_S if still else 0.0)
 

@@ -5,11 +5,11 @@ All intervals are seconds from the beginning of one save to the beginning of the
 """
 
 from relight.forecast.interval import Costs, Interval, best_interval, daly, waste, young
-from relight.forecast.levels import Level, Levels, Nested, best_levels
+from relight.forecast.levels import Level, Levels, Nested, best_levels, onwards
 from relight.forecast.rates import PUBLISHED, Belief, Source, learn, prior
 from relight.forecast.schedule import Bounds, Decision, Seen, decide
 
 __all__ = [
     "PUBLISHED", "Belief", "Bounds", "Costs", "Decision", "Interval", "Level", "Levels", "Nested", "Seen", "Source", "best_interval",
-    "best_levels", "daly", "decide", "learn", "prior", "waste", "young",
+    "best_levels", "daly", "decide", "learn", "onwards", "prior", "waste", "young",
 ]  # fmt: skip

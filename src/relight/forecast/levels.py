@@ -64,6 +64,36 @@ def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float
     return Levels(tuple(Nested(one.name, base * multiple, multiple) for one, multiple in zip(levels, multiples)), lost)
 
 
+def least_between(one: Nested, base_s: float) -> float:
+    """The least seconds between two saves that a level gets: saves do not come to the second."""
+    return one.interval_s - base_s / 2 if one.multiple > 1 else 0.0
+
+
+SELDOM = 4096
+"""No level gets less than each so-many-th save of the one before."""
+
+
+def onwards(
+    rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float = math.inf
+) -> tuple[Nested, ...]:
+    """For the levels behind the nearest, whose saves come every ``base_s``: an interval each, multiples of the one before.
+
+    Each is the best by itself, no shorter than its copies take, and than they may take from the steps (``overhead``), otherwise no longer
+    than ``at_most_s``. One whose copies cost the steps nothing gets them as often as it can.
+    """
+    found, multiple = list[Nested](), 1
+    for one in further:
+        unit_s, rate = base_s * multiple, rate_per_s * one.share
+        least_s = max(one.costs.durable_s, one.costs.stall_s / overhead)
+        ratio = min(best_interval(rate, one.costs, at_least_s=least_s).seconds / unit_s, float(SELDOM))
+        least = min(SELDOM, max(1, math.ceil(least_s / unit_s - 1e-9)))
+        most = max(least, math.floor(min(at_most_s / unit_s, float(SELDOM)) + 1e-9))
+        choices = {min(most, max(least, round_to(ratio))) for round_to in (math.floor, math.ceil)}
+        multiple *= min(choices, key=lambda count: (waste(unit_s * count, rate, one.costs), count))
+        found.append(Nested(one.name, base_s * multiple, multiple))
+    return tuple(found)
+
+
 def total_waste(rate_per_s: float, levels: Sequence[Level], intervals_s: Sequence[float]) -> float:
     """The share of time that is lost with all levels together."""
     useful = 1.0

@@ -19,6 +19,16 @@ and a 400 Gbit/s link carry), of a store for all nodes together (a large object 
 SHARES = {"memory": (54 + 7 + 2) / 419, "store": 35 / 419}
 """Of Llama 3's 419 interruptions: software bugs, watchdogs and dependencies, after which the hosts' memory is still there; switches and
 cables, which may take several nodes at once. After all others one node is gone, and its peers have what it held."""
+
+
+def share_behind(number: int, count: int) -> float:
+    """Of all failures, those that are come back from with the ``number``-th of ``count`` tiers behind the nearest, which may lie on a
+    node that is lost: the last is for what takes several nodes, those before it for one."""
+    if count == 1:
+        return 1 - SHARES["memory"]
+    return SHARES["store"] if number == count - 1 else (1 - SHARES["memory"] - SHARES["store"]) / (count - 1)
+
+
 SLOTS = 2
 """Snapshots that a node's memory has room for: one is whole while the next is copied."""
 MONTH_S = 365.25 / 12 * 86400.0

@@ -51,7 +51,12 @@ class Seen:
     unsteady: float = 1.0
     """The loss's scatter by its usual one: 2 is twice as restless."""
     risk: float = 1.0
-    """How many times as likely a failure is as usual, by whoever foresees."""
+    """How many times as likely a failure is as usual, by whoever is asked."""
+    foreseen: float = 0.0
+    """The probability of a failure that is seen coming, beside the usual ones."""
+    foreseen_within_s: float = 1200.0
+    """In which it would come."""
+    foreseen_why: str = ""
     pressure: float = 0.0
     """From 0 to 1: the share of the last saves that had to wait for the one before."""
     save_bytes: int = 0
@@ -99,7 +104,9 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     phase, rate = _phase(seen, belief)
     risk = min(max(seen.risk, 1 / RISK_MOST), RISK_MOST)
     unsteady = min(max(seen.unsteady, 1.0), UNSTEADY_MOST)
+    foreseen = min(max(seen.foreseen, 0.0), 1.0)
     rate *= risk * unsteady**2  # an interval goes by the root of the rate: twice as restless, half as long
+    rate += foreseen / max(seen.foreseen_within_s, 1.0)
     floor_s, floor = _floor(seen, costs, limits)
     learned = learn_aging(seen.lives_s, costs, max(floor_s, costs.durable_s))
     factor = learned.aging.factor(max(seen.age_s, floor_s)) if learned.aging is not None else 1.0
@@ -119,7 +126,7 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
         "wanted_s": wanted, "floor_s": floor_s, "rate_per_h": rate * 3600, "mtbf_s": belief.mtbf_s, "failures": float(seen.failures),
         "watched_s": seen.watched_s, "stall_s": costs.stall_s, "durable_s": costs.durable_s, "restart_s": costs.restart_s,
         "step_s": seen.step_s, "waste": found.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
-        "risk": risk, "unsteady": unsteady, "pressure": seen.pressure,
+        "risk": risk, "foreseen": foreseen, "unsteady": unsteady, "pressure": seen.pressure,
         "learned": factor,
         "guesses": float(len(guessed)),
     }  # fmt: skip
@@ -199,6 +206,10 @@ def _said(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: s
         said.append({"early": "early: the worse end of it counts", "late": "late: the rest is parted evenly"}[phase])
     if risk != 1.0:
         said.append(f"failures are {risk:.2g} times as likely as usual")
+    if seen.foreseen > 0:
+        why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # parts are told apart by these
+        how = f"one is foreseen within {span(seen.foreseen_within_s)} ({min(seen.foreseen, 1.0):.0%} probable)"
+        said.append(how + (f": {why}" if why else ""))
     if unsteady > 1.0:
         said.append(f"the loss is {unsteady:.2g} times as restless as usual")
     return ", ".join(said)

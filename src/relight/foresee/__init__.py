@@ -9,5 +9,9 @@ checkpoints or processes: whoever owns a ``Foresight`` tells it. May import ``st
 from relight.foresee.gate import Alarm, Foresight, Standing
 from relight.foresee.host import HostGauges, rss_bytes
 from relight.foresee.sample import Accelerator, Gauges, Host, Rank, Room, Sample, Shape
+from relight.foresee.score import HORIZON_S
 
-__all__ = ["Accelerator", "Alarm", "Foresight", "Gauges", "Host", "HostGauges", "Rank", "Room", "Sample", "Shape", "Standing", "rss_bytes"]
+__all__ = [
+    "HORIZON_S", "Accelerator", "Alarm", "Foresight", "Gauges", "Host", "HostGauges", "Rank", "Room", "Sample", "Shape", "Standing",
+    "rss_bytes",
+]  # fmt: skip

@@ -52,6 +52,8 @@ class Alarm(NamedTuple):
     """Why this action."""
     score: float
     detector: str
+    likely: float = PRECISION
+    """The share of its alarms that come true within ``HORIZON_S``, as far as is known."""
 
 
 class Standing(NamedTuple):
@@ -104,13 +106,22 @@ class _Watcher:
             return ""
         return distrust(self._worth.precision, self._precision, self.settled)
 
+    @property
+    def likely(self) -> float:
+        """The share of its alarms that come true: on held-out runs and in this job. Of rules, of which the former is not known, half."""
+        return came_true(self._worth.precision if self._worth.precision >= 0 else PRECISION, self.settled)
+
 
 def distrust(precision: float, asked: float, settled: Collection[bool]) -> str:
     """Why a detector does not count that had this precision on held-out runs, and whose last alarms came true or not; empty if it does."""
     if not precision >= asked:
         return f"of its alarms on held-out runs {_percent(precision)} were true, and {_percent(asked)} are asked for"
-    lately = (sum(settled) + _HELD_OUT_COUNTS * precision) / (len(settled) + _HELD_OUT_COUNTS)
-    return f"of its last {len(settled)} alarms in this job {sum(settled)} came true" if lately < asked else ""
+    return f"of its last {len(settled)} alarms in this job {sum(settled)} came true" if came_true(precision, settled) < asked else ""
+
+
+def came_true(precision: float, settled: Collection[bool]) -> float:
+    """The share of a detector's alarms that come true, by its precision on held-out runs and its last alarms here."""
+    return (sum(settled) + _HELD_OUT_COUNTS * precision) / (len(settled) + _HELD_OUT_COUNTS)
 
 
 class Foresight:
@@ -201,7 +212,7 @@ class Foresight:
             one.said = why
             if risk is not None and not why and self._enough.see(at):
                 action, reason = action_for(risk.kind)
-                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name))
+                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name, one.likely))
                 emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name, score=alarms[-1].score)
         return alarms
 

@@ -14,6 +14,14 @@ SOONEST = 0.5
 """A loss that has dropped brings a save forward, to no less than this share of the interval."""
 
 
+_ROUTINE = "adaptive, "
+
+
+def is_routine(reason: str) -> bool:
+    """Whether nothing but ``relight.adaptive()`` asked for a save: no signal, no end, nobody who called ``save()``."""
+    return reason.startswith(_ROUTINE)
+
+
 @dataclass(frozen=True, slots=True)
 class Adaptive(Trigger):
     """See ``adaptive``. The interval itself is worked out by whoever asks (``relight.forecast``): one rank, for all of them."""
@@ -34,11 +42,11 @@ class Adaptive(Trigger):
             return None
         since_s = facts.now_s - facts.last_save_s
         if since_s >= facts.interval_s:
-            return f"adaptive, every {facts.interval_s:.3g} s"
+            return f"{_ROUTINE}every {facts.interval_s:.3g} s"
         if self.loss is None or self.drop is None or since_s < SOONEST * facts.interval_s:
             return None
         value, known = facts.metrics.get(self.loss, math.nan), facts.best.get(f"{self.loss}:min", math.nan)
-        return f"adaptive, {self.loss} fell to {value:.6g}" if known - value > self.drop * abs(known) else None
+        return f"{_ROUTINE}{self.loss} fell to {value:.6g}" if known - value > self.drop * abs(known) else None
 
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:

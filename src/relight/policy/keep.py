@@ -59,6 +59,8 @@ class Candidate:
     """When it was committed, as whoever committed it saw the clock: seconds since the epoch."""
     elsewhere: str = ""
     """Where else it is, safely; empty if nowhere."""
+    routine: bool = False
+    """Whether nothing but a schedule asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

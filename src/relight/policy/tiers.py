@@ -11,13 +11,19 @@ from typing import Any, NamedTuple, Protocol
 
 from relight.errors import ConfigError
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, is_lasting
-from relight.policy.units import bytes_of
+from relight.policy.units import Span, bytes_of, seconds_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
 """Topic of the NOTE by which an attempt tells which tiers there are; whoever reads the log knows them then."""
 DRAINED_TOPIC = "drained"
 """Topic of the NOTE that says of a checkpoint that a tier has it."""
+
+
+PACE_TOPIC = "tiers' pace"
+"""Topic of the NOTE that says how often each further tier gets a copy of what a schedule saves."""
+NOW = "all"
+"""In place of tiers' names in it: from here on every save goes to all of them."""
 
 
 class HasPath(Protocol):
@@ -42,6 +48,24 @@ class Tier:
     also: tuple[str, ...] = ()
     group: str = ""
     quorum: int = 1
+    lag_s: float | None = None
+    """How far it may be behind; None: as ``relight.adaptive()`` finds best."""
+
+
+class Pace(NamedTuple):
+    """How soon behind the one before a tier gets the next."""
+
+    least_s: float = 0.0
+    last_s: float | None = None
+    """When the newest that it has was committed; None: it has none, or nobody knows."""
+
+    def holds_back(self, one: Candidate) -> bool:
+        """Whether it is too soon for that one. Clocks that disagree hold nothing back; nor is anything that somebody asked for."""
+        known = one.routine and self.last_s is not None and one.time_s is not None
+        return known and 0 <= one.time_s - self.last_s < self.least_s  # type: ignore[operator]
+
+
+AT_ONCE = Pace()
 
 
 class Group(NamedTuple):
@@ -101,12 +125,16 @@ def tier(
     bytes_per_second: float | None = None,
     quorum: int | None = None,
     capacity: str | int | None = None,
+    lag: str | float | Span | None = None,
 ) -> Tier:
     """One store for ``relight.Tiers``: the run there, what stays there, and how fast it may be copied to.
 
     Without ``keep`` everything that is copied there stays. What its rules name for good (``every``, ``best``, tags) is always copied;
     otherwise the newest is, and those in between as far as there is time. Above ``capacity`` (``"2TB"``) the oldest go that are safe
     further out, whatever its rules say of them.
+
+    With ``relight.adaptive()`` the interval of copies is worked out from what they cost the steps; ``lag`` (``"10m"``, seconds) is the
+    longest that it may be, and 0 copies every save.
 
     With further urls each of these places, which may be other disks, buckets or regions, gets a copy; ``quorum`` of them, by default all,
     are enough for a checkpoint to count as drained, and to be removed nearer by.
@@ -123,7 +151,8 @@ def tier(
     rules = keep or Keep()
     if capacity is not None:
         rules = replace(rules, capacity=bytes_of(capacity, "capacity"))
-    return Tier(texts[0], rules, bytes_per_second, also=tuple(texts[1:]), quorum=quorum or len(texts))
+    lag_s = None if lag is None else 0.0 if lag == 0 and not isinstance(lag, bool) else seconds_of(lag, "lag")
+    return Tier(texts[0], rules, bytes_per_second, also=tuple(texts[1:]), quorum=quorum or len(texts), lag_s=lag_s)
 
 
 def groups_of(tiers: Sequence[Tier]) -> list[Group]:
@@ -150,20 +179,23 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
         for one in json.loads(str(data.get("tiers", "[]"))):
             known = {name: one["keep"][name] for name in (*RULES, "metric", "mode", "undo_s", "capacity") if name in one["keep"]}
             name, group, quorum = str(one["name"]), str(one.get("group", "")), int(one.get("quorum", 1))
-            found.append(Tier(str(one["url"]), Keep(**known), one.get("bytes_per_second"), name, group=group, quorum=quorum))
+            lag_s = one.get("lag_s")
+            url, pace = str(one["url"]), one.get("bytes_per_second")
+            found.append(Tier(url, Keep(**known), pace, name, group=group, quorum=quorum, lag_s=None if lag_s is None else float(lag_s)))
     except (ValueError, TypeError, KeyError):
         return ()
     return tuple(found)
 
 
-def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int) -> list[str]:
+def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: Pace = AT_ONCE) -> list[str]:
     """Ids of those that a further tier with such rules still lacks, in the order in which they are to be copied: oldest first.
 
     The newest, and what the rules name for good. ``after`` is the ``seq`` of the newest that the tier has, or had: nothing older is copied
-    behind it, since a run resumes from what came last.
+    behind it, since a run resumes from what came last. ``pace`` may hold the newest back, never what is named for good.
     """
     behind = sorted((one for one in checkpoints if one.seq > after and one.verified is not False), key=lambda one: one.seq)
-    return [one.id for one in behind if one is behind[-1] or is_lasting(rules, one, checkpoints)]
+    newest = behind[-1] if behind and not pace.holds_back(behind[-1]) else None
+    return [one.id for one in behind if one is newest or is_lasting(rules, one, checkpoints)]
 
 
 def safe_on(tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str]) -> set[str]:

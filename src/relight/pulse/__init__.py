@@ -5,11 +5,12 @@ nothing of Relight but its errors.
 """
 
 from relight.pulse.page import LATE_AFTER, PAGE_BYTES, Beat, Page, read_beat
+from relight.pulse.risk import Warned, read_risk, risk_of, tell_risk
 from relight.pulse.standby import begins
 from relight.pulse.teller import HANDING_OVER, SETTING, Teller, phase, teller
 from relight.pulse.will import Left, Will, lost_of, make_will, read_will, will_of
 
 __all__ = [
-    "HANDING_OVER", "LATE_AFTER", "PAGE_BYTES", "SETTING", "Beat", "Left", "Page", "Teller", "Will", "begins", "lost_of", "make_will",
-    "phase", "read_beat", "read_will", "teller", "will_of",
+    "HANDING_OVER", "LATE_AFTER", "PAGE_BYTES", "SETTING", "Beat", "Left", "Page", "Teller", "Warned", "Will", "begins", "lost_of",
+    "make_will", "phase", "read_beat", "read_risk", "read_will", "risk_of", "tell_risk", "teller", "will_of",
 ]  # fmt: skip

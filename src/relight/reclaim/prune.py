@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
-from relight.catalog.tiers import drained_to, groups_in, newest_seq, tiers_of
+from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import Fenced, StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
+from relight.policy.adaptive import is_routine
 from relight.policy.tiers import owed, safe_on
 from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
 from relight.reclaim.recall import due_of, sweep_recallable
@@ -156,7 +157,7 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> 
         lacks, has = Counter[str](), Counter[str]()
         for name in group.members:
             copied = drained.get(name, set())
-            lacks.update(owed(tiers[name].keep, found, newest_seq(history, copied)))
+            lacks.update(owed(tiers[name].keep, found, newest_seq(history, copied), pace_of(history, name, copied)))
             has.update(safe_on(tiers[name], found, copied))
         for one, count in lacks.items():
             if len(group.members) - count < group.quorum:
@@ -172,7 +173,10 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
     needed_by = users_of(history, one.id)
     time_s = seconds_since_epoch(one.time)
-    return Candidate(one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s)
+    return Candidate(
+        one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s,
+        routine=is_routine(one.body.reason),
+    )  # fmt: skip
 
 
 def _unknown(history: History, known: Mapping[str, bool]) -> list[str]:

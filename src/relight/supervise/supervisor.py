@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from relight.errors import RelightError
-from relight.foresee import Alarm
+from relight.foresee import HORIZON_S, Alarm
 from relight.log import Log, fold
 from relight.log.identity import now_text
 from relight.observe import emit, write_events
 from relight.policy.going_back import SPIKES
-from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, lost_of, make_will, read_beat, will_of
+from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, Warned, lost_of, make_will, read_beat, risk_of, tell_risk, will_of
 from relight.pulse import SETTING as PULSE
 from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
@@ -115,6 +115,7 @@ class Supervisor:
         for claim in self._directory.glob("heir-*"):
             claim.unlink(missing_ok=True)
         lost_of(self._page(0)).unlink(missing_ok=True)
+        risk_of(self._page(0)).unlink(missing_ok=True)  # what was foreseen has come, or was of another life
         for rank in ranks:
             make_page(self._page(rank))
             for ahead in (False, True):
@@ -210,6 +211,8 @@ class Supervisor:
     def foreseen(self, alarm: Alarm, drain: bool) -> None:
         """Something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that."""
         self.save_now(alarm.why)
+        with contextlib.suppress(OSError):
+            tell_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
             self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
         elif alarm.action == "drain node" and drain:

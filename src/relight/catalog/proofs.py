@@ -1,0 +1,72 @@
+"""What ``relight verify`` and ``relight prove`` have shown of a run, remembered with it: a small file each, in ``<run>/proofs/``.
+
+Nothing depends on them; ``relight ready`` reads them, with their age. The newest thirty-two stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from uuid import uuid4
+
+import msgspec
+
+from relight.errors import RelightError
+from relight.log.identity import now_text, seconds_since_epoch
+from relight.store import ByteStore
+from relight.typed import from_json_bytes
+
+DIRECTORY = "proofs"
+KEPT = 32
+CHECKPOINTS_MAX = 1000
+"""The newest so many of one verification are named."""
+_BYTES_MAX = 1 << 20
+VERIFIED, PROVED = "verify", "prove"
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """A checkpoint of which every byte was read. ``damage``: the first that was wrong; empty if nothing was."""
+
+    id: str
+    step: int
+    damage: str = ""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """One of them."""
+
+    kind: str
+    """``verify`` or ``prove``."""
+    ok: bool
+    summary: str
+    at: str = ""
+    checkpoints: tuple[Verified, ...] = ()
+
+    @property
+    def time_s(self) -> float | None:
+        """When; None if that makes no sense."""
+        return seconds_since_epoch(self.at)
+
+
+def remember_proof(store: ByteStore, run: str, proof: Proof) -> None:
+    """Write it down, and remove the oldest of too many. The store's own errors."""
+    when_s = (proof.time_s if proof.at else None) or time.time()
+    proof = msgspec.structs.replace(proof, at=proof.at or now_text(), checkpoints=proof.checkpoints[-CHECKPOINTS_MAX:])
+    name = f"{int(when_s * 1000):013d}-{proof.kind}-{uuid4().hex[:8]}.json"  # in order, also within a second
+    store.put_once(f"{run}/{DIRECTORY}/{name}", msgspec.json.format(msgspec.json.encode(proof), indent=1))
+    for old in _names(store, run)[:-KEPT]:
+        with contextlib.suppress(RelightError):
+            store.delete(f"{run}/{DIRECTORY}/{old}")
+
+
+def proofs_of(store: ByteStore, run: str) -> list[Proof]:
+    """A run's, oldest first; what cannot be read is left out."""
+    found = []
+    for name in _names(store, run)[-2 * KEPT :]:
+        with contextlib.suppress(RelightError, msgspec.MsgspecError):
+            found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), Proof))
+    return found
+
+
+def _names(store: ByteStore, run: str) -> list[str]:
+    return sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))

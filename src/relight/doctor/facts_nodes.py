@@ -1,0 +1,157 @@
+"""Looking at other nodes: each tells what it has seen of itself, and hears what the others have. The exchange itself is the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from relight.doctor.facts import Facts, Mount, NodeFacts
+from relight.errors import RelightError
+from relight.pulse.settings_file import FILE, PLACE
+from relight.store import ByteStore, open_bytes
+from relight.version import VERSION
+
+STEP_S = 10.0
+"""For each exchange behind the first."""
+_OWN = frozenset(f"RELIGHT_{name}" for name in ("NODE", "RACK", "PEERS_HOST", "PULSE", "STACKS", "EVENTS"))
+"""Settings that each node has its own of."""
+_FILE_BYTES_MAX = 1 << 20
+
+
+T = TypeVar("T")
+
+
+class Exchange(Protocol):
+    """See ``supervise.meeting.Meeting``."""
+
+    def tell(self, what: str, data: bytes) -> None:
+        """Have the others hear it."""
+
+    def hear(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+        """What those have told who came in time."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a node says of itself."""
+
+    host: str
+    versions: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    """Names and digests: no value leaves the node."""
+    mount: tuple[str, str, list[str]] | None = None
+    store_there: bool = False
+    memory_bytes: int | None = None
+    accelerators: int = 0
+    limits: dict[str, int] = {}
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """What its clock showed when all were asked, and whether it saw what the first node had put into the store."""
+
+    at: float
+    sees: bool | None = None
+
+
+def told_of(facts: Facts) -> Told:
+    """Of this node."""
+    machine, mount = facts.machine, facts.store.mount
+    versions = {one.name: one.installed for one in machine.packages} | {"python": platform.python_version(), "relight": VERSION}
+    return Told(
+        machine.host, versions, _settings(), (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
+        facts.store.there and facts.store.error is None, machine.memory_bytes, machine.accelerators, dict(machine.limits),
+    )  # fmt: skip
+
+
+def look_at_nodes(
+    facts: Facts, rank: int, count: int, exchange: Exchange, within_s: float, say: Callable[[str], None] = lambda what: None
+) -> tuple[NodeFacts, ...]:
+    """All nodes, also those that did not come: bounded by ``within_s`` and some tens of seconds. Node 0 puts a small file into the store
+    for the others to see, and removes it."""
+    say("waiting for the other nodes")
+    everyone = range(count)
+    exchange.tell("facts", msgspec.msgpack.encode(told_of(facts)))
+    told = _all_of(exchange.hear("facts", everyone, within_s), Told)
+    say("comparing")
+    store = open_bytes(facts.store.url) if facts.store.there and facts.store.error is None else None
+    mark = _put_mark(store) if rank == 0 else ""
+    try:
+        if rank == 0:
+            exchange.tell("go", mark.encode())
+        go = exchange.hear("go", [0], within_s + STEP_S if rank else STEP_S).get(0)  # node 0 may wait for somebody else still
+        if go is not None:
+            now = time.time()
+            exchange.tell("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
+        heard = exchange.hear("clock", sorted(told), STEP_S) if go is not None else {}
+        clocks = _all_of(heard, Clock)
+        with contextlib.suppress(RelightError):
+            exchange.tell("done", b"")
+        if rank == 0:
+            exchange.hear("done", sorted(told), STEP_S)
+    finally:
+        if mark and store is not None:
+            with contextlib.suppress(RelightError):
+                store.delete(mark)
+    return tuple(_node(who, told.get(who), clocks.get(who), clocks.get(0)) for who in everyone)
+
+
+def _node(rank: int, told: Told | None, clock: Clock | None, first: Clock | None) -> NodeFacts:
+    if told is None:
+        return NodeFacts(rank, there=False)
+    mount = Mount(told.mount[0], "", told.mount[1], frozenset(told.mount[2])) if told.mount is not None else None
+    ahead_s = clock.at - first.at if clock is not None and first is not None else None
+    return NodeFacts(
+        rank, True, told.host, told.versions, told.settings, mount, clock.sees if clock is not None else None, ahead_s,
+        told.memory_bytes, told.accelerators, told.limits,
+    )  # fmt: skip
+
+
+def _all_of(heard: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
+    """What comes from elsewhere is looked at before it is believed: what makes no sense was not said."""
+    found = {}
+    for rank, data in heard.items():
+        with contextlib.suppress(msgspec.MsgspecError):
+            found[rank] = msgspec.msgpack.decode(data, type=kind)
+    return found
+
+
+def _settings() -> dict[str, str]:
+    given = {name: value for name, value in os.environ.items() if name.startswith("RELIGHT_") and value}
+    found = {name: _digest(value.encode(errors="replace")) for name, value in given.items() if name not in _OWN}
+    with contextlib.suppress(OSError), open(os.environ.get(PLACE, "") or Path(FILE), "rb") as file:
+        found[FILE] = _digest(file.read(_FILE_BYTES_MAX))
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _put_mark(store: ByteStore | None) -> str:
+    """The name of a file that is in the store from now on; empty if there is none to be had."""
+    name = f".relight-doctor-{uuid4().hex[:12]}"
+    if store is not None:
+        with contextlib.suppress(RelightError):
+            store.put_once(name, b"relight doctor --nodes: may be removed\n")
+            return name
+    return ""
+
+
+def _sees(store: ByteStore | None, mark: str) -> bool | None:
+    """None if nothing was put there. A store that is not there on this node has not got it."""
+    if not mark.startswith(".relight-doctor-"):
+        return None
+    if store is None:
+        return False
+    try:
+        return bool(store.get(mark, 4096))
+    except RelightError:
+        return False

@@ -1,0 +1,93 @@
+"""Some processes on some machines tell each other a few bytes, once, within a time: through torch.distributed's ``TCPStore``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from datetime import timedelta
+from typing import NamedTuple
+
+from relight.errors import ConfigError, StoreUnavailable
+
+MESSAGE_BYTES_MAX = 1 << 20
+_POLL_S = 0.01
+_AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+class Seat(NamedTuple):
+    """Who one is, of how many, and where they meet. ``holds``: whether this one is the server there."""
+
+    host: str
+    port: int
+    rank: int
+    nodes: int
+    holds: bool
+
+
+def seat_of(meet: str, node: str) -> Seat:
+    """As given: ``HOST:PORT`` and ``I/N``; else as torchrun and ``relight run`` have set it. ``ConfigError`` if neither says."""
+    given = os.environ
+    if not meet and not node:
+        try:
+            rank, count, port = int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["MASTER_PORT"])
+            return _checked(Seat(given["MASTER_ADDR"], port, rank, count, rank == 0 and given.get(_AGENT) != "True"))
+        except (KeyError, ValueError):
+            hint = "on each node: --meet FIRST-NODE:29400 --node I/N, I from 0 on; or under torchrun or relight run"
+            raise ConfigError("nothing says where the nodes meet", where="--nodes", hint=hint) from None
+    host, _, port_text = meet.rpartition(":")
+    rank_text, _, count_text = node.partition("/")
+    if not host or not all(one.isdecimal() and len(one) < 7 for one in (port_text, rank_text, count_text)):
+        what = f"--meet is HOST:PORT and --node is I/N, not {meet[:80]!r} and {node[:80]!r}"
+        raise ConfigError(what, hint="--meet node-0:29400 --node 0/2")
+    return _checked(Seat(host.strip("[]"), int(port_text), int(rank_text), int(count_text), int(rank_text) == 0))
+
+
+def _checked(seat: Seat) -> Seat:
+    if not (0 <= seat.rank < seat.nodes <= 1 << 16 and 0 < seat.port < 1 << 16):
+        raise ConfigError(f"node {seat.rank} of {seat.nodes} at port {seat.port} cannot be", hint="nodes are counted from 0 on: --node 0/2")
+    return seat
+
+
+class Meeting:
+    """One of them. No call takes much longer than ``within_s``."""
+
+    def __init__(self, seat: Seat, within_s: float) -> None:
+        """``StoreUnavailable`` if the first one is not there within that time, or its port is taken."""
+        from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+        self.seat = seat
+        self._lost: tuple[type[Exception], ...] = (DistError, RuntimeError, ValueError, OSError)
+        where = f"{seat.host}:{seat.port}"
+        try:
+            store = TCPStore(
+                seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False
+            )
+        except self._lost as error:
+            what = "the port cannot be held" if seat.holds else f"the first node does not answer within {within_s:g} s"
+            why = (str(error).splitlines() or [""])[0][:200]
+            raise StoreUnavailable(f"{what}: {why}", where=where, hint="start it on all nodes at once") from None
+        self._store = PrefixStore("relight-meeting", store)
+
+    def tell(self, what: str, data: bytes) -> None:
+        """Have the others hear it."""
+        assert len(data) <= MESSAGE_BYTES_MAX
+        try:
+            self._store.set(f"{what}/{self.seat.rank}", data)  # type: ignore[arg-type] # it takes bytes, whatever its stub says
+        except self._lost as error:
+            raise StoreUnavailable("the first node is gone", where=f"{self.seat.host}:{self.seat.port}") from error
+
+    def hear(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+        """What those have told who came in time, by rank."""
+        ends, found = time.monotonic() + within_s, dict[int, bytes]()
+        try:
+            while True:
+                for rank in of:
+                    if rank not in found and self._store.check([f"{what}/{rank}"]):
+                        data = self._store.get(f"{what}/{rank}")
+                        found[rank] = data if len(data) <= MESSAGE_BYTES_MAX else b""
+                if len(found) == len(of) or time.monotonic() >= ends:
+                    return found
+                time.sleep(_POLL_S)
+        except self._lost:
+            return found  # who held it is gone

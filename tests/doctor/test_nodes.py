@@ -1,0 +1,187 @@
+"""``relight doctor --nodes``: several processes compare what they see, within a time, whoever is missing, dies or talks nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import at_hand
+import pytest
+from planted_faults import nodes
+
+from relight.doctor import Facts, judge, look
+from relight.doctor.facts_nodes import look_at_nodes
+from relight.errors import ConfigError, StoreUnavailable
+from relight.supervise.meeting import Meeting, Seat, seat_of
+
+
+class Board:
+    """An exchange between threads; what ``spoil`` names is told as it says instead."""
+
+    def __init__(self, spoil: dict[str, bytes] | None = None) -> None:
+        self._said: dict[str, bytes] = {}
+        self._spoil = spoil or {}
+
+    def of(self, rank: int) -> Any:
+        """One's end of it."""
+        return End(self, rank)
+
+    def put(self, key: str, data: bytes) -> None:
+        """For all to see."""
+        self._said[key] = self._spoil.get(key, data)
+
+    def find(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+        """What is there in time."""
+        ends = time.monotonic() + within_s
+        while True:
+            found = {rank: self._said[f"{what}/{rank}"] for rank in of if f"{what}/{rank}" in self._said}
+            if len(found) == len(of) or time.monotonic() > ends:
+                return found
+            time.sleep(0.002)
+
+
+class End:
+    """One's end of a board."""
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self._board, self._rank = board, rank
+
+    def tell(self, what: str, data: bytes) -> None:
+        """See ``Exchange``."""
+        self._board.put(f"{what}/{self._rank}", data)
+
+    def hear(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+        """See ``Exchange``."""
+        return self._board.find(what, of, within_s)
+
+
+def compared(paths: list[Path], count: int, spoil: dict[str, bytes] | None = None) -> list[set[str]]:
+    """What each of these finds between nodes, of ``count`` that were to come."""
+    board, found = Board(spoil), dict[int, set[str]]()
+
+    def one(rank: int, facts: Facts) -> None:
+        seen = look_at_nodes(facts, rank, count, board.of(rank), 0.3)
+        found[rank] = {it.name for it in judge(Facts(nodes=seen)) if it.part == "nodes"}
+
+    threads = [threading.Thread(target=one, args=(rank, look(str(path), quick=True))) for rank, path in enumerate(paths)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[rank] for rank in range(len(paths))]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store that is there."""
+    at_hand.fill(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_nodes_that_are_alike_find_nothing_and_leave_nothing(place: Path) -> None:
+    """Each sees what node 0 puts into the store; it is gone behind it."""
+    before = sorted(place.rglob("*"))
+    assert compared([place] * 3, 3) == [set()] * 3
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_store_of_its_own_is_found_by_all(place: Path, tmp_path: Path) -> None:
+    """The same path on another disk, or nothing at all there."""
+    at_hand.fill(tmp_path / "other" / "runs")
+    assert compared([place, tmp_path / "other" / "runs"], 2) == [{"node-store"}] * 2
+    assert compared([place, tmp_path / "none"], 2) == [{"node-store"}] * 2
+
+
+def test_one_that_does_not_come_or_talks_nonsense_is_missing_and_the_rest_is_compared(place: Path) -> None:
+    """Within the time there was."""
+    began = time.monotonic()
+    assert compared([place] * 2, 3) == [{"node-missing"}] * 2
+    assert time.monotonic() - began < 20
+    for nonsense in (b"", b"\xff" * 1000, b"\x83" + b"\xa4host\x01" * 3, b"\xdf\xff\xff\xff\xff"):
+        assert compared([place] * 2, 2, {"facts/1": nonsense}) == [{"node-missing"}] * 2, nonsense
+    assert compared([place] * 2, 2, {"clock/1": b"\xff"}) == [set()] * 2
+    assert compared([place] * 2, 2, {"go/0": b"../../etc/passwd"}) == [set()] * 2
+
+
+def test_no_value_of_a_setting_is_shown() -> None:
+    """Digests are compared, and not told either."""
+    (found,) = [one for one in judge(nodes(settings={"RELIGHT_KEY": "2f"})) if one.name == "node-settings"]
+    assert "2f" not in f"{found.evidence}{found.what}"
+    assert "node 1 (b)" in found.where
+
+
+def free_port() -> int:
+    """One that nobody has just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun sets it; or by hand; anything else is an error with what it should be."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    assert seat_of("[::1]:29400", "1/2") == Seat("::1", 29400, 1, 2, False)
+    assert seat_of("a:1", "0/1").holds
+    for wrong in (("", ""), ("a", "0/2"), ("a:1", "2"), ("a:1", "2/2"), ("a:0", "0/2"), ("a:99999", "0/2"), (":1", "0/2"), ("a:1", ""), ("a:1", "x/y"), ("", "0/2")):
+        with pytest.raises(ConfigError):
+            seat_of(*wrong)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "n"), ("MASTER_PORT", "7")):
+        monkeypatch.setenv(name, value)
+    assert seat_of("", "") == Seat("n", 7, 0, 4, True)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert not seat_of("", "").holds
+    monkeypatch.setenv("RANK", "five")
+    with pytest.raises(ConfigError):
+        seat_of("", "")
+
+
+def test_a_first_node_that_is_not_there_is_an_error_in_time() -> None:
+    """And so is a port that somebody has."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        Meeting(Seat("127.0.0.1", free_port(), 1, 2, False), 1.0)
+    assert time.monotonic() - began < 15
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))  # noqa: S104
+        taken.listen()
+        with pytest.raises(StoreUnavailable, match="port"):
+            Meeting(Seat("127.0.0.1", int(taken.getsockname()[1]), 0, 2, True), 1.0)
+
+
+def start(place: Path, rank: int, count: int, port: int, **settings: str) -> subprocess.Popen[str]:
+    """The command, as on a node."""
+    command = [sys.executable, "-m", "relight", "doctor", str(place), "--quick", "--nodes", "--json", "--within", "8"]
+    return subprocess.Popen(
+        [*command, "--meet", f"127.0.0.1:{port}", "--node", f"{rank}/{count}"],
+        env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_real_processes_meet_and_none_hangs_if_one_is_missing(place: Path) -> None:
+    """Two of two, with a setting that differs; two of three; and one alone, whose first node never comes: an error."""
+    for count, wanted in ((2, {"node-settings"}), (3, {"node-settings", "node-missing"})):
+        port, began = free_port(), time.monotonic()
+        running = [start(place, rank, count, port, RELIGHT_GRACE_S=str(30 + rank)) for rank in range(2)]
+        for one in running:
+            out, error = one.communicate(timeout=80)
+            assert one.returncode == 1, error
+            found = {it["name"] for it in json.loads(out)["findings"] if it["part"] == "nodes"}
+            assert found == wanted, error
+            told = json.loads(out)["nodes"]
+            assert [it["there"] for it in told] == [True, True, False][:count]
+            assert all(it["sees_store"] and abs(it["ahead_s"]) < 5 for it in told[:2])
+        assert time.monotonic() - began < 70
+    alone = start(place, 1, 2, free_port())
+    out, error = alone.communicate(timeout=60)
+    assert alone.returncode != 0
+    assert "does not answer" in error + out

@@ -1,0 +1,31 @@
+"""``relight`` with a sensor that lies: ``foretold.py SECONDS ARGUMENTS…``; after so many seconds of samples the store's disk has no room left.
+
+All else is real. It also says so at its first looks, for which a node is otherwise watched for five minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from relight.cli import main
+from relight.foresee import gate
+from relight.foresee.host import HostGauges
+from relight.foresee.sample import Room
+
+GB = 1e9
+
+
+def plant(seconds: int) -> None:
+    """Each sample is a second."""
+    samples = iter(range(10**9))
+
+    def rooms(self: HostGauges) -> tuple[Room, ...]:
+        return (Room(0.0 if next(samples) >= seconds else 500 * GB, 1000 * GB),)
+
+    gate.FIRST_LOOK = 1  # type: ignore[attr-defined]
+    HostGauges.rooms = rooms  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    plant(int(sys.argv.pop(1)))
+    main()
