@@ -58,7 +58,7 @@ class Checkpoints(Checkpoint):
         if trainer.fast_dev_run:
             return
         if trainer.ckpt_path is not None:
-            raise ConfigError("fit(ckpt_path=…) and Checkpoints would both restore", hint="leave ckpt_path out, or give resume=False")
+            raise ConfigError("fit(ckpt_path=…) and Checkpoints would both restore", hint="leave ckpt_path out, or keep ModelCheckpoint")
         foreign = [type(one).__name__ for one in trainer.optimizers if not isinstance(one, torch.optim.Optimizer)]
         if foreign:
             raise ConfigError(f"the strategy has an optimizer of its own, {foreign[0]}", hint="keep ModelCheckpoint")
