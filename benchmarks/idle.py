@@ -289,6 +289,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, too
     folder = Path(tempfile.mkdtemp(prefix="relight-idle-"))
     try:
         said = measure(given.rounds, given.seconds, folder)
