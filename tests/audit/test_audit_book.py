@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from relight.audit import Book, check, told
 from relight.cli import cli
-from relight.errors import ConfigError, StoreUnavailable
+from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.store import open_bytes
 from relight.store.memory import MemoryStore
 
@@ -76,6 +76,7 @@ def test_a_cut_end_and_a_log_that_was_written_anew_are_found_by_the_anchor(tmp_p
 
 def test_what_cannot_be_written_down_is_not_done() -> None:
     """The store's error comes before the action."""
+
     class Full(MemoryStore):
         def put_once(self, key: str, data: bytes) -> bool:
             raise StoreUnavailable("full")
@@ -147,3 +148,46 @@ def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: py
     assert [(one.what, one.on, one.how) for one in entries] == [
         ("tag", f"{store}/run-000", "ok"), ("keys new", str(tmp_path / "key"), "ok"), ("hold", f"{store}/run-000", "failed"),
     ]  # fmt: skip
+
+
+def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's are entries of their own, also one that fails; what a command has the library do is the command's entry alone."""
+    import torch
+
+    import relight
+    from relight.catalog import open_run
+    from relight.export import Options, execute_export, plan_export
+    from relight.foreign import bring_in, look
+
+    relight.save(str(tmp_path / "runs" / "demo"), {"model": {"w": torch.ones(3)}}, step=1)
+    store, target, audited = open_bytes(str(tmp_path / "runs")), tmp_path / "out.safetensors", tmp_path / "audit"
+    run = open_run(store, "demo")
+    opened = run.open(run.history().live[-1])
+    monkeypatch.setenv("RELIGHT_AUDIT", str(audited))
+    plan = plan_export(opened, target, Options())
+    execute_export(plan)
+    bring_in(look(target), store, "brought")
+    with pytest.raises(RelightError):
+        execute_export(plan)  # it is there by now
+    assert CliRunner().invoke(cli, ["export", f"{tmp_path}/runs/demo", f"{tmp_path}/more.safetensors"]).exit_code == 0
+    assert [(one.what, one.on, one.how == "ok") for one in Book(open_bytes(str(audited))).entries()] == [
+        ("export", f"{store.url}/{opened.prefix}", True),
+        ("import", f"{target} into {store.url}/brought", True),
+        ("export", f"{store.url}/{opened.prefix}", False),
+        ("export", f"{tmp_path}/runs/demo", True),
+    ]
+
+
+def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit store lies below a file: the error comes first, and nothing is there after."""
+    import torch
+    from safetensors.torch import save_file
+
+    from relight.foreign import bring_in, look
+
+    save_file({"w": torch.ones(3)}, tmp_path / "in.safetensors")
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "file" / "audit"))
+    with pytest.raises(RelightError):
+        bring_in(look(tmp_path / "in.safetensors"), open_bytes(str(tmp_path / "runs")), "brought")
+    assert not (tmp_path / "runs" / "brought").exists()

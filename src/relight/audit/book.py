@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError
@@ -19,6 +20,8 @@ from relight.store.urls import absolute
 SETTING = "RELIGHT_AUDIT"
 RUN, TOPIC = "audit", "audit"
 WORDS_MAX = 500
+_telling: ContextVar[bool] = ContextVar("_telling", default=False)
+"""Whether this thread is within something that is written down already."""
 _ANCHOR = re.compile(r"([0-9]{1,12})-([0-9a-f]{64})\Z")
 
 
@@ -146,8 +149,11 @@ def book_from_settings() -> Book | None:
 
 @contextmanager
 def told(what: str, on: str) -> Iterator[None]:
-    """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more."""
-    book = book_from_settings()
+    """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more.
+
+    What a command has the library do is one entry, the command's.
+    """
+    book = None if _telling.get() else book_from_settings()
     if book is None:
         yield
         return
@@ -156,7 +162,11 @@ def told(what: str, on: str) -> Iterator[None]:
     except (OSError, KeyError, ImportError):
         who = ""
     with book.doing(who, what, on):
-        yield
+        within = _telling.set(True)
+        try:
+            yield
+        finally:
+            _telling.reset(within)
 
 
 def _short(text: str) -> str:

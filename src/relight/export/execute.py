@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from relight.audit import told
 from relight.catalog.read import read_tensors
 from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
 from relight.catalog.whole import Whole
@@ -46,8 +47,13 @@ def execute_export(plan: ExportPlan, progress: Progress | None = None) -> Export
     """Read, check, convert, write, and put in place. ``CorruptCheckpoint`` if a byte is not what was committed: nothing is there then.
 
     Memory: what ``read_tensors`` takes, and ``BLOCKS_MAX`` blocks; of tensors that several ranks hold across,
-    or that are averaged, a slab.
+    or that are averaged, a slab. In the audit log, if ``RELIGHT_AUDIT`` names one, before anything is written.
     """
+    with told("export", f"{plan.opened.store.url}/{plan.opened.prefix}"):
+        return _execute(plan, progress)
+
+
+def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
     begun = time.monotonic()
     with Landing(plan.path, folder=plan.folder, overwrite=plan.options.overwrite) as landing:
         files: list[OutFile] = []

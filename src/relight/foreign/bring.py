@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relight import audit
 from relight.catalog import Run
 from relight.commit import Place, SaveRequest
 from relight.commit.earlier import Smaller
@@ -52,9 +53,26 @@ def bring_in(
     ``step``: if the source does not say, or says another; else 0. The run is made if there is none; nobody is fenced. Memory: two slabs.
     ``ConfigError`` if the run is further on already: it would resume from here. ``before_commit`` is called when all bytes are durable, and
     may wait; what it raises calls the import off. ``user``: more that its root is to say. ``smaller``: how
-    it is stored.
+    it is stored. In the audit log, if ``RELIGHT_AUDIT`` names one, before anything is written.
     """
+    with audit.told("import", f"{found.path} into {store.url}/{run}"):
+        return _bring_in(
+            found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller
+        )
 
+
+def _bring_in(
+    found: Found,
+    store: ByteStore,
+    run: str,
+    *,
+    step: int | None,
+    which: Sequence[str],
+    progress: Callable[[int], None] | None,
+    before_commit: Callable[[], None] | None,
+    user: Mapping[str, Any] | None,
+    smaller: Smaller | None,
+) -> ImportReport:
     def written() -> None:
         found.files.check_unchanged()
         if before_commit is not None:
