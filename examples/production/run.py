@@ -1,7 +1,7 @@
 """A production run and its trouble: ``python examples/production/run.py --seed 0 --out build/production``.
 
 First the run to which nothing happens, then the same one with trouble that is planted from outside: a rank is killed. Each stage says what
-it expects and ends everything if that is not what happened; at the end every step's loss must be, to the bit, that of the run to which nothing happened.
+it expects and ends everything if that is not what happened; at the end every step's loss must be, to the bit, that of the first run.
 """
 
 from __future__ import annotations
