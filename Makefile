@@ -12,7 +12,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit long crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz clean
+.PHONY: help demo test check docs site unit long crash kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -97,6 +97,9 @@ ranks: $(STAMP) ## 500 times one rank of several is killed, stopped or without r
 
 nonces: $(STAMP) ## 10,000 encrypted saves, killed anywhere: no pair of key and nonce comes twice
 	$(BIN)/python tests/encryption/nonces.py --saves 10000
+
+production: $(STAMP) ## a GPT with everything on at once and a rank killed, three seeds: each step's loss as if nothing had happened
+	for seed in 0 1 2; do $(BIN)/python examples/production/run.py --seed $$seed || exit 1; done
 
 lives: $(STAMP) ## 200 failures of real jobs under relight run, of twelve kinds: taken for what they were, and gone on from
 	$(BIN)/python tests/supervise/lives.py

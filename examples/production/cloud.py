@@ -1,0 +1,63 @@
+"""An S3-compatible server of our own, with a bucket for each run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SERVER = Path(__file__).resolve().parents[2] / "tests" / "store" / "moto_server.py"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "production", "AWS_SECRET_ACCESS_KEY": "production-secret", "AWS_REGION": "us-east-1"}
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Cloud:
+    """It keeps its objects in memory, and what a client needs to reach it in ``environment``."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.port = folder, free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.url = "s3:/"
+        self.environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.address}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin, and wait until it answers."""
+        with (self.folder / "cloud.log").open("wb") as log:
+            command = [sys.executable, str(SERVER), str(self.port)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""})
+        ends = time.monotonic() + 60
+        while self.process.poll() is None and time.monotonic() < ends:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1.0).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise RuntimeError(f"the object store does not begin: see {self.folder / 'cloud.log'}")
+
+    def new_bucket(self, name: str) -> None:
+        """As its owner would."""
+        import boto3
+
+        client = boto3.client(
+            "s3", endpoint_url=self.address, region_name="us-east-1",
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"], aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        )  # fmt: skip
+        client.create_bucket(Bucket=name)
+
+    def stop(self) -> None:
+        """For good."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None

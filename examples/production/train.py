@@ -1,0 +1,72 @@
+"""A GPT on real text under FSDP2: the production example's whole trainer. When and how it saves stands in relight.toml.
+
+``relight run --nproc-per-node 4 train.py --hot DIRECTORY/RUN --cold s3://BUCKET/RUN --steps 400 --losses FILE``
+"""
+
+import argparse
+import json
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import relight
+from relight.demo.gpt import GPT
+from relight.demo.text import read_text
+
+CONTEXT, BATCH = 64, 8
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--hot", required=True, help="the run on a near disk")
+parser.add_argument("--cold", required=True, help="the run in an object store")
+parser.add_argument("--steps", type=int, default=400)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--losses", required=True, help="a file that gets a line a step")
+options = parser.parse_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (ranks,))
+
+torch.manual_seed(options.seed)
+model = GPT(context=CONTEXT, width=64, layers=4, heads=4)
+for block in model.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+torch.manual_seed(options.seed + 1 + rank)  # dropout differs from rank to rank; Relight keeps each rank's generator
+
+text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long()
+
+
+def batch_of(step: int) -> torch.Tensor:
+    """This rank's share of the step's samples, which are the same however many ranks share them."""
+    starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step))
+    return torch.stack([text[start : start + CONTEXT + 1] for start in starts[rank::ranks].tolist()])
+
+
+tiers = relight.Tiers(  # relight: near and far, each with what it keeps
+    hot=relight.tier(options.hot, keep=relight.keep(last=3)),
+    cold=relight.tier(options.cold, keep=relight.keep(last=5, every=100)),
+)
+with relight.Checkpointer(tiers, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:  # relight:
+    for step in range(ckpt.restore(), options.steps):  # relight:
+        if ckpt.skips(step):  # relight: a batch that broke the run before
+            continue
+        samples = batch_of(step)
+        loss = F.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        if rank == 0:
+            with open(options.losses, "a") as log:
+                log.write(json.dumps({"step": step, "loss": mean.item() / ranks, "ranks": ranks}) + "\n")
+        ckpt.step(step, loss=loss)  # relight:
+dist.destroy_process_group()
