@@ -234,6 +234,21 @@ def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None
     assert [(one.step, one.body.metrics) for one in relight.open(run).checkpoints()] == [(4, {"loss": 1.899999976158142})]
 
 
+def test_the_last_save_has_the_metrics_of_its_step(run: str) -> None:
+    """Of a step that no trigger saved: as they were when it ended, whatever the tensors hold by then; what is no number is left out."""
+    total = torch.tensor(2.5)
+    with relight.Checkpointer(run, x=1, save=relight.every(steps=10), signals=False) as ckpt:
+        ckpt.step(3, loss=total, rate=1, note="words", each=torch.ones(2))
+        total.zero_()
+    ckpt = relight.Checkpointer(run, x=1, signals=False)
+    ckpt.restore()
+    with pytest.raises(ValueError, match="stop"), ckpt:
+        ckpt.step(4, loss=0.5)
+        raise ValueError("stop")
+    saved = [(one.step, one.body.reason, one.body.metrics) for one in relight.open(run).checkpoints()]
+    assert saved == [(3, "end", {"loss": 2.5, "rate": 1.0}), (4, "exception: ValueError", {"loss": 0.5})]
+
+
 def test_a_superseded_attempt_can_never_save_again(run: str) -> None:
     """Two processes on one run: the older one is told, and its save is no checkpoint."""
     old = relight.Checkpointer(run, x=1)

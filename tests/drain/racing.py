@@ -1,6 +1,6 @@
 """Everybody at once on one run of two tiers, killed at random, each with a clock of its own. ``make racing``; a slice is in the suite.
 
-Nine processes save (superseding each other), restore, tag, drain, prune, sweep and verify without a pause; each is killed with SIGKILL again and
+Ten processes save (superseding each other), restore, tag, drain, prune, sweep and verify without a pause; each is killed with SIGKILL again and
 again and started anew, with a clock that is off by up to years. What must hold meanwhile and in the end: whatever the log lists restores
 to its bits, in both tiers; nothing that was acknowledged is gone unless retention said that it goes; each tier holds what its log lists and,
 once a last attempt has swept, nothing else.
@@ -36,7 +36,7 @@ from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import RUN, Facts, examine, leftovers, look, read_state, save, state_of
 
-ROLES = ("save", "save", "save", "restore", "restore far", "tag", "drain", "prune", "sweep", "verify")
+ROLES = ("save", "save", "save", "restore", "restore far", "tag", "drain", "drain", "prune", "sweep", "verify")
 
 
 def tiers_at(near: str, far: str) -> Tiers:

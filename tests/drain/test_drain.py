@@ -13,7 +13,7 @@ from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.drain.outwards import residency
-from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, StoreUnavailable
+from relight.errors import CorruptCheckpoint, Fenced, StoreUnavailable
 from relight.layout import Bytes
 from relight.log import Log, fold
 from relight.policy import Keep, Tiers, keep, tier
@@ -157,7 +157,7 @@ def test_charge_is_looked_at_when_a_copy_commits(tmp_path: Path, monkeypatch: py
 
 
 def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second to commit is refused: no checkpoint is there twice."""
+    """The second to commit gives up its own: no checkpoint is there twice, and nothing has failed."""
     attempt = begin(tmp_path)
     save(attempt, 0)
     check, inner = copying.check_written, []
@@ -171,8 +171,7 @@ def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(copying, "check_written", another_first)
     report = drain(attempt.store, "run")
-    assert isinstance(report.errors["far"], LeaseHeld)
-    assert live(tmp_path, "far") == [0]
+    assert not report.errors and live(tmp_path, "far") == [0]
 
 
 def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ class Checkpointer(Holds):
         self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
         self._verified: dict[str, bool] = {}
         self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
+        self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
         watch_loaders(self._components)
@@ -195,7 +196,7 @@ class Checkpointer(Holds):
         self._take_charge()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
-        self._last_step, self._last_micro_step = step, micro_step
+        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, options.as_they_are(metrics)
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
         self._collect()
@@ -237,7 +238,7 @@ class Checkpointer(Holds):
             check_free(tag)
         self._start_up()
         self._take_charge()
-        self._last_step, self._last_micro_step = step, micro_step
+        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
         self._collect()
         with self._saving():
             save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
@@ -260,7 +261,7 @@ class Checkpointer(Holds):
         try:
             self._drain()
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
-                self._save(self._last_step, "end", {}, None, self._last_micro_step, may_wait=True)
+                self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
@@ -567,7 +568,7 @@ class Checkpointer(Holds):
                 why = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
                 emit("save.none", f"{type(error).__name__} in the step after {step}: {why}, so nothing was saved", step=step)
                 return
-            self._write(state, step, f"exception: {type(error).__name__}", {}, None, None)
+            self._write(state, step, f"exception: {type(error).__name__}", self._last_metrics, None, None)
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
 

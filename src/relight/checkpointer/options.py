@@ -126,6 +126,13 @@ def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str
     return {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
 
 
+def as_they_are(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics for a save of the same step that comes later: a tensor may hold another value by then. Waits for no device. What is no
+    number is left out: it may not keep a last state from being saved."""
+    numbers = {name: value for name, value in metrics.items() if getattr(value, "ndim", 0) == 0 and hasattr(value, "__float__")}
+    return {name: value.detach().clone() if hasattr(value, "detach") else value for name, value in numbers.items()}
+
+
 def as_number(name: str, value: Any) -> float:
     """A metric as a float; a tensor is read, which waits for its device."""
     try:

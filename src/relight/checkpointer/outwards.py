@@ -140,7 +140,7 @@ class Outwards:
 
     def _hear(self, event: Event) -> None:
         tier = event.fields.get("tier")
-        if event.name == "drain.done" and tier in self._names:
+        if event.name in ("drain.done", "drain.found") and tier in self._names:
             checkpoint_id = str(event.fields.get("id"))
             with self._changed:
                 there = self._there.setdefault(checkpoint_id, set())

@@ -18,6 +18,7 @@ from relight.doctor.facts import Facts, Mount, NodeFacts
 from relight.errors import RelightError
 from relight.pulse.settings_file import FILE, PLACE
 from relight.store import ByteStore, open_bytes
+from relight.typed import from_msgpack
 from relight.version import VERSION
 
 STEP_S = 10.0
@@ -119,7 +120,7 @@ def _all_of(heard: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
     found = {}
     for rank, data in heard.items():
         with contextlib.suppress(msgspec.MsgspecError):
-            found[rank] = msgspec.msgpack.decode(data, type=kind)
+            found[rank] = from_msgpack(data, kind)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from relight.catalog import Run
 from relight.catalog.tiers import Merged, drained_to, merge, newest_seq, open_tier, pace_of, reach_all, tiers_of
 from relight.commit.attempt import take_over
-from relight.errors import CorruptCheckpoint, Fenced, RelightError, StoreUnavailable, UnsafeContent
+from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy.tiers import DRAINED_TOPIC, Pace, Tier, owed
@@ -19,10 +19,17 @@ from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
 from relight.store.around import guard_of
-from relight.transfer.copying import copy_one
+from relight.transfer.copying import Claimed, copy_one
 
 Tell = Callable[[str, str, dict[str, Any]], None]
 """Event, sentence, fields: as ``observe.emit`` takes them."""
+LOOKS_S = 0.5
+"""Between two looks at what another node copies."""
+STILL_S = 3.0
+STILL_BYTES_PER_S = 50e6
+"""A copy of another node's at which nothing shows for so long, and as long as all of it takes at that speed, is taken for given up."""
+FOUND_MAX = 16
+"""Of the newest checkpoints: those that others have copied are told of."""
 
 
 @dataclass(slots=True)
@@ -72,6 +79,9 @@ class _Way:
         self._attempt = ""
         self._log = Log(near.store, near.name)
         self._unreadable: set[str] = set()
+        self._mine: set[str] = set()
+        self._given_up: set[str] = set()
+        """What another node has begun to copy, and does not go on with."""
 
     def go(self) -> None:
         """Until nothing is owed, or there is no more to be done."""
@@ -93,6 +103,7 @@ class _Way:
             wanted = [one for one in owed_to(tier, history, far, at_pace=self._at_pace) if one not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:
+                self._tell_found(history, far)
                 break
             one = history.find(wanted[0])
             assert one is not None
@@ -114,13 +125,21 @@ class _Way:
                 raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
 
         try:
-            copy_one(self._near.open(one), store, log, progress, charge)
+            copy_one(self._near.open(one), store, log, progress, charge, gives_way=one.id not in self._given_up)
+        except Claimed as error:
+            self._watch(one, store, log, error.prefix)
+            return
+        except LeaseHeld:
+            if one.id in _named(fold(log.read()), self._near.history()):  # another node's was quicker
+                return
+            raise
         except (CorruptCheckpoint, UnsafeContent) as error:  # of the near copy: another checkpoint may be whole
             self._unreadable.add(one.id)
             what = f"checkpoint {one.id} is not copied to {self._tier.name}: {error}"
             self._tell("drain.failed", what, {"tier": self._tier.name, "id": one.id, "kind": error.kind})
             return
         seconds = time.monotonic() - started
+        self._mine.add(one.id)
         self._report.copied.append((self._tier.name, one.id, one.body.alone_bytes, seconds))
         self._note(self._near.history(), fold(log.read()))
         self._tell(
@@ -128,6 +147,30 @@ class _Way:
             f"step {one.step} ({one.id}, {one.body.alone_bytes / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
             {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": one.body.alone_bytes, "seconds": round(seconds, 3)},
         )
+
+    def _watch(self, one: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
+        """Another node copies it: until it is there, or nothing shows at it any more."""
+        patience_s = STILL_S + one.body.alone_bytes / (self._tier.bytes_per_second or STILL_BYTES_PER_S)
+        seen: set[str] = set()
+        changed = time.monotonic()
+        while one.id not in _named(fold(log.read()), self._near.history()):
+            now = {entry.name for entry in store.list(prefix)}
+            if now != seen:
+                seen, changed = now, time.monotonic()
+            if time.monotonic() - changed > patience_s:
+                self._given_up.add(one.id)
+                return
+            time.sleep(LOOKS_S)
+            if self._stop():
+                raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
+
+    def _tell_found(self, history: History, far: History) -> None:
+        """What others of this attempt have copied: whoever waits for it here hears of it."""
+        there = set(_named(far, history))
+        for one in history.live[-FOUND_MAX:]:
+            if one.id in there and one.id not in self._mine and one.epoch == history.epoch:
+                what = f"step {one.step} ({one.id}) is on {self._tier.name} too: another process has copied it"
+                self._tell("drain.found", what, {"tier": self._tier.name, "id": one.id, "step": one.step})
 
     def _note(self, history: History, far: History) -> None:
         """Tell the nearest log what is there now, so that retention there knows without asking; also what a drain that died did not say."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from relight.keys import Guard
 PAUSE_S = 5.0
 """Before a tier that failed is tried again; twice as long each time."""
 PAUSE_MAX_S = 300.0
+KNOWN_MAX = 256
 Tell = Callable[[str, str, dict[str, Any]], None]
 
 
@@ -35,6 +37,8 @@ class Drainer:
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
         self._child: subprocess.Popen[str] | None = None
+        self._known: deque[tuple[str, str]] = deque(maxlen=KNOWN_MAX)
+        """Tier and id of copies that were told of."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -126,11 +130,23 @@ class Drainer:
                     name, say, fields = json.loads(line)
                 except ValueError:
                     continue
-                self._tell(name, say, fields)
+                if self._is_news(name, fields):
+                    self._tell(name, say, fields)
         status = child.wait()
         with self._changed:
             self._child = None
         return status == 0
+
+
+    def _is_news(self, name: str, fields: dict[str, Any]) -> bool:
+        """Each process looks anew at what is there: a copy is told of once."""
+        copy = (str(fields.get("tier")), str(fields.get("id")))
+        if name not in ("drain.done", "drain.found"):
+            return True
+        known = copy in self._known
+        if not known:
+            self._known.append(copy)
+        return name == "drain.done" or not known
 
 
 def _told(guard: Guard) -> str:

@@ -58,6 +58,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "prune.failed": (logging.WARNING, "retention did not work this time"),
     "sweep.done": (logging.INFO, "leftovers of dead attempts were deleted"),
     "drain.done": (logging.INFO, "a further tier has a checkpoint now"),
+    "drain.found": (logging.INFO, "a further tier has a checkpoint that another node has copied"),
     "drain.waiting": (logging.INFO, "the run ends, and waits until its last checkpoint is on the further tiers"),
     "drain.failed": (logging.WARNING, "a checkpoint could not be copied to a further tier this time"),
     "drain.fenced": (logging.ERROR, "another attempt has taken charge of a further tier: nothing more is copied there"),

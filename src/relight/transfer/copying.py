@@ -134,21 +134,37 @@ def _origin(view: View, checkpoint_id: str) -> dict[str, Any]:
     return {"store": view.store_id, "run": view.run_id, "id": checkpoint_id}
 
 
-def copy_one(opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None) -> str:
+class Claimed(LeaseHeld):
+    """Somebody else of the same attempt is copying it there; ``prefix``: where."""
+
+    def __init__(self, prefix: str, where: str) -> None:
+        super().__init__("somebody else is copying it there", where=where)
+        self.prefix = prefix
+
+
+def copy_one(
+    opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None, *, gives_way: bool = False
+) -> str:
     """Copy a checkpoint and commit it there; its id there. ``charge``: the epoch in which an attempt copies, which must be the
-    destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is."""
+    destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is. ``gives_way``: ``Claimed`` if a
+    copy of it has been begun there in the same epoch, instead of a second one under a name of its own.
+
+    The first part is written before all else, and by one alone: a directory is his who did, and only he writes or deletes in it."""
     view = log.read()
     history = fold(view)
     _in_charge(log.run, charge, history)
     origin = opened.checkpoint.original_id
     free = opened.root.id not in history.committed_ids
     directory = CheckpointDir(opened.root.step, opened.root.id if free else new_id(), history.epoch)
-    if any(True for _ in store.list(f"{log.run}/{directory}")):  # an interrupted copy of the same one: no name is used twice
-        directory = directory._replace(id=new_id())
-    prefix = f"{log.run}/{directory}"
+    writing = _Copying(opened, store, view, directory)
+    while not writing.claim():
+        if gives_way and writing.directory.id == opened.root.id:
+            raise Claimed(writing.prefix, log.run)
+        writing = _Copying(opened, store, view, directory._replace(id=new_id()))
+    directory, prefix = writing.directory, writing.prefix
     committing = False
     try:
-        root = _write(opened, store, view, history, directory, progress)
+        root = writing.write(history, progress)
         root_hash, root_bytes = check_written(store, prefix, root)
         body = _commit_body(opened, root, str(directory), root_hash, root_bytes)
 
@@ -178,42 +194,63 @@ def _in_charge(run: str, charge: int | None, history: History) -> None:
         raise Fenced(f"attempt {charge} there was superseded by attempt {history.epoch}", where=run)
 
 
-def _write(
-    opened: Opened, store: ByteStore, view: View, history: History, directory: CheckpointDir, progress: Progress | None
-) -> Root:
-    """Packs, parts, root, durable by content and by name. Their order is that of a save."""
-    prefix = f"{view.run}/{directory}"
-    refs = []
-    stored = 0
-    for ref, part in zip(opened.root.parts, opened.parts, strict=True):
-        for pack in part.packs:
-            _copy_pack(opened, pack, store, f"{prefix}/{pack.file}", progress)
-        moved: Part = msgspec.structs.replace(
-            part, store=view.store_id, run=view.run_id, id=directory.id, step=directory.step, epoch=directory.epoch,
+class _Copying:
+    """A copy in its directory."""
+
+    def __init__(self, opened: Opened, store: ByteStore, view: View, directory: CheckpointDir) -> None:
+        self.directory, self.prefix = directory, f"{view.run}/{directory}"
+        self._opened, self._store, self._view = opened, store, view
+        self._first = self._moved(opened.parts[0])
+
+    def _moved(self, part: Part) -> bytes:
+        at = self.directory
+        return encode_part(msgspec.structs.replace(
+            part, store=self._view.store_id, run=self._view.run_id, id=at.id, step=at.step, epoch=at.epoch,
             packs=[msgspec.structs.replace(pack, stored=None) for pack in part.packs],
-        )  # fmt: skip
-        data = encode_part(moved)
-        put(store, f"{prefix}/{ref.file}", data)
-        refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
-        stored += sum(pack.size for pack in part.packs) + len(data)
-    origin = {"store": opened.root.store, "run": opened.root.run, "id": opened.root.id}
-    root: Root = msgspec.structs.replace(
-        opened.root,
-        store=view.store_id,
-        run=view.run_id,
-        id=directory.id,
-        epoch=directory.epoch,
-        parents=[one for one in opened.root.parents if one in history.committed_ids],
-        parts=refs,
-        features=[one for one in opened.root.features if one != STORED_CHUNKS],
-        requires=[],
-        stored_bytes=stored,
-        new_bytes=stored,
-        user={**opened.root.user, COPIED_FROM: origin},
-    )
-    put(store, f"{prefix}/{ROOT_FILE}", encode_root(root))
-    store.settle(prefix)
-    return root
+        ))  # fmt: skip
+
+    def claim(self) -> bool:
+        """Whether the directory is ours: nothing was in it, and its first part is of our writing."""
+        if any(True for _ in self._store.list(self.prefix)):  # an interrupted copy of the same one: no name is used twice
+            return False
+        try:
+            return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", self._first)
+        except RelightError:
+            with contextlib.suppress(RelightError):
+                self._store.delete_dir(self.prefix)  # but if it is empty, it stays
+            raise
+
+    def write(self, history: History, progress: Progress | None) -> Root:
+        """Packs, the other parts, root, durable by content and by name."""
+        opened, store, view = self._opened, self._store, self._view
+        refs = []
+        stored = 0
+        for number, (ref, part) in enumerate(zip(opened.root.parts, opened.parts, strict=True)):
+            data = self._moved(part) if number else self._first
+            for pack in part.packs:
+                _copy_pack(opened, pack, store, f"{self.prefix}/{pack.file}", progress)
+            if number:
+                put(store, f"{self.prefix}/{ref.file}", data)
+            refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
+            stored += sum(pack.size for pack in part.packs) + len(data)
+        origin = {"store": opened.root.store, "run": opened.root.run, "id": opened.root.id}
+        root: Root = msgspec.structs.replace(
+            opened.root,
+            store=view.store_id,
+            run=view.run_id,
+            id=self.directory.id,
+            epoch=self.directory.epoch,
+            parents=[one for one in opened.root.parents if one in history.committed_ids],
+            parts=refs,
+            features=[one for one in opened.root.features if one != STORED_CHUNKS],
+            requires=[],
+            stored_bytes=stored,
+            new_bytes=stored,
+            user={**opened.root.user, COPIED_FROM: origin},
+        )
+        put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
+        store.settle(self.prefix)
+        return root
 
 
 def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress: Progress | None) -> None:
