@@ -10,7 +10,7 @@ import pytest
 
 from relight.errors import NoSpace
 from relight.store import MemoryStore
-from relight.supervise.goodput import Account, Goodput, merged
+from relight.supervise.goodput import Account, Goodput, merged, once_each
 from relight.supervise.incidents import Book, read_accounts
 
 
@@ -103,3 +103,16 @@ def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
         assert [one.seconds for one in read_accounts(store, "run")] == [60.0 * (2 if store.full else at)]
         assert len(list(store.list("run/incidents"))) == 1
     assert len(list((tmp_path / "here").iterdir())) <= 1
+
+
+def test_supervisors_of_one_job_count_as_one() -> None:
+    """A job on several nodes has a supervisor on each: of what ran at the same time one counts, the one that saw most steps end."""
+    def one(job: str, began: str, seconds: float, steps: int) -> Account:
+        return Account(job, f"2026-01-01T{began}Z", seconds, {"training": seconds}, {}, {}, steps, 0)
+
+    first = [one("train.py", "10:00:00", 600.0, 99), one("train.py", "10:00:02", 597.0, 100), one("train.py", "10:05:00", 200.0, 40)]
+    later = one("train.py", "10:09:59", 300.0, 50)
+    assert once_each([*first, later]) == [first[1], later]
+    assert once_each([one("a", "10:00:00", 0.0, 0), one("a", "11:00:00", 0.0, 0)]) != []
+    unknown = Account("a", "then", 5.0, {}, {}, {}, 0, 0)
+    assert once_each([unknown, unknown]) == [unknown, unknown]

@@ -7,9 +7,12 @@ been reached before it, is that failure's: stuck, down, starting, restoring, and
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
+from relight.log.identity import seconds_since_epoch
 
 TRAINING, AGAIN = "training", "again"
 FIRST = ""
@@ -89,6 +92,29 @@ class Goodput:
         return Account(
             job, began, round(self._last - self._began, 3), spent, lost, dict(self._failures), self._steps, self._again
         )  # fmt: skip
+
+
+def once_each(accounts: Sequence[Account]) -> list[Account]:
+    """Without those that other supervisors of the same job have kept, one a node: of what ran at the same time, who saw most steps end."""
+    found: list[int] = []
+    spans = [_span(one) for one in accounts]
+    for at in sorted(range(len(accounts)), key=lambda at: (-accounts[at].steps, -accounts[at].seconds)):
+        if not any(_are_one(spans[at], spans[other]) for other in found):
+            found.append(at)
+    return [accounts[at] for at in sorted(found)]
+
+
+def _span(one: Account) -> tuple[float, float] | None:
+    began = seconds_since_epoch(one.began)
+    return (began, began + one.seconds) if began is not None else None
+
+
+def _are_one(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Whether half of the shorter, or more, lies within the longer: a run has one job at a time."""
+    if one is None or other is None:
+        return False
+    shorter = min(one[1] - one[0], other[1] - other[0])
+    return min(one[1], other[1]) - max(one[0], other[0]) > shorter / 2
 
 
 def merged(accounts: list[Account]) -> Account:

@@ -20,6 +20,7 @@ from relight.policy.going_back import sane
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
+from relight.supervise.goodput import once_each as once_each_job
 from relight.typed import from_json_bytes
 
 DIRECTORY = "incidents"
@@ -194,7 +195,7 @@ def read_accounts(store: ByteStore, run: str) -> list[Account]:
     for name in newest.values():
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
             found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), Account))
-    return found
+    return once_each_job(found)
 
 
 def incidents_in(directory: Path) -> list[Incident]:

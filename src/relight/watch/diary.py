@@ -11,6 +11,7 @@ import msgspec
 from relight.errors import CheckpointNotFound, RelightError
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
+from relight.supervise.goodput import once_each as once_each_job
 from relight.supervise.incidents import DIRECTORY, After, Incident, once_each
 from relight.typed import from_json_bytes
 
@@ -57,7 +58,7 @@ class Diary:
         incidents = [name for name in names if not name.endswith((_ACCOUNT, _AFTER))]
         self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
         found = [self._joined(name, one) for name, one in self._incidents.items() if one is not None]
-        return once_each(found), [one for one in self._accounts.values() if one is not None]
+        return once_each(found), once_each_job([one for one in self._accounts.values() if one is not None])
 
     def _joined(self, name: str, one: Incident) -> Incident:
         after = self._afters.get(name.removesuffix(_JSON) + _AFTER)
