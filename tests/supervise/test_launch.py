@@ -57,3 +57,20 @@ def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_super
     assert (found.local_rank, found.exitcode) == (1, -9) and "SIGKILL" in found.message
     path.write_text('{"message": {"message": "ValueError: none", "extraInfo": {"timestamp": "7"}}}')
     assert "ValueError" in str(failure_of(1, 4711, 1, str(path)).message)
+
+
+@pytest.mark.parametrize(
+    ("given", "script", "its"),
+    [
+        (["--nproc-per-node", "2", "train.py", "--log", "x", "--nnodes", "9"], "train.py", ["--log", "x", "--nnodes", "9"]),
+        (["--nproc_per_node=2", "-m", "pkg.train", "--role", "x"], "pkg.train", ["--role", "x"]),
+        (["--standalone", "--", "train.py", "--log=1"], "train.py", ["--log=1"]),
+        (["-r3", "-t", "3", "train.py", "-t"], "train.py", ["-t"]),
+        (["train.py"], "train.py", []),
+    ],
+)
+def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str, its: list[str]) -> None:
+    """Also what argparse would take for short for an option of torchrun's."""
+    options = launch.parse(given)
+    assert (options.training_script, options.training_script_args) == (script, its)
+    assert options.nnodes == "1:1" and options.role == "default"

@@ -54,7 +54,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """torchrun's own. Its usage errors end the process with 2, as its parser does."""
     parser = torchrun.get_args_parser()
     parser.prog = "relight run"
-    return parser.parse_args(arguments)
+    end = _script_at(parser, arguments) + 1
+    options = parser.parse_args(arguments[:end])
+    options.training_script_args += arguments[end:]
+    return options
+
+
+def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Where the script stands. What is behind it is the script's alone: argparse would take a ``--log`` there for short for ``--log-dir``."""
+    known = {option: action for action in parser._actions for option in action.option_strings}
+    at = 0
+    while at < len(arguments):
+        name, given, _ = arguments[at].partition("=")
+        if name == "--":
+            return at + 1
+        if not name.startswith("-") or name == "-":
+            break
+        meant = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
+        at += 1 if given or not meant or meant[0].nargs == 0 else 2
+    return at
 
 
 def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> Ended:
