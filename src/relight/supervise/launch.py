@@ -61,7 +61,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    """Where the script stands. What is behind it is the script's alone: argparse would take a ``--log`` there for short for ``--log-dir``."""
+    """Where the script stands. What is behind it is the script's alone: argparse takes a ``--log`` there for short for ``--log-dir``."""
     known = {option: action for action in parser._actions for option in action.option_strings}
     at = 0
     while at < len(arguments):
