@@ -26,7 +26,6 @@ from relight.policy import Keep
 from relight.policy.compact import Compact, Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore
-from relight.transfer import execute_copy, plan_copy
 
 State = dict[str, np.ndarray]
 WIDTHS = {"float32": "<f4", "int64": "<i8", "uint8": "<u1"}
@@ -216,25 +215,6 @@ def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
         if wrong:
             with pytest.raises(relight.CorruptCheckpoint):
                 read(store, "r", which)
-
-
-def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
-    """Elsewhere it needs nobody: its packs are files again."""
-    store, smaller = LocalStore(tmp_path / "s"), eager()
-    attempt = Attempt.begin(store, "r")
-    held = state()
-    attempt.save(request(0, held, smaller))
-    held = {**held, "adapter": weights(0.25, 7)}
-    second = attempt.save(request(1, held, smaller))
-    source, target = Run(store, "r"), LocalStore(tmp_path / "t")
-    one = source.history().find(second.id)
-    assert one is not None
-    report = execute_copy(plan_copy(source, [one], target, "r"))
-    assert report.damaged == []
-    ((_, there),) = report.copied
-    check(target, "r", there, held)
-    assert body_of(target, "r", there).requires == []
-    assert list((tmp_path / "t" / "r").glob("*/*.safetensors"))
 
 
 def test_parts_of_chunks(tmp_path: Path) -> None:

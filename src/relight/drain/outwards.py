@@ -139,13 +139,15 @@ class _Way:
             self._tell("drain.failed", what, {"tier": self._tier.name, "id": one.id, "kind": error.kind})
             return
         seconds = time.monotonic() - started
+        near, far = self._near.history(), fold(log.read())
+        size = next((copy.body.stored_bytes for copy in far.live if copy.original_id == one.id), one.body.alone_bytes)
         self._mine.add(one.id)
-        self._report.copied.append((self._tier.name, one.id, one.body.alone_bytes, seconds))
-        self._note(self._near.history(), fold(log.read()))
+        self._report.copied.append((self._tier.name, one.id, size, seconds))
+        self._note(near, far)
         self._tell(
             "drain.done",
-            f"step {one.step} ({one.id}, {one.body.alone_bytes / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
-            {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": one.body.alone_bytes, "seconds": round(seconds, 3)},
+            f"step {one.step} ({one.id}, {size / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
+            {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": size, "seconds": round(seconds, 3)},
         )
 
     def _watch(self, one: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:

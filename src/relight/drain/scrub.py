@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_ti
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, adopt_part
+from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, adopt_part, packs_alone
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
@@ -77,6 +78,10 @@ def scrub(
                 return report
             _scrub_one(_At(reaches, merged, place, one), report, pace, repair, tell)
     return report
+
+
+_STORED: Sequence[Callable[[list[Pack]], list[Pack]]] = (list, partial(packs_alone, coded=True), partial(packs_alone, coded=False))
+"""How a tier may store what another one has: as that one does; by itself; plain."""
 
 
 class _Pace:
@@ -172,23 +177,32 @@ def _repair(at: _At, file: str) -> str:
 def _repair_root(at: _At) -> str:
     """The root as it was written here, of another's, the record, and the parts, wherever they are whole. What does not have the hash
     that the record names is not taken."""
-    body = at.one.body
     for copy in at.others:
         reach = at.reaches[copy.place]
         with contextlib.suppress(RelightError):
             root = _root_of(reach, copy.checkpoint)
-            refs = [_ref_here(at, root, ref) for ref in root.parts]
-            known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
-            own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
-            plain = [one for one in root.features if one != STORED_CHUNKS]
-            for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
-                for features in (root.features, plain):
-                    said = {**known, "user": user, "features": features, "requires": body.requires}
-                    data = encode_root(msgspec.structs.replace(root, **_identity(at), **said))
-                    if hexdigest(data) == body.root:
-                        _rewrite(at, ROOT_FILE, data)
-                        return reach.name
+            for packs in _STORED:
+                found = _root_here(at, root, packs)
+                if found is not None:
+                    _rewrite(at, ROOT_FILE, found)
+                    return reach.name
     return ""
+
+
+def _root_here(at: _At, root: Root, packs: Callable[[list[Pack]], list[Pack]]) -> bytes | None:
+    """This tier's root, of another's, if its chunks are stored in that way."""
+    body = at.one.body
+    refs = [_ref_here(at, root, ref, packs) for ref in root.parts]
+    known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
+    own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
+    plain = [one for one in root.features if one != STORED_CHUNKS]
+    for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
+        for features in (root.features, plain):
+            said = {**known, "user": user, "features": features, "requires": body.requires}
+            data = encode_root(msgspec.structs.replace(root, **_identity(at), **said))
+            if hexdigest(data) == body.root:
+                return data
+    return None
 
 
 def _origin(at: _At) -> dict[str, str]:
@@ -197,13 +211,12 @@ def _origin(at: _At) -> dict[str, str]:
     return {"store": near.store_id, "run": near.run_id, "id": at.one.original_id} if near is not None else {}
 
 
-def _ref_here(at: _At, root: Root, ref: PartRef) -> PartRef:
+def _ref_here(at: _At, root: Root, ref: PartRef, packs: Callable[[list[Pack]], list[Pack]]) -> PartRef:
     """What this tier's root says of a part of which ``root``, another tier's, says ``ref``."""
     for _, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
             part, _ = adopt_part(data, root, ref, ref.file)
-            packs = part.packs if not at.place else [msgspec.structs.replace(pack, stored=None) for pack in part.packs]
-            mine = encode_part(msgspec.structs.replace(part, **_identity(at), packs=packs))
+            mine = encode_part(msgspec.structs.replace(part, **_identity(at), packs=packs(part.packs)))
             return PartRef(rank=ref.rank, file=ref.file, size=len(mine), hash=hexdigest(mine))
     raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
 

@@ -1,8 +1,8 @@
 """Copying checkpoints: every byte verified on the way, committed at the other end under that run's own identity.
 
 A copy is no attempt and fences nobody: its COMMIT is a tool's, with the highest epoch read from the destination's log. Packs
-are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from. What was
-coded, or lay with another checkpoint, is a file again, so that a copy needs nobody.
+are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from. What lay with
+another checkpoint, or was told as differences from it, lies here in full, so that a copy needs nobody; what is coded by itself stays so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from relight.catalog import Opened, Run
-from relight.catalog.packs import open_pack
+from relight.catalog.packs import StoredReader, open_pack
 from relight.catalog.read import each_chunk, is_sound
 from relight.commit import delete_directory
 from relight.commit.save import check_written, new_id
@@ -29,9 +29,10 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
-from relight.format.manifest import STORED_CHUNKS, Pack
-from relight.format.names import ROOT_FILE, CheckpointDir
+from relight.format.manifest import STORED_CHUNKS, Pack, packs_alone
+from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
+from relight.format.stored import Stored
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
@@ -200,21 +201,25 @@ class _Copying:
     def __init__(self, opened: Opened, store: ByteStore, view: View, directory: CheckpointDir) -> None:
         self.directory, self.prefix = directory, f"{view.run}/{directory}"
         self._opened, self._store, self._view = opened, store, view
+        stored = {pack.file for part in opened.parts for pack in part.packs if pack.stored is not None}
+        repaired = stored and not stored.isdisjoint(entry.name for entry in opened.store.list(opened.prefix))
+        self._coded = bool(stored) and not repaired  # else what is coded may be damaged
         self._first = self._moved(opened.parts[0])
 
-    def _moved(self, part: Part) -> bytes:
+    def _moved(self, part: Part) -> Part:
         at = self.directory
-        return encode_part(msgspec.structs.replace(
+        moved: Part = msgspec.structs.replace(
             part, store=self._view.store_id, run=self._view.run_id, id=at.id, step=at.step, epoch=at.epoch,
-            packs=[msgspec.structs.replace(pack, stored=None) for pack in part.packs],
-        ))  # fmt: skip
+            packs=packs_alone(part.packs, coded=self._coded),
+        )  # fmt: skip
+        return moved
 
     def claim(self) -> bool:
         """Whether the directory is ours: nothing was in it, and its first part is of our writing."""
         if any(True for _ in self._store.list(self.prefix)):  # an interrupted copy of the same one: no name is used twice
             return False
         try:
-            return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", self._first)
+            return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", encode_part(self._first))
         except RelightError:
             with contextlib.suppress(RelightError):
                 self._store.delete_dir(self.prefix)  # but if it is empty, it stays
@@ -224,15 +229,17 @@ class _Copying:
         """Packs, the other parts, root, durable by content and by name."""
         opened, store, view = self._opened, self._store, self._view
         refs = []
-        stored = 0
+        size, coded = 0, False
         for number, (ref, part) in enumerate(zip(opened.root.parts, opened.parts, strict=True)):
-            data = self._moved(part) if number else self._first
-            for pack in part.packs:
-                _copy_pack(opened, pack, store, f"{self.prefix}/{pack.file}", progress)
+            moved = self._moved(part) if number else self._first
+            data = encode_part(moved)
+            for pack, after in zip(part.packs, moved.packs, strict=True):
+                self._copy_pack(pack, after, progress)
+                size, coded = size + after.stored_bytes, coded or after.stored is not None
             if number:
                 put(store, f"{self.prefix}/{ref.file}", data)
             refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
-            stored += sum(pack.size for pack in part.packs) + len(data)
+            size += len(data)
         origin = {"store": opened.root.store, "run": opened.root.run, "id": opened.root.id}
         root: Root = msgspec.structs.replace(
             opened.root,
@@ -242,10 +249,10 @@ class _Copying:
             epoch=self.directory.epoch,
             parents=[one for one in opened.root.parents if one in history.committed_ids],
             parts=refs,
-            features=[one for one in opened.root.features if one != STORED_CHUNKS],
+            features=[one for one in opened.root.features if coded or one != STORED_CHUNKS],
             requires=[],
-            stored_bytes=stored,
-            new_bytes=stored,
+            stored_bytes=size,
+            new_bytes=size,
             user={**opened.root.user, COPIED_FROM: origin},
         )
         put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
@@ -253,10 +260,14 @@ class _Copying:
         return root
 
 
-def _copy_pack(opened: Opened, pack: Pack, store: ByteStore, key: str, progress: Progress | None) -> None:
-    """Read, check, write what was checked."""
-    with contextlib.closing(sound_chunks(opened, pack, progress)) as chunks:
-        write_pack_of(pack, store, key, chunks)
+    def _copy_pack(self, pack: Pack, after: Pack, progress: Progress | None) -> None:
+        """Read, check, write what was checked."""
+        if after.stored is None:
+            with contextlib.closing(sound_chunks(self._opened, pack, progress)) as chunks:
+                write_pack_of(pack, self._store, f"{self.prefix}/{pack.file}", chunks)
+            return
+        with contextlib.closing(_stored_chunks(self._opened, pack, after.stored, progress)) as chunks:
+            write_pack_from(self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), chunks)
 
 
 def write_pack_of(pack: Pack, store: ByteStore, key: str, chunks: Iterator[memoryview]) -> None:
@@ -294,6 +305,14 @@ def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -
         yield from _sound_chunks(opened, pack, reader, source, progress)
     finally:
         reader.close()
+
+
+def _stored_chunks(opened: Opened, pack: Pack, after: Stored, progress: Progress | None) -> Generator[memoryview, None, None]:
+    """What a copy stores of each chunk. What is coded is decoded, too, to see that it is what was committed."""
+    with contextlib.closing(StoredReader(opened.store, opened.prefix, pack)) as reader:
+        sound = _sound_chunks(opened, pack, reader, f"{opened.prefix}/{pack.file}", progress)
+        for number, (piece, data) in enumerate(zip(after.pieces, sound, strict=True)):
+            yield reader.stored(number) if piece.coded else data
 
 
 def _sound_chunks(opened: Opened, pack: Pack, reader: Reader, source: str, progress: Progress | None) -> Iterator[memoryview]:

@@ -1,0 +1,175 @@
+"""Copies of what is stored coded, or with others: they need nobody, and are no larger than they have to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commit.test_derived import Mixed
+from tests.commit.test_smaller import body_of, check, eager, request, state, weights
+
+import relight
+from relight.catalog import Run, verify_checkpoint
+from relight.catalog.packs import open_pack
+from relight.catalog.tiers import announce
+from relight.commit import Attempt
+from relight.drain import drain, scrub
+from relight.errors import CorruptCheckpoint
+from relight.format.stored import OWN
+from relight.policy import Tiers
+from relight.store import ByteStore, LocalStore, MemoryStore, put
+from relight.transfer import execute_copy, plan_copy
+
+
+def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
+    """Its id there."""
+    one = source.history().find(which)
+    assert one is not None
+    report = execute_copy(plan_copy(source, [one], target, run))
+    assert report.damaged == []
+    return report.copied[0][1]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """What is in its checkpoints' directories."""
+    return {path.name: path.read_bytes() for path in root.glob("r/0*/*")}
+
+
+def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
+    """Elsewhere it needs nobody; what is coded stays so, and what lay with another lies here. A copy of it is the same again."""
+    store, smaller = LocalStore(tmp_path / "s"), eager()
+    attempt = Attempt.begin(store, "r")
+    held = state()
+    attempt.save(request(0, held, smaller))
+    held = {**held, "adapter": weights(0.25, 7)}
+    second = attempt.save(request(1, held, smaller))
+    assert body_of(store, "r", second.id).requires
+    target, further = LocalStore(tmp_path / "t"), LocalStore(tmp_path / "u")
+    there = copied(Run(store, "r"), second.id, target)
+    check(target, "r", there, held)
+    body = body_of(target, "r", there)
+    whole = sum(values.nbytes for values in held.values())
+    assert body.requires == [] and body.stored_bytes == body.new_bytes < 0.9 * whole
+    assert sum(map(len, files(tmp_path / "t").values())) == body.stored_bytes + len(files(tmp_path / "t")["root.json"])
+    again = copied(Run(target, "r"), there, further)
+    check(further, "r", again, held)
+    chunks = [{name: data for name, data in files(tmp_path / one).items() if name.endswith(".chunks")} for one in "tu"]
+    assert chunks[0] == chunks[1] != {}
+
+
+def test_what_is_not_coded_is_a_file(tmp_path: Path) -> None:
+    """Shared, but plain: a copy is what anything opens."""
+    store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
+    attempt = Attempt.begin(store, "r")
+    attempt.save(request(0, state(), smaller))
+    held = {**state(), "adapter": weights(0.25, 7)}
+    second = attempt.save(request(1, held, smaller))
+    assert body_of(store, "r", second.id).requires
+    there = copied(Run(store, "r"), second.id, LocalStore(tmp_path / "t"))
+    check(LocalStore(tmp_path / "t"), "r", there, held)
+    assert not [name for name in files(tmp_path / "t") if name.endswith(".chunks")]
+    run = Run(LocalStore(tmp_path / "t"), "r")
+    assert "stored-chunks" not in run.open(run.history().live[0]).root.features
+
+
+def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_path: Path) -> None:
+    """As the agent writes them: each kind of chunk comes to the same bits, from a copy that needs nobody."""
+    url, mixed = tmp_path / "s" / "run", Mixed(torch.bfloat16)
+    rules = relight.Compact(codecs="always", full_every=8, lossy={"optimizer/*/exp_avg": "int8"})
+    with relight.Checkpointer(
+        url, **mixed.components, save=relight.every(steps=1), compact=rules, background=True, limits=relight.Limits(when_busy="queue")
+    ) as ckpt:
+        ckpt.restore()
+        for step in range(4):
+            mixed.step()
+            ckpt.save(step)
+    source, target = Run(LocalStore(tmp_path / "s"), "run"), LocalStore(tmp_path / "t")
+    before, after = Counter[str](), Counter[str]()
+    for one in source.history().live:
+        there = copied(source, one.id, target, "run")
+        run = Run(target, "run")
+        assert verify_checkpoint(target, run.view(), run.history().find(there)) == []  # type: ignore[arg-type]
+        for counts, opened in ((before, source.open(one)), (after, run.open(run.history().find(there)))):  # type: ignore[arg-type]
+            for part in opened.parts:
+                for pack in part.packs:
+                    for piece in pack.stored.pieces if pack.stored is not None else []:
+                        counts["different"] += piece.base is not None
+                        counts["derived"] += piece.derived
+                        counts["lossy"] += piece.lossy
+                        counts["elsewhere"] += piece.home != OWN
+        first, second = relight.load(url, one.step), relight.load(tmp_path / "t" / "run", one.step)
+        assert torch.equal(first["model"]["2.weight"], second["model"]["2.weight"])
+    assert min(before[kind] for kind in ("different", "derived", "lossy")) > 0, before
+    assert after["different"] == after["elsewhere"] == 0
+    assert (after["derived"], after["lossy"]) == (before["derived"], before["lossy"])
+
+
+def test_what_was_repaired_as_a_file_is_copied_as_one() -> None:
+    """The pack lies beside its chunks, since those are damaged: nothing of them is taken."""
+    store = MemoryStore()
+    attempt = Attempt.begin(store, "r")
+    saved = attempt.save(request(0, state(), eager()))
+    run = Run(store, "r")
+    one = run.history().live[0]
+    opened = run.open(one)
+    for part in opened.parts:
+        for pack in part.packs:
+            reader = open_pack(store, opened.prefix, pack)
+            whole = bytearray(reader.size)
+            reader.read_into(0, memoryview(whole))
+            reader.close()
+            put(store, f"{opened.prefix}/{pack.file}", bytes(whole))
+            chunks = f"{opened.prefix}/{pack.file.removesuffix('.safetensors')}.chunks"
+            data = bytearray(store.get(chunks, 1 << 30))
+            data[len(data) // 2] ^= 1
+            store.delete(chunks)
+            put(store, chunks, bytes(data))
+    target = MemoryStore()
+    there = copied(run, saved.id, target)
+    check(target, "r", there, state())
+    assert body_of(target, "r", there).stored_bytes > body_of(store, "r", saved.id).stored_bytes
+
+
+def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
+    """Whatever of a coded file is turned over, no copy comes of it."""
+    store = LocalStore(tmp_path / "s")
+    saved = Attempt.begin(store, "r").save(request(0, {"base": weights(5)}, eager()))
+    (chunks,) = (tmp_path / "s" / "r").glob("0*/*.chunks")
+    whole = chunks.read_bytes()
+    run = Run(store, "r")
+    for at in range(0, len(whole), len(whole) // 7):
+        data = bytearray(whole)
+        data[at] ^= 4
+        chunks.write_bytes(data)
+        target = MemoryStore()
+        report = execute_copy(plan_copy(run, run.history().live, target, "r"))
+        assert [(one, type(error)) for one, error in report.damaged] == [(saved.id, CorruptCheckpoint)]
+        assert [entry.name for entry in target.list("r")] == ["log"]
+
+
+@pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack", "pack-00000-000.chunks"])
+def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
+    """Each file of a coded copy, gone or with a bit turned over, from the nearest tier, where the same is stored in another way."""
+    attempt, smaller = Attempt.begin(LocalStore(tmp_path / "near"), "r"), eager()
+    announce(attempt.place.log, Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r")).tiers, attempt.epoch)
+    attempt.save(request(0, state(), smaller))
+    held = {**state(), "adapter": weights(0.25, 7)}
+    attempt.save(request(1, held, smaller))
+    assert not drain(attempt.store, "r").errors
+    far = LocalStore(tmp_path / "far")
+    (path,) = (tmp_path / "far" / "r").glob(f"0000000001-*/{file}")
+    whole = path.read_bytes()
+    for damaged in (None, bytes([whole[0] ^ 1]) + whole[1:], whole[: len(whole) // 2]):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        report = scrub(attempt.store, "r")
+        assert report.damage and all(one.tier == "far" and one.repaired_from == "near" for one in report.damage), report.damage
+        run = Run(far, "r")
+        check(far, "r", run.history().live[-1].id, held)
+        assert scrub(attempt.store, "r").damage == []
+        if not file.endswith(".chunks"):
+            assert path.read_bytes() == whole
+        else:  # a repaired pack is a file beside them
+            path.with_name("pack-00000-000.safetensors").unlink()
+            path.write_bytes(whole)
