@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,17 @@ from tests.commit.test_smaller import body_of, check, eager, request, state, wei
 import relight
 from relight.catalog import Run, verify_checkpoint
 from relight.catalog.packs import open_pack
-from relight.catalog.tiers import announce
+from relight.catalog.tiers import announce, drained_bytes
 from relight.commit import Attempt
 from relight.drain import drain, scrub
-from relight.errors import CorruptCheckpoint
+from relight.errors import CorruptCheckpoint, LeaseHeld
+from relight.format.records import RetireBody
 from relight.format.stored import OWN
-from relight.policy import Tiers
+from relight.log import Log, fold
+from relight.policy import Tiers, tier
+from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
-from relight.transfer import execute_copy, plan_copy
+from relight.transfer import copying, execute_copy, plan_copy
 
 
 def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
@@ -85,9 +89,10 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
         for step in range(4):
             mixed.step()
             ckpt.save(step)
-    source, target = Run(LocalStore(tmp_path / "s"), "run"), LocalStore(tmp_path / "t")
+    source = Run(LocalStore(tmp_path / "s"), "run")
     before, after = Counter[str](), Counter[str]()
     for one in source.history().live:
+        target = LocalStore(tmp_path / f"t{one.step}")
         there = copied(source, one.id, target, "run")
         run = Run(target, "run")
         assert verify_checkpoint(target, run.view(), run.history().find(there)) == []  # type: ignore[arg-type]
@@ -99,7 +104,7 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
                         counts["derived"] += piece.derived
                         counts["lossy"] += piece.lossy
                         counts["elsewhere"] += piece.home != OWN
-        first, second = relight.load(url, one.step), relight.load(tmp_path / "t" / "run", one.step)
+        first, second = relight.load(url, one.step), relight.load(tmp_path / f"t{one.step}" / "run", one.step)
         assert torch.equal(first["model"]["2.weight"], second["model"]["2.weight"])
     assert min(before[kind] for kind in ("different", "derived", "lossy")) > 0, before
     assert after["different"] == after["elsewhere"] == 0
@@ -173,3 +178,102 @@ def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
         else:  # a repaired pack is a file beside them
             path.with_name("pack-00000-000.safetensors").unlink()
             path.write_bytes(whole)
+
+
+def shared(folder: Path, count: int, keep: relight.Keep | None = None, **rules: Any) -> tuple[Attempt, list[dict[str, Any]]]:
+    """Saves of a frozen base and an adapter, drained one by one; what each held."""
+    attempt, smaller, wanted = Attempt.begin(LocalStore(folder / "near"), "r"), eager(**rules), []
+    tiers = Tiers(near=str(folder / "near" / "r"), far=tier(str(folder / "far" / "r"), keep=keep))
+    announce(attempt.place.log, tiers.tiers, attempt.epoch)
+    for step in range(count):
+        wanted.append({**state(), "adapter": weights(0.25, 100 + step)})
+        attempt.save(request(step, wanted[-1], smaller))
+        report = drain(attempt.store, "r")
+        assert not report.errors and len(report.copied) == 1
+    return attempt, wanted
+
+
+@pytest.mark.parametrize("codecs", ["always", "never"])
+def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
+    """Of saves that share with each other, what is there is not copied again; the copies need each other, and each is whole."""
+    attempt, wanted = shared(tmp_path, 4, codecs=codecs)
+    far = LocalStore(tmp_path / "far")
+    live = Run(far, "r").history().live
+    assert [bool(one.requires) for one in live] == [False, True, True, True]
+    adapter = wanted[0]["adapter"].nbytes
+    assert all(one.body.new_bytes < 1.2 * adapter + 30_000 for one in live[1:])
+    assert sum(len(path.read_bytes()) for path in (tmp_path / "far" / "r").glob("0*/pack*")) < live[0].body.stored_bytes + 4 * adapter
+    for one, held in zip(live, wanted, strict=True):
+        check(far, "r", one.id, held)
+    near = Run(attempt.store, "r").history()
+    assert [bool(one.requires) for one in near.live] == [False, True, True, True]
+    assert drained_bytes(near, "far") == {one.original_id: one.body.new_bytes for one in live}
+
+
+def test_what_others_need_stays_in_the_tier(tmp_path: Path) -> None:
+    """Retention and sweeping there know who needs whom; what is kept is whole."""
+    attempt, wanted = shared(tmp_path, 6, relight.keep(last=2))
+    far = LocalStore(tmp_path / "far")
+    live = Run(far, "r").history().live
+    assert [one.step for one in live] == [0, 4, 5], "the first has what the others need"
+    execute_sweep(plan_sweep(far, "r"), far)
+    for one in live:
+        check(far, "r", one.id, wanted[one.step])
+
+
+def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retired between the copy's beginning and its commit: nothing is committed that needs it, nothing is left; said again, it is copied in full."""
+    attempt, wanted = shared(tmp_path, 1)
+    source, far, smaller = Run(attempt.store, "r"), LocalStore(tmp_path / "far"), eager()
+    smaller_again = Attempt.begin(LocalStore(tmp_path / "other"), "r")
+    smaller_again.save(request(0, wanted[0], smaller))
+    held = {**wanted[0], "adapter": weights(0.25, 9)}
+    smaller_again.save(request(1, held, smaller))
+    other, inner = Run(smaller_again.store, "r"), copying.check_written
+
+    def meanwhile(*given: Any) -> tuple[str, int]:
+        log = Log(far, "r")
+        log.read()
+        ids = [one.id for one in Run(far, "r").history().live]
+        log.append(lambda view: (RetireBody(ids=ids, reason="by hand"), fold(view).epoch))
+        return inner(*given)
+
+    newest = other.history().live[-1]
+    assert newest.requires
+    monkeypatch.setattr(copying, "check_written", meanwhile)
+    with pytest.raises(LeaseHeld, match="retired meanwhile"):
+        copying.copy_one(other.open(newest), far, Log(far, "r"), None)
+    monkeypatch.undo()
+    assert Run(far, "r").history().live == [] and len(list((tmp_path / "far" / "r").glob("0000000001-*"))) == 0
+    there = copying.copy_one(other.open(newest), far, Log(far, "r"), None)
+    check(far, "r", there, held)
+    assert body_of(far, "r", there).requires == [] and source.history().live
+
+
+@pytest.mark.parametrize("codecs", ["always", "never"])
+@pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack"])
+def test_scrubbing_mends_what_needs_others_there(tmp_path: Path, file: str, codecs: str) -> None:
+    """Root and part of a copy that lies with others in its tier are made of the nearest tier's, to the byte."""
+    attempt, wanted = shared(tmp_path, 3, codecs=codecs)
+    far = LocalStore(tmp_path / "far")
+    for step in (1, 2):
+        (path,) = (tmp_path / "far" / "r").glob(f"000000000{step}-*/{file}")
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        report = scrub(attempt.store, "r")
+        assert [(one.tier, one.repaired_from) for one in report.damage] == [("far", "near")], report.damage
+        assert path.read_bytes() == whole
+    for one, held in zip(Run(far, "r").history().live, wanted, strict=True):
+        check(far, "r", one.id, held)
+
+
+def test_a_new_tier_gets_each_in_turn(tmp_path: Path) -> None:
+    """Copied by hand, all at once, from where they share: the first in full, the others with it."""
+    attempt, wanted = shared(tmp_path, 3)
+    source, target = Run(attempt.store, "r"), LocalStore(tmp_path / "t")
+    report = execute_copy(plan_copy(source, source.history().live, target, "r"))
+    assert len(report.copied) == 3 and not report.damaged
+    live = Run(target, "r").history().live
+    assert [len(one.requires) for one in live] == [0, 1, 1]
+    for one, held in zip(live, wanted, strict=True):
+        check(target, "r", one.id, held)

@@ -219,7 +219,6 @@ def test_tiers_mend_each_other(tmp_path: Path) -> None:
             model.bias.grad = torch.randn(600)
             optimizer.step()
             ckpt.save(step)
-    assert all(one.body.requires == [] for one in relight.open(far).checkpoints())
     assert relight.open(near).latest().body.requires
     newest = max(far.glob("*-e*"))
     for name in ("part-00000.msgpack", "root.json", "pack-00000-000.chunks"):

@@ -176,9 +176,9 @@ def test_one_that_was_only_quicker_is_no_failure(tmp_path: Path, monkeypatch: py
     source = Run(attempt.store, "run")
     inner, told = outwards.copy_one, []
 
-    def slower(opened, store, log, progress, charge, *, gives_way):  # type: ignore[no-untyped-def]
+    def slower(opened, store, log, *given, **named):  # type: ignore[no-untyped-def]
         far = LocalStore(tmp_path / "far")
-        inner(source.open(source.history().live[-1]), far, Log(far, "run"), None, charge)
+        inner(source.open(source.history().live[-1]), far, Log(far, "run"), *given)
         raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
 
     monkeypatch.setattr(outwards, "copy_one", slower)

@@ -251,8 +251,11 @@ class _Work:
             self._rooms.put(room)
 
 
-def each_chunk(reader: Reader, pack: Pack, at_once: int = READS_AT_ONCE) -> Iterator[tuple[int, int, memoryview | RelightError]]:
+def each_chunk(
+    reader: Reader, pack: Pack, at_once: int = READS_AT_ONCE, wanted: Callable[[int], bool] = lambda number: True
+) -> Iterator[tuple[int, int, memoryview | RelightError]]:
     """Every chunk of a pack in order: its number, its offset, its bytes, valid until the next is asked for, or why it cannot be read.
+    Those that are not ``wanted``, by their numbers, are left out, and not read.
 
     Threads read ahead while the caller is busy with what it got, ``at_once`` or ``AHEAD_MAX``. Memory: a buffer of the longest chunk for
     each, and one more.
@@ -261,7 +264,7 @@ def each_chunk(reader: Reader, pack: Pack, at_once: int = READS_AT_ONCE) -> Iter
     if longest > reader.size:  # nothing is set aside for what cannot be there
         longest = reader.size
     rooms: deque[memoryview] = deque()
-    places = _places(pack)
+    places = ((number, offset, length) for number, offset, length in _places(pack) if wanted(number))
 
     def read(offset: int, length: int, room: memoryview) -> memoryview:
         if offset + length > reader.size:

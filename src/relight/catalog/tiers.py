@@ -84,6 +84,12 @@ def drained_to(history: History) -> dict[str, set[str]]:
     return found
 
 
+def drained_bytes(history: History, tier: str) -> dict[str, int]:
+    """What each checkpoint takes there by itself, by its id, as far as it was told: an older Relight did not say."""
+    said = [(note.data.get("id"), note.data.get("bytes")) for note in _notes(history, DRAINED_TOPIC) if note.data.get("tier") == tier]
+    return {str(one): size for one, size in said if isinstance(size, int) and size >= 0}
+
+
 def pace_of(history: History, tier: str, ids: set[str]) -> Pace:
     """How soon behind the newest of ``ids``, which it has, a tier gets the next: as the attempt in charge says. Another's word is over."""
     bodies = [one.body for one in history.notes if history.fences and one.epoch == history.fences[-1].epoch]

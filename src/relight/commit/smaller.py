@@ -131,11 +131,11 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
         for length, chunk in zip(plan.chunks, _made(plan, coder, pace.threads), strict=True):
             hashes.append(chunk.hash)
             if chunk.where is not None:
-                pieces.append(_placed(chunk.where, homes))
+                pieces.append(placed(chunk.where, homes))
                 out.spare(length)
             else:
                 value = Digest(chunk.body).digest() if chunk.coded else chunk.hash
-                base = None if chunk.base is None else _placed(chunk.base, homes)
+                base = None if chunk.base is None else placed(chunk.base, homes)
                 pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
             if pace.progress is not None:
@@ -214,7 +214,7 @@ def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kin
     return {0: BYTES} | {number: kind_of(dtype_named(dtype)) for number, ((dtype, _), _, _) in enumerate(held, 1)}
 
 
-def _placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
+def placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
     """The piece, as this pack says it."""
     links = list(where.piece.links())
     piece: Piece | None = None

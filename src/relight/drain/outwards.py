@@ -115,17 +115,19 @@ class _Way:
         limit = self._tier.bytes_per_second
 
         def progress(length: int) -> None:
-            nonlocal told
-            told += length
             if self._progress is not None:
                 self._progress(length)
-            if limit:
-                time.sleep(max(0.0, told / limit - (time.monotonic() - started)))
             if self._stop():
                 raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
 
+        def sent(length: int) -> None:
+            nonlocal told
+            told += length
+            if limit:
+                time.sleep(max(0.0, told / limit - (time.monotonic() - started)))
+
         try:
-            copy_one(self._near.open(one), store, log, progress, charge, gives_way=one.id not in self._given_up)
+            copy_one(self._near.open(one), store, log, progress, charge, gives_way=one.id not in self._given_up, sent=sent)
         except Claimed as error:
             self._watch(one, store, log, error.prefix)
             return
@@ -140,7 +142,7 @@ class _Way:
             return
         seconds = time.monotonic() - started
         near, far = self._near.history(), fold(log.read())
-        size = next((copy.body.stored_bytes for copy in far.live if copy.original_id == one.id), one.body.alone_bytes)
+        size = next((copy.body.new_bytes for copy in far.live if copy.original_id == one.id), one.body.alone_bytes)
         self._mine.add(one.id)
         self._report.copied.append((self._tier.name, one.id, size, seconds))
         self._note(near, far)
@@ -177,10 +179,11 @@ class _Way:
     def _note(self, history: History, far: History) -> None:
         """Tell the nearest log what is there now, so that retention there knows without asking; also what a drain that died did not say."""
         known = drained_to(history).get(self._tier.name, set())
-        for one in _named(far, history):
+        for copy in far.live:
+            one = copy.original_id
             if one in known or history.find(one) is None:
                 continue
-            note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": one})
+            note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": one, "bytes": copy.body.new_bytes})
             self._log.append(partial(_noted, note))
 
     def _retire(self, store: ByteStore, log: Log, charge: int) -> None:

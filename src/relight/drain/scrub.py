@@ -15,18 +15,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog import Finding, verify_checkpoint
+from relight.catalog import Finding, Run, verify_checkpoint
 from relight.catalog.packs import open_pack
 from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_tier
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, adopt_part, packs_alone
+from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, Ways, adopt_part
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore, Reader, page_buffer, put
 from relight.transfer.copying import COPIED_FROM, write_pack_of
+from relight.transfer.stored_there import own_chunks, packs_there
 
 
 class Damage(NamedTuple):
@@ -80,8 +81,7 @@ def scrub(
     return report
 
 
-_STORED: Sequence[Callable[[list[Pack]], list[Pack]]] = (list, partial(packs_alone, coded=True), partial(packs_alone, coded=False))
-"""How a tier may store what another one has: as that one does; by itself; plain."""
+_ALONE: Sequence[Ways] = (partial(packs_there, there={}, coded=True), partial(packs_there, there={}, coded=False))
 
 
 class _Pace:
@@ -181,18 +181,31 @@ def _repair_root(at: _At) -> str:
         reach = at.reaches[copy.place]
         with contextlib.suppress(RelightError):
             root = _root_of(reach, copy.checkpoint)
-            for packs in _STORED:
-                found = _root_here(at, root, packs)
+            for way in (list, *_ways(at)):
+                found = _root_here(at, root, way)
                 if found is not None:
                     _rewrite(at, ROOT_FILE, found)
                     return reach.name
     return ""
 
 
-def _root_here(at: _At, root: Root, packs: Callable[[list[Pack]], list[Pack]]) -> bytes | None:
+def _ways(at: _At) -> list[Ways]:
+    """How this tier may store what another one has otherwise: by itself, or with those that it requires here."""
+    found = list(_ALONE)
+    if at.one.body.requires:
+        with contextlib.suppress(RelightError):
+            run = Run(at.here.store, at.here.run)
+            donors = [one for one in at.here.history.there if one.id in at.one.body.requires]
+            for order in (donors[::-1], donors):
+                there = own_chunks(run, order)
+                found += [partial(packs_there, there=there, coded=coded) for coded in (True, False)]
+    return found
+
+
+def _root_here(at: _At, root: Root, way: Ways) -> bytes | None:
     """This tier's root, of another's, if its chunks are stored in that way."""
     body = at.one.body
-    refs = [_ref_here(at, root, ref, packs) for ref in root.parts]
+    refs = [_ref_here(at, root, ref, way) for ref in root.parts]
     known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
     own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
     plain = [one for one in root.features if one != STORED_CHUNKS]
@@ -211,20 +224,21 @@ def _origin(at: _At) -> dict[str, str]:
     return {"store": near.store_id, "run": near.run_id, "id": at.one.original_id} if near is not None else {}
 
 
-def _ref_here(at: _At, root: Root, ref: PartRef, packs: Callable[[list[Pack]], list[Pack]]) -> PartRef:
+def _ref_here(at: _At, root: Root, ref: PartRef, way: Ways) -> PartRef:
     """What this tier's root says of a part of which ``root``, another tier's, says ``ref``."""
     for _, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
-            part, _ = adopt_part(data, root, ref, ref.file)
-            mine = encode_part(msgspec.structs.replace(part, **_identity(at), packs=packs(part.packs)))
+            part, _ = adopt_part(data, root, ref, ref.file, _ALONE)
+            mine = encode_part(msgspec.structs.replace(part, **_identity(at), packs=way(part.packs)))
             return PartRef(rank=ref.rank, file=ref.file, size=len(mine), hash=hexdigest(mine))
     raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
 
 
 def _repair_part(at: _At, root: Root, ref: PartRef) -> str:
+    ways = _ways(at)
     for name, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
-            _, mine = adopt_part(data, root, ref, ref.file)
+            _, mine = adopt_part(data, root, ref, ref.file, ways)
             _rewrite(at, ref.file, mine)
             return name
     return ""

@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from relight.format import names
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import DTYPES, dtype_named
 from relight.format.records import VERSION, Metric, check_metrics, check_version
-from relight.format.stored import Stored, alone, check_stored
+from relight.format.stored import Stored, check_stored
 from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, shown, to_json
 from relight.layout import Box, check_tiling
 from relight.typed import msgpack_decoder
@@ -273,24 +273,21 @@ def _check_donors(part: Part, root: Root, where: str) -> None:
         raise UnsafeContent("the root does not say that chunks are stored elsewhere, or not with whom", where=where)
 
 
-def packs_alone(packs: Iterable[Pack], *, coded: bool) -> list[Pack]:
-    """The same packs, as a copy has them that needs no other checkpoint: ``coded``, as far as their chunks are by themselves; or plain."""
-    return [
-        msgspec.structs.replace(pack, stored=alone(pack.stored, pack.chunks) if coded and pack.stored is not None else None)
-        for pack in packs
-    ]
+Ways = Callable[[list[Pack]], list[Pack]]
+"""The same packs, as another copy stores them."""
 
 
-def adopt_part(data: bytes, root: Root, ref: PartRef, where: str) -> tuple[Part, bytes]:
-    """The part that ``root`` names, of a copy of it: what another run of the same checkpoint holds says whose it is, and all else is the
-    same. The part, and its bytes as they are here. ``CorruptCheckpoint`` if it is not that part; so ``data`` need not be trusted."""
+def adopt_part(data: bytes, root: Root, ref: PartRef, where: str, ways: Iterable[Ways]) -> tuple[Part, bytes]:
+    """The part that ``root`` names, of a copy of it: what another run of the same checkpoint holds says whose it is, and its chunks may be
+    stored in one of some other ``ways``; all else is the same. The part, and its bytes as they are here. ``CorruptCheckpoint`` if it is not
+    that part; so ``data`` need not be trusted."""
     try:
         part = _part_decoder.decode(data)
         moved = msgspec.structs.replace(part, store=root.store, run=root.run, id=root.id, step=root.step, epoch=root.epoch)
         mine = encode_part(moved)
-        for coded in (True, False):  # a copy has its chunks in files of its own
+        for way in ways:
             if hexdigest(mine) != ref.hash:
-                mine = encode_part(msgspec.structs.replace(moved, packs=packs_alone(moved.packs, coded=coded)))
+                mine = encode_part(msgspec.structs.replace(moved, packs=way(moved.packs)))
     except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError, ValueError, OverflowError) as error:
         raise CorruptCheckpoint(f"not a part: {shown(error)}", where=where) from None
     return decode_part(mine, root, ref, where), mine

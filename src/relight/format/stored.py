@@ -80,18 +80,6 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return sorted({parsed.id for directory, _ in self.homes if (parsed := names.parse_dir(directory)) is not None})
 
 
-def alone(stored: Stored, chunks: Sequence[tuple[int, bytes]]) -> Stored | None:
-    """How a copy that needs no other checkpoint stores the same chunks, ``(length, hash)`` each: in one file, those that are coded by
-    themselves as they are, all else plain. None if nothing is coded then: a pack is the file it is."""
-    pieces, at = list[Piece](), 0
-    for piece, (length, value) in zip(stored.pieces, chunks, strict=True):
-        coded = piece.coded and piece.base is None
-        one = Piece(OWN, at, piece.length, piece.coded, piece.hash) if coded else Piece(OWN, at, length, False, value)
-        pieces.append(one)
-        at += one.length
-    return Stored(at, [], pieces) if any(piece.coded for piece in pieces) else None
-
-
 def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -> None:
     """Refuse what does not add up, given the lengths of the pack's chunks, and the checkpoint's ``own`` id. Linear in its length."""
     if len(stored.pieces) != len(lengths):

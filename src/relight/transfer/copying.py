@@ -2,7 +2,8 @@
 
 A copy is no attempt and fences nobody: its COMMIT is a tool's, with the highest epoch read from the destination's log. Packs
 are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from. What lay with
-another checkpoint, or was told as differences from it, lies here in full, so that a copy needs nobody; what is coded by itself stays so.
+another checkpoint, or was told as differences from it, lies here in full; what is coded by itself stays so. Of what shares with others
+where it comes from, chunks that the newest checkpoint here has are not copied again: its COMMIT requires those that have them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from relight.catalog import Opened, Run
 from relight.catalog.packs import StoredReader, open_pack
 from relight.catalog.read import each_chunk, is_sound
 from relight.commit import delete_directory
+from relight.commit.earlier import Chunks
 from relight.commit.save import check_written, new_id
 from relight.errors import (
     CheckpointNotFound,
@@ -29,13 +31,14 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
-from relight.format.manifest import STORED_CHUNKS, Pack, packs_alone
+from relight.format.manifest import STORED_CHUNKS, Pack, donors_of
 from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
-from relight.format.stored import Stored
+from relight.format.stored import OWN, Stored
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
+from relight.transfer.stored_there import packs_there, there_already
 
 COPIED_FROM = "relight.copied_from"
 """Where a root's user metadata says which store, run and id it is a copy of."""
@@ -144,11 +147,13 @@ class Claimed(LeaseHeld):
 
 
 def copy_one(
-    opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None, *, gives_way: bool = False
-) -> str:
+    opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None, *, gives_way: bool = False,
+    sent: Progress | None = None,
+) -> str:  # fmt: skip
     """Copy a checkpoint and commit it there; its id there. ``charge``: the epoch in which an attempt copies, which must be the
     destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is. ``gives_way``: ``Claimed`` if a
-    copy of it has been begun there in the same epoch, instead of a second one under a name of its own.
+    copy of it has been begun there in the same epoch, instead of a second one under a name of its own. ``progress`` is told bytes of the
+    checkpoint, ``sent`` bytes that were written.
 
     The first part is written before all else, and by one alone: a directory is his who did, and only he writes or deletes in it."""
     view = log.read()
@@ -157,11 +162,12 @@ def copy_one(
     origin = opened.checkpoint.original_id
     free = opened.root.id not in history.committed_ids
     directory = CheckpointDir(opened.root.step, opened.root.id if free else new_id(), history.epoch)
-    writing = _Copying(opened, store, view, directory)
+    known = there_already(Run(store, log.run), history) if opened.checkpoint.requires else {}
+    writing = _Copying(opened, store, view, directory, known, sent)
     while not writing.claim():
         if gives_way and writing.directory.id == opened.root.id:
             raise Claimed(writing.prefix, log.run)
-        writing = _Copying(opened, store, view, directory._replace(id=new_id()))
+        writing = _Copying(opened, store, view, directory._replace(id=new_id()), known, sent)
     directory, prefix = writing.directory, writing.prefix
     committing = False
     try:
@@ -173,6 +179,8 @@ def copy_one(
             _in_charge(log.run, charge, fold(now))
             if charge is not None and origin in {one.original_id for one in fold(now).live}:
                 raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
+            if not set(root.requires) <= fold(now).by_id.keys():
+                raise LeaseHeld("a checkpoint that has some of its chunks was retired meanwhile", where=log.run, hint="say it again")
             if fold(now).epoch != directory.epoch:
                 raise LeaseHeld(
                     "an attempt took charge of the destination while this was copied", where=log.run, hint="say it again"
@@ -198,9 +206,11 @@ def _in_charge(run: str, charge: int | None, history: History) -> None:
 class _Copying:
     """A copy in its directory."""
 
-    def __init__(self, opened: Opened, store: ByteStore, view: View, directory: CheckpointDir) -> None:
+    def __init__(
+        self, opened: Opened, store: ByteStore, view: View, directory: CheckpointDir, known: Chunks, sent: Progress | None
+    ) -> None:
         self.directory, self.prefix = directory, f"{view.run}/{directory}"
-        self._opened, self._store, self._view = opened, store, view
+        self._opened, self._store, self._view, self._known, self._tell_sent = opened, store, view, known, sent
         stored = {pack.file for part in opened.parts for pack in part.packs if pack.stored is not None}
         repaired = stored and not stored.isdisjoint(entry.name for entry in opened.store.list(opened.prefix))
         self._coded = bool(stored) and not repaired  # else what is coded may be damaged
@@ -210,7 +220,7 @@ class _Copying:
         at = self.directory
         moved: Part = msgspec.structs.replace(
             part, store=self._view.store_id, run=self._view.run_id, id=at.id, step=at.step, epoch=at.epoch,
-            packs=packs_alone(part.packs, coded=self._coded),
+            packs=packs_there(part.packs, self._known, coded=self._coded),
         )  # fmt: skip
         return moved
 
@@ -229,17 +239,20 @@ class _Copying:
         """Packs, the other parts, root, durable by content and by name."""
         opened, store, view = self._opened, self._store, self._view
         refs = []
-        size, coded = 0, False
+        size = new = 0
+        requires, kinds = set[str](), set[bool]()
         for number, (ref, part) in enumerate(zip(opened.root.parts, opened.parts, strict=True)):
             moved = self._moved(part) if number else self._first
             data = encode_part(moved)
             for pack, after in zip(part.packs, moved.packs, strict=True):
                 self._copy_pack(pack, after, progress)
-                size, coded = size + after.stored_bytes, coded or after.stored is not None
+                size, new = size + after.stored_bytes, new + after.new_bytes
+                requires.update(donors_of([after]))
+                kinds.add(after.stored is not None)
             if number:
                 put(store, f"{self.prefix}/{ref.file}", data)
             refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
-            size += len(data)
+            size, new = size + len(data), new + len(data)
         origin = {"store": opened.root.store, "run": opened.root.run, "id": opened.root.id}
         root: Root = msgspec.structs.replace(
             opened.root,
@@ -249,10 +262,10 @@ class _Copying:
             epoch=self.directory.epoch,
             parents=[one for one in opened.root.parents if one in history.committed_ids],
             parts=refs,
-            features=[one for one in opened.root.features if coded or one != STORED_CHUNKS],
-            requires=[],
+            features=[one for one in opened.root.features if True in kinds or one != STORED_CHUNKS],
+            requires=sorted(requires),
             stored_bytes=size,
-            new_bytes=size,
+            new_bytes=new,
             user={**opened.root.user, COPIED_FROM: origin},
         )
         put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
@@ -264,10 +277,20 @@ class _Copying:
         """Read, check, write what was checked."""
         if after.stored is None:
             with contextlib.closing(sound_chunks(self._opened, pack, progress)) as chunks:
-                write_pack_of(pack, self._store, f"{self.prefix}/{pack.file}", chunks)
+                write_pack_of(pack, self._store, f"{self.prefix}/{pack.file}", self._sent(chunks))
             return
         with contextlib.closing(_stored_chunks(self._opened, pack, after.stored, progress)) as chunks:
-            write_pack_from(self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), chunks)
+            if after.stored.size:
+                write_pack_from(self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), self._sent(chunks))
+            else:
+                for _ in chunks:  # there are none, which is told
+                    pass
+
+    def _sent(self, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+        for data in chunks:
+            yield data
+            if self._tell_sent is not None:
+                self._tell_sent(len(data))
 
 
 def write_pack_of(pack: Pack, store: ByteStore, key: str, chunks: Iterator[memoryview]) -> None:
@@ -294,6 +317,24 @@ Piece = tuple[int, int, memoryview]
 def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -> Generator[memoryview, None, None]:
     """All chunks of a pack in order, each checked before it is given, and valid until the next is asked for; ``CorruptCheckpoint`` for one
     that is not what was committed. Memory: what ``each_chunk`` takes."""
+    with _reader(opened, pack) as reader:
+        yield from _sound_chunks(opened, pack, reader, progress, lambda number: True)
+
+
+def _stored_chunks(opened: Opened, pack: Pack, after: Stored, progress: Progress | None) -> Generator[memoryview, None, None]:
+    """What is written of each chunk with a copy. What is coded is decoded, too, to see that it is what was committed; what is there
+    already is not read."""
+    own = [number for number, piece in enumerate(after.pieces) if piece.home == OWN]
+    mine = set(own)
+    with _reader(opened, pack) as reader:
+        for number, data in zip(own, _sound_chunks(opened, pack, reader, progress, mine.__contains__), strict=True):
+            yield reader.stored(number) if after.pieces[number].coded and isinstance(reader, StoredReader) else data
+    if progress is not None:
+        progress(sum(length for number, (length, _) in enumerate(pack.chunks) if number not in mine))
+
+
+@contextlib.contextmanager
+def _reader(opened: Opened, pack: Pack) -> Iterator[Reader]:
     source = f"{opened.prefix}/{pack.file}"
     try:
         reader = open_pack(opened.store, opened.prefix, pack)
@@ -302,26 +343,20 @@ def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -
     try:
         if reader.size != pack.size:
             raise CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=source)
-        yield from _sound_chunks(opened, pack, reader, source, progress)
+        yield reader
     finally:
         reader.close()
 
 
-def _stored_chunks(opened: Opened, pack: Pack, after: Stored, progress: Progress | None) -> Generator[memoryview, None, None]:
-    """What a copy stores of each chunk. What is coded is decoded, too, to see that it is what was committed."""
-    with contextlib.closing(StoredReader(opened.store, opened.prefix, pack)) as reader:
-        sound = _sound_chunks(opened, pack, reader, f"{opened.prefix}/{pack.file}", progress)
-        for number, (piece, data) in enumerate(zip(after.pieces, sound, strict=True)):
-            yield reader.stored(number) if piece.coded else data
-
-
-def _sound_chunks(opened: Opened, pack: Pack, reader: Reader, source: str, progress: Progress | None) -> Iterator[memoryview]:
-    for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads):
+def _sound_chunks(
+    opened: Opened, pack: Pack, reader: Reader, progress: Progress | None, wanted: Callable[[int], bool]
+) -> Iterator[memoryview]:
+    for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads, wanted):
         if isinstance(piece, RelightError):
             raise piece
         length, value = pack.chunks[number]
-        if not is_sound(reader, at, piece, value, source):
-            raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=source)
+        if not is_sound(reader, at, piece, value, f"{opened.prefix}/{pack.file}"):
+            raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=f"{opened.prefix}/{pack.file}")
         yield piece
         if progress:
             progress(length)

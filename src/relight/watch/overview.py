@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from relight.catalog.locate import Place, locate
 from relight.catalog.run import list_runs
-from relight.catalog.tiers import drained_to, nearest_name, newest_seq, tiers_of
+from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, tiers_of
 from relight.errors import RelightError
 from relight.log import Checkpoint, History, Log, fold
 from relight.log.identity import seconds_since_epoch
@@ -261,7 +261,8 @@ def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]
         newest = newest_seq(history, ids)
         behind = [one for one in live if one.seq > newest]
         since = seconds_since_epoch(behind[0].time) if behind else None
-        used = sum(one.body.alone_bytes for one in there)
+        sizes = drained_bytes(history, tier.name)
+        used = sum(sizes.get(one.id, one.body.alone_bytes) for one in there)
         room = _room(split_run(tier.url)[0])
         capacity = tier.keep.capacity or (None if room is None else used + room)
         yield TierSeen(
