@@ -31,15 +31,15 @@ def value(seed: int) -> torch.Tensor:
     return torch.randn(4, ELEMENTS // 4, generator=torch.Generator().manual_seed(seed))
 
 
-def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any) -> None:
+def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any, raises: bool = False) -> None:
     try:
-        train(url, rank, world, meeting, peers, saves, told)
+        train(url, rank, world, meeting, peers, saves, told, raises)
     except BaseException as error:
         told.put((rank, {"error": f"{type(error).__name__}: {error}"}))
         raise
 
 
-def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any) -> None:
+def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any, raises: bool) -> None:
     os.environ["RELIGHT_NODE"], os.environ["RELIGHT_BACKGROUND"] = f"node{rank}", "1"
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -69,17 +69,19 @@ def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, s
         held = sent.setdefault(str(save.id), threading.Event()).wait(30)
         told.put((rank, {"step": step, "id": save.id, "held": held}))
     dist.barrier()
+    if raises:
+        ckpt.__exit__(RuntimeError, RuntimeError("the rank on the other node was killed"), None)
     if saves:
         os.kill(os.getpid(), signal.SIGKILL)
     ckpt.close(save=False)
 
 
-def job(url: str, world: int, peers: relight.Peers, saves: int) -> list[tuple[int, dict[str, Any]]]:
-    """All that its ranks told."""
+def job(url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool = False) -> list[tuple[int, dict[str, Any]]]:
+    """All that its ranks told. ``raises``: they leave their Checkpointers by an error, as all do when one of them is killed."""
     context = multiprocessing.get_context("fork")
     told, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
     Path(url).parent.mkdir(parents=True, exist_ok=True)
-    ranks = [context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, told)) for rank in range(world)]
+    ranks = [context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, told, raises)) for rank in range(world)]
     for one in ranks:
         one.start()
     heard = []

@@ -59,6 +59,17 @@ def test_lost_nodes_are_restored_from_the_others(url: str, world: int, peers: re
     assert {one["source"] for one in heard.values()} == {"peers"}, heard
 
 
+def test_ranks_that_end_by_an_error_leave_their_agents_and_what_these_hold(url: str) -> None:
+    """One rank is killed, so the others' exchanges fail, and they end by an exception: the next life restores from memory, and a node that
+    is lost meanwhile from its peer's. Symptom: agents closed to each other, "Connection refused", as the run seemed to be over."""
+    peers = relight.Peers(copies=1)
+    protected_ranks.job(url, 2, peers, 1, raises=True)
+    lose(url, {1}, 2)
+    heard = dict(protected_ranks.job(url, 2, peers, 0))
+    assert {one["digest"] for one in heard.values()} == {protected_ranks.expected(0)}
+    assert heard[1]["source"] == "peers", heard
+
+
 def test_more_losses_than_parity_fall_back_to_what_is_on_disk(url: str) -> None:
     """Two of three are lost where one may be: what the disk has is restored, and nothing hangs."""
     peers = relight.Peers(data=2, parity=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Meet, Met, Place, Report, Save, Slots, Told, ToTrainer, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Leave, Meet, Met, Place, Report, Save, Slots, Told, ToTrainer, Want
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
@@ -117,6 +117,10 @@ class Agent:
     def join(self, asked: Join) -> None:
         """Tell it who the others are."""
         self._send(asked)
+
+    def leave(self) -> None:
+        """The run comes to its end, and agents of other nodes need not hold any more of it."""
+        self._send(Leave())
 
     def bye(self, wait_s: float = 0.0) -> None:
         """The run is over: the agent keeps nothing for it. Waits until its saves are written and old ones removed, ``wait_s`` at most."""

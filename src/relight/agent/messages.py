@@ -10,7 +10,7 @@ import msgspec
 from relight.commit.save import Seat
 from relight.layout import Box
 
-PROTOCOL = 2
+PROTOCOL = 3
 MESSAGE_BYTES_MAX = 1 << 30
 
 
@@ -177,6 +177,10 @@ class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
     parity: int
 
 
+class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The run comes to its end: protect nothing more; what is held for others stays."""
+
+
 class Hurry(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Somebody waits for save ``number``: it, and those before it, are held back no longer."""
 
@@ -202,5 +206,5 @@ def from_bits(data: bytes) -> frozenset[int]:
     return frozenset(8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1)
 
 
-ToAgent = Place | Want | Layout | Begun | Save | Hurry | Ask | Meet | Join | Bye
+ToAgent = Place | Want | Layout | Begun | Save | Hurry | Ask | Meet | Join | Leave | Bye
 ToTrainer = Slots | Report | Told | Have | Met

@@ -73,6 +73,13 @@ class Neighbours:
             except RelightError as error:
                 self._tell("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
 
+    def leave(self) -> None:
+        """Have nothing protected any more, until the next ``join``: the run ends, and whoever is quicker with that is not missed."""
+        with self._lock:
+            if self._peers is not None:
+                self._ranks = ()
+                self._peers.leave()
+
     def offer(self, one: Offered) -> None:
         """Have it protected, if there is anybody to."""
         with self._lock:

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
-from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Leave, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.neighbours import Neighbours, Offered
 from relight.agent.wire import Gone, Wire
 from relight.agent.writing import Hold, Prepared, Writer
@@ -206,6 +206,8 @@ class Server:
             session.wire.send(self._neighbours.meet(message))
         elif isinstance(message, Join):
             self._neighbours.join(message)
+        elif isinstance(message, Leave):
+            self._neighbours.leave()
         elif isinstance(message, Bye):
             session.polite = True
 

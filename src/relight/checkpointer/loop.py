@@ -258,6 +258,7 @@ class Checkpointer(Holds):
         if self._closed:
             return
         teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
+        self._neighbours.ends()
         try:
             self._drain()
             if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
@@ -280,7 +281,7 @@ class Checkpointer(Holds):
                 self._drain(quiet=True)
                 self._save_boundary(error)
         finally:
-            self._finish()
+            self._finish(over=self._ranks is None or not isinstance(error, Exception))  # one rank's error is the job's next life
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
@@ -578,15 +579,16 @@ class Checkpointer(Holds):
         if name in ENDS:
             self._last_moments.begin()
 
-    def _finish(self) -> None:
+    def _finish(self, *, over: bool = True) -> None:
+        """``over``: nobody restores from what is in memory here, so it may go."""
         if self._background is not None:
             self._drain(quiet=True)
-            self._background.close(polite=not self._last_moments.over)
+            self._background.close(polite=over and not self._last_moments.over)
             self._background = None
         if self._signals is not None and not self._signals.ending:
             self._signals.restore()
         self._outwards.close()
-        self._neighbours.close()
+        self._neighbours.close(polite=over)
         self._schedule.close()
         unwatch_loaders(self._components)
         for observer in observers:

@@ -94,6 +94,12 @@ class Neighbours:
                 self._remote.close()
                 self._remote = None
 
+    def ends(self) -> None:
+        """The run comes to its end: what is saved from now on need not be held by others, some of whom are gone already."""
+        if self._agent is not None:
+            with contextlib.suppress(RelightError):
+                self._agent.leave()
+
     def close(self, polite: bool = True) -> None:
         """Let go of the agent, which ends when nobody needs it any more."""
         self.forget()

@@ -73,6 +73,12 @@ class Peers:
                 self._joined = (ring,)
         return found
 
+    def leave(self) -> None:
+        """Send nothing more, not even what is on its way, until the next ``join``; serve, and hold what is held."""
+        with self._joining:
+            self._sender.join(None, self._me, [])
+            self._joined = None
+
     def offer(self, part: Part) -> None:
         """Serve this part, which is committed, and have it protected. Returns at once."""
         self._parts.add(part)
