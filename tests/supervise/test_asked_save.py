@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.serve.made_server import Server, serving
+from tests.serve.made_server import serving
 from tests.serve.made_stores import make_store
 from tests.supervise.test_run import Job
 
@@ -159,3 +159,18 @@ def test_a_live_job_saves_as_the_command_asks(training: Job) -> None:
     assert told["step"] >= before and "asked, in record" in done.stderr
     run = Run(open_bytes(training.path / "store"), "run")
     assert [one.id for one in run.history().live] == [told["id"]]
+
+
+def test_a_live_job_saves_as_the_api_asks(training: Job, tmp_path: Path) -> None:
+    """Planned, confirmed, told while it goes on; the checkpoint's reason is the token's name."""
+    with serving([training.path / "store"], tmp_path) as server:
+        fields = {"store": "store", "run": "run"}
+        digest = server.post("/api/v1/actions/save", "operator", json={"fields": fields}).json()["digest"]
+        begun = server.post("/api/v1/actions/save", "operator", json={"fields": fields, "confirm": digest}).json()
+        told = {"state": "running"}
+        ends = time.monotonic() + 60
+        while told["state"] == "running" and time.monotonic() < ends:
+            time.sleep(0.1)
+            told = server.get(f"/api/v1/tasks/{begun['task']}").json()
+        newest = Run(open_bytes(training.path / "store"), "run").history().live[-1]
+        assert told["state"] == "ok" and newest.body.reason == "asked for by operator" and newest.id in told["says"], told

@@ -66,7 +66,7 @@ def ask_for_save(run: Run, by: str, why: str = "") -> int:
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
         raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all of which can be printed")
-    written = _note(run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, "why": why}))
+    written = _note(run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})}))
     assert written is not None
     return written.seq
 
@@ -85,7 +85,8 @@ def hear(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "
 
     After ``Uncertain`` it is to be said again: what turns out to be written counts.
     """
-    body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], "refused": refused[:WHY_MAX]})
+    why_not = {"refused": refused[:WHY_MAX]} if refused else {}
+    body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
     own: list[bool] = []
 
     def decide(view: View) -> NoteBody | None:

@@ -6,11 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import fill
 
 import click
 
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape
+
+_WIDE = 84
 
 
 @click.command("save")
@@ -50,7 +53,7 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
         ok = {"ok": saved is not None, "asked": seq, "heard": answer.heard, "refused": answer.refused, "seconds": round(waited, 3)}
         emit_json({**ok, "id": None, "step": None, "reason": None, **told})
     else:
-        click.echo(escape(came_of(answer, waited)))
+        click.echo(fill(escape(came_of(answer, waited)), _WIDE))
     return 0 if saved is not None else 1
 
 
