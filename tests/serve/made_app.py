@@ -12,12 +12,13 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.staticfiles import StaticFiles
 from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
-from tests.serve.made_index import MadeIndex
+from tests.serve.made_index import NOW, MadeIndex
 
 from relight.errors import ConfigError
 from relight.serve import pages, pages_actions
 from relight.serve.pages_render import HERE
 from relight.serve.scope import Who
+from relight.serve.tasks import Task
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
@@ -48,9 +49,24 @@ class MadeActs:
         return pages_actions.Done(True, f"{verb}: done")
 
 
+class MadeTasks:
+    """One that has ended, one that goes on; what they say is as hostile as the index's names."""
+
+    def __init__(self, evil: str) -> None:
+        self._evil = evil
+
+    def get(self, id_: str) -> Task:
+        """Either."""
+        task = Task(id_, "drill", "main", "gpt2-small" + self._evil, "anna" + self._evil, NOW - 60, [f"verify: passed{self._evil}", "restore: passed, 1 s"])
+        if id_ != "going":
+            task.end(pages_actions.Done(True, "7 passed; 3 s" + self._evil, "verify: passed: the copies were read" + self._evil), NOW)
+        return task
+
+
 def application(index: Any = None) -> FastAPI:
     """It; ``app.state.changed`` tells all streams that something has changed."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.tasks = MadeTasks(getattr(index, "evil", ""))
     app.state.index, app.state.acts, app.state.streams, app.state.asked = index or MadeIndex(), MadeActs(), [], []
 
     def needs(role: str) -> Any:

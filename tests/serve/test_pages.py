@@ -19,7 +19,7 @@ from relight.serve.pages_render import HERE, MENU
 ADDRESSES = [
     "/", "/runs/main/gpt2-small", "/runs/main/gpt2-small?after=x", "/runs/main/gpt2-small/checkpoints/000000abc003",
     "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight&find=wte", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage",
-    "/storage", "/incidents", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
+    "/storage", "/tasks/done", "/tasks/going", "/incidents", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
 ]  # fmt: skip
 VOID = {"meta", "link", "input", "img", "br"}
 NEVER = ("onclick", "onload", "onerror", "style", "srcdoc", "formaction")
@@ -134,7 +134,7 @@ def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
 def test_each_page_is_behind_its_role(page: pages.Page) -> None:
     """What lets nobody through but its role is asked, with the role that the page declares."""
     app = application()
-    address = page.path.format(store="main", run="gpt2-small", which="x")
+    address = page.path.format(store="main", run="gpt2-small", which="x", task="done")
     assert TestClient(app).get(address).status_code == 200
     assert app.state.asked == [(address, page.role)]
     assert page.role == {"/audit": "operator", "/settings": "admin"}.get(page.path, "viewer")

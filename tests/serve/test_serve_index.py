@@ -141,12 +141,6 @@ def test_what_is_damaged_is_found_by_verify_and_told(server: Server) -> None:
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
 
 
-def test_a_save_cannot_be_asked_for_from_here_and_says_how(server: Server) -> None:
-    """No way leads from a server to another machine's processes: it says what does."""
-    answered = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "run-000"}})
-    assert answered.status_code == 422 and "USR1" in answered.json()["error"]["hint"]
-
-
 def test_stores_of_one_name_get_names_of_their_own() -> None:
     """Addresses have no slashes and no doubles."""
     assert names_for(["/a/runs", "/b/runs", "s3://bucket/runs/", "/x/ö y"]) == ["runs", "runs-2", "runs-3", "y"]

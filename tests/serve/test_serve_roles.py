@@ -14,7 +14,7 @@ from relight.serve.app import OPEN
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import ROLES, rank_of
 
-PARTS = {"store": "runs", "run": "run-001", "which": "latest", "verb": "tag"}
+PARTS = {"store": "runs", "run": "run-001", "which": "latest", "verb": "tag", "task": "0123456789abcdef"}
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
 from relight.checkpointer.save_handle import Begun, Save
 from relight.checkpointer.scheduled import Scheduled
-from relight.checkpointer.signals import ENDS, URGENT, Signals
+from relight.checkpointer.signals import ENDS, URGENT, Signals, is_urgent, spoken
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
@@ -205,7 +205,7 @@ class Checkpointer(Holds):
         if reason is not None:
             with self._saving():
                 if reason not in ENDS or self._last_moments.allow(step, [begun.save for begun in self._begun.values()], self._ranks):
-                    save = self._save(step, reason, metrics, None, micro_step, may_wait=reason in URGENT)
+                    save = self._save(step, spoken(reason), metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
             if self._signals.ending and (self._ranks is None or reason in ENDS):
@@ -407,7 +407,7 @@ class Checkpointer(Holds):
             self._begun[number] = Begun(save, numbers, self._last_saved_step)
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
-                state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, reason not in URGENT,
+                state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
             )  # fmt: skip
 
         number: int | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.capture import Captured
-from relight.checkpointer.signals import URGENT
+from relight.checkpointer.signals import is_urgent
 from relight.commit import SaveRequest
 from relight.format import encode_tree
 
@@ -32,5 +32,5 @@ def request_of(
         components=state.kinds,
         exact=state.notes,
         parents=[parent] if parent else [],
-        urgent=reason in URGENT or reason.startswith("exception"),
+        urgent=is_urgent(reason) or reason.startswith("exception"),
     )

@@ -11,12 +11,26 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from relight.pulse import ASKED_FOR, take_asked, teller
+
 ENDING = (signal.SIGTERM, signal.SIGINT)
 SAVING = (signal.SIGUSR1,)
 ENDS = frozenset(one.name for one in ENDING)
 """Reasons behind which a job ends."""
-URGENT = ENDS | {one.name for one in SAVING}
+_SAVES = frozenset(one.name for one in SAVING)
+URGENT = ENDS | _SAVES
 """Reasons that are not put off."""
+
+
+def is_urgent(reason: str) -> bool:
+    """Whether somebody waits for that save: it is not put off, and takes no longer than it must."""
+    return reason in URGENT or reason.startswith(ASKED_FOR)
+
+
+def spoken(reason: str) -> str:
+    """The reason as the checkpoint is to have it: of a signal that only saves, who had it sent, if ``relight run`` has said so."""
+    who = take_asked(teller().path) if reason in _SAVES else ""
+    return f"{ASKED_FOR}{who}" if who else reason
 
 
 class Signals:

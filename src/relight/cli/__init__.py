@@ -46,6 +46,7 @@ COMMANDS = {
     "keys": "who can open an encrypted store: new, status, add, rotate, revoke",
     "rekey": "encrypt anew what a leaked key could open, or what is not encrypted",
     "run": "run a training job as torchrun does, and keep it alive",
+    "save": "have a job that is training save now, wherever it runs",
     "incidents": "what happened to a run, and what was done about it",
     "goodput": "where the time of a run's jobs went, by cause",
     "explain": "why a run saved when it did",

@@ -9,7 +9,7 @@ import click
 
 WITH = {
     "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "cp": "", "push": "",
-    "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "",
+    "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "",
 }  # fmt: skip
 """Which; and the argument without which it only looks."""
 _LOOKS = ("dry_run", "listed")

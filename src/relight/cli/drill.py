@@ -36,13 +36,14 @@ Say = Callable[[str, Any], None]
 @click.option("--remember", metavar="RUN", default="", help="With which run; --from and --live say so, too.")
 @click.option("--history", metavar="RUN", default="", help="Only show what is remembered with this run.")
 @click.option("--live", metavar="RUN", default="", help="Do it to the job of this run that is under way here.")
+@click.option("--copy", "copies", metavar="RUN", default="", help="Only copies of this run's newest checkpoints: no job, no script.")
 @click.option("--yes", is_flag=True, help="With --live: that it is meant.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave stores and logs here.")
 @json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[[TORCHRUN'S FLAGS] SCRIPT [ARGS]…]")
 def command(
     only: str, source: str, env: tuple[str, ...], settings: Path | None, max_lost_steps: int | None, max_seconds: float | None,
-    timeout: float, deadline: float, report: Path | None, remember: str, history: str, live: str, yes: bool, keep: Path | None,
+    timeout: float, deadline: float, report: Path | None, remember: str, history: str, live: str, copies: str, yes: bool, keep: Path | None,
     as_json: bool, arguments: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Break a job on purpose, and see whether it goes on as docs/recovery.md says.
@@ -52,13 +53,15 @@ def command(
     in its arguments stands for the drill's own store, and its own is not touched. Without, to a small training that the drill brings.
     Exit code 1 if something failed.
 
-    With --live a rank of a running job is killed: --only kill, hang or preempt.
+    With --live a rank of a running job is killed: --only kill, hang or preempt. With --copy nothing is started: copies of its newest
+    two checkpoints are verified, restored, damaged, robbed of a file, of half a record, and pruned, in a directory of the drill's own.
 
     \b
     Examples:
       relight drill
       relight drill --from runs/demo train.py --store {store}
       relight drill --live runs/demo --only hang --yes
+      relight drill --copy runs/demo
     """
     from relight.drill import DrillOptions, run
     from relight.drill.record import remember as write_down
@@ -70,19 +73,22 @@ def command(
     if live and (arguments or source or not yes):
         what = "takes no script and no --from" if yes else "does what it does to a job that runs in earnest"
         raise ConfigError(f"--live {what}", hint="relight drill --live RUN --yes")
+    if copies and (arguments or source or live):
+        raise ConfigError("--copy takes no script, no --from and no --live", hint="relight drill --copy RUN")
     if source and not arguments:
         raise ConfigError("--from is for a script of yours: the job that the drill brings begins by itself", hint="name the script")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    opened = {name: open_run_at(name, warnings=False).run for name in {source, live, remember} - {""}}
+    opened = {name: open_run_at(name, warnings=False).run for name in {source, live, copies, remember} - {""}}
     with _progress() as say:
         options = DrillOptions(
             target=target_of(arguments, str(settings.resolve()) if settings is not None else "", env),
             only=[one.strip() for one in only.split(",") if one.strip()], source=opened.get(source), live=opened.get(live),
-            max_lost_steps=max_lost_steps, max_seconds=max_seconds, timeout_s=timeout, deadline_s=deadline, keep=keep, say=say,
+            copies=opened.get(copies), max_lost_steps=max_lost_steps, max_seconds=max_seconds,
+            timeout_s=timeout, deadline_s=deadline, keep=keep, say=say,
         )  # fmt: skip
         done = run(options)
-    _remember(opened.get(remember or live or source), lambda run: write_down(run.store, run.name, done))
+    _remember(opened.get(remember or live or copies or source), lambda run: write_down(run.store, run.name, done))
     if report is not None:
         report.write_text(markdown(done), encoding="utf-8")
     if as_json:
@@ -165,5 +171,5 @@ def _history(path: str, as_json: bool) -> int:
 
 def _row(done: Any) -> list[object]:
     failed = [one.name for one in done.outcomes if one.verdict == "failed"]
-    of = "the job itself" if done.live else "a copy"
+    of = "the job itself" if done.live else "checkpoints" if done.copies else "a copy"
     return [age(done.at), done.host, of, Styled(done.summary(), "" if done.ok else "red"), ", ".join(failed) or "–"]

@@ -50,7 +50,7 @@ def _drills(store: ByteStore, run: str) -> Sequence[Drilled]:
     """What is remembered of a run's drills."""
     from relight.drill.record import drills_of
 
-    return [Drilled(seconds_since_epoch(one.at), one.ok, one.summary()) for one in drills_of(store, run)]
+    return [Drilled(seconds_since_epoch(one.at), one.ok, one.summary()) for one in drills_of(store, run) if not one.copies]
 
 
 def _bytes_to_read(path: str) -> int:

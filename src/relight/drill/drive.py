@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from relight.catalog.run import Run
+from relight.drill.copies import CopyRehearsal
 from relight.drill.live import Live, rehearsals_of
 from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import Rehearsal, Shown, Stage
@@ -24,6 +26,7 @@ from relight.log.identity import now_text
 from relight.supervise.incidents import DIRECTORY
 from relight.transfer import execute_copy, plan_copy
 
+R = TypeVar("R", Rehearsal, CopyRehearsal)
 BROUGHT = 2
 """Checkpoints that are copied: the newest, and one to go back to."""
 COPIED = "the newest checkpoints were copied, every byte verified"
@@ -47,6 +50,8 @@ class DrillOptions:
     """The run whose newest checkpoints a script's drill begins with, as copies."""
     live: Run | None = None
     """The run whose job, under way on this machine, is drilled itself."""
+    copies: Run | None = None
+    """The run of which only copies of checkpoints are drilled, without any job."""
     keep: Path | None = None
     say: Callable[[str, Outcome | None], None] = field(default=lambda name, outcome: None)
     """Told of each rehearsal that begins, and of what came of it."""
@@ -56,6 +61,8 @@ def run(options: DrillOptions) -> DrillReport:
     """Do them. Whatever happens, nothing that was started is left, and nothing that was made but what is to be kept."""
     if options.live is not None:
         return _run_live(options, options.live)
+    if options.copies is not None:
+        return _run_copies(options, options.copies)
     chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[Outcome]()
     with _folder(options.keep) as top:
         if (source := options.source) is not None:
@@ -77,7 +84,25 @@ def _run_live(options: DrillOptions, run: Run) -> DrillReport:
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
 
 
-def _in_time(options: DrillOptions, one: Rehearsal, began: float, do: Callable[[Rehearsal, float], Shown]) -> Outcome:
+def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
+    from relight.drill import copies
+
+    chosen, began, outcomes = copies.chosen_of(list(options.only)), time.monotonic(), list[Outcome]()
+    with _folder(options.keep) as top, contextlib.ExitStack() as until:
+        made: list[copies.Copy] = []
+
+        def bring_them() -> Shown:
+            made.append(until.enter_context(copies.copied(run, top)))
+            newest = made[0].live[-1]
+            return Shown(f"step {newest.step} is whole" + (f", and step {made[0].live[0].step} behind it" if len(made[0].live) > 1 else ""))
+
+        outcomes.append(_tried(options, "copy", COPIED, bring_them))
+        for one in chosen if made else ():
+            outcomes.append(_in_time(options, one, began, lambda one, _: one.do(made[0])))
+    return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
+
+
+def _in_time(options: DrillOptions, one: R, began: float, do: Callable[[R, float], Shown]) -> Outcome:
     left = began + options.deadline_s - time.monotonic()
     if left > 0:
         return _tried(options, one.name, one.what, lambda: do(one, min(options.timeout_s, left)))
@@ -110,6 +135,7 @@ def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcom
     return DrillReport(
         f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), job, outcomes,
         round(time.monotonic() - began, 3), options.live is not None, str(options.keep) if options.keep is not None else "",
+        options.copies is not None,
     )  # fmt: skip
 
 

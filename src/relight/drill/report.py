@@ -42,6 +42,8 @@ class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether it was done to a running job, not to a copy."""
     kept: str = ""
     """Where stores and logs were left, if they were."""
+    copies: bool = False
+    """Whether it was done to copies of checkpoints alone, without a job."""
 
     @property
     def ok(self) -> bool:
@@ -64,6 +66,11 @@ class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{', '.join(parts) or 'nothing was tried'}; {self.seconds:.0f} s"
 
 
+def lines_of(report: DrillReport) -> list[str]:
+    """A line each: what was done, how it ended, what it has shown."""
+    return [f"{one.name}: {one.verdict}: {one.what}; {one.why}" for one in report.outcomes]
+
+
 def seconds_text(value: float | None) -> str:
     """For people."""
     return "–" if value is None else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
@@ -71,9 +78,10 @@ def seconds_text(value: float | None) -> str:
 
 def markdown(report: DrillReport) -> str:
     """The page."""
+    of = ", the running job itself" if report.live else ", copies of its checkpoints alone" if report.copies else ""
     lines = [
         f"# Drill of {report.at}", "",
-        f"`{report.job}` on {report.host}{', the running job itself' if report.live else ''}: **{report.summary()}**.", "",
+        f"`{report.job}` on {report.host}{of}: **{report.summary()}**.", "",
         "| rehearsal | | noticed | decided | training again | steps lost |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for one in report.outcomes:

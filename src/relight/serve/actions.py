@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from relight.audit import Book
+from relight.catalog.asking import LOOK_S, WHO_MAX, ask_for_save
 from relight.catalog.branches import check_free
 from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
@@ -17,6 +18,7 @@ from relight.catalog.verify import verify_checkpoint
 from relight.errors import CheckpointNotFound, ConfigError, Fenced
 from relight.format.names import check_run_name
 from relight.log import Checkpoint
+from relight.log.identity import seconds_since_epoch
 from relight.policy import keep
 from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.serve.index import Index
@@ -25,6 +27,9 @@ from relight.serve.pages_actions import Done, Planned
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Who, everything
 from relight.serve.state import State
+from relight.serve.tasks import Tasks
+from relight.serve.tasks_work import drill, wait_for
+from relight.supervise.goodput import Account
 from relight.versions.branching import branch
 from relight.versions.stages import STAGES, promote
 
@@ -33,15 +38,17 @@ FIELDS = {
     "branch": ("store", "run", "which", "to", "why"),
     "pin": ("store", "run", "which", "why"),
     "verify": ("store", "run", "which"),
-    "save": ("store", "run"),
+    "save": ("store", "run", "why"),
     "drill": ("store", "run"),
     "prune": ("store", "run", "keep_last", "keep_every", "keep_best", "undo"),
     "promote": ("store", "run", "which", "stage", "why"),
     "revoke": ("id",),
 }
 """What each takes; anything else is refused."""
-HERE_NOT = {"save", "drill"}
-"""What no server can do for a job of another machine: it says how it is done there."""
+SAVE_S = 600.0
+"""How long a save that was asked for is waited for."""
+WATCHED_S = 180.0
+"""``relight run`` writes down once a minute where the time went: when that is older, it is likely not there any more."""
 assert FIELDS.keys() == ACTIONS.keys()
 Prepared = tuple[Planned, Callable[[], Done]]
 
@@ -49,8 +56,8 @@ Prepared = tuple[Planned, Callable[[], Done]]
 class Actions:
     """Plans and executes for whoever is asking. ``done`` is called when a store was changed, with its id."""
 
-    def __init__(self, index: Index, state: State, book: Book, done: Callable[[str], None] = lambda _: None) -> None:
-        self._index, self._state, self._book, self._done = index, state, book, done
+    def __init__(self, index: Index, state: State, book: Book, tasks: Tasks, done: Callable[[str], None] = lambda _: None) -> None:
+        self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Who) -> Planned:
         """What it would do; changes nothing."""
@@ -74,9 +81,15 @@ class Actions:
                 f"{type(error).__name__}: {error}",
             )
             raise
+        if done.task:
+            self._tasks.get(done.task).when_over(lambda ended: self._over(seq, fields, ended))
+        else:
+            self._over(seq, fields, done)
+        return done
+
+    def _over(self, seq: int, fields: Mapping[str, str], done: Done) -> None:
         self._book.end(seq, "ok" if done.ok else "failed", done.says)
         self._done(fields.get("store", ""))
-        return done
 
     def _on(self, fields: Mapping[str, str]) -> str:
         if "store" not in fields:
@@ -94,13 +107,13 @@ class Actions:
             raise ConfigError("a field is at most 400 letters long, all of which can be printed")
         if verb == "revoke":
             return self._revoke(fields)
-        if verb in HERE_NOT:
-            return self._not_from_here(verb, fields)
         return {
             "tag": self._tag,
             "branch": self._branch,
             "pin": self._pin,
             "verify": self._verify,
+            "save": self._save,
+            "drill": self._drill,
             "prune": self._prune,
             "promote": self._promote,
         }[verb](fields, who)
@@ -246,19 +259,53 @@ class Actions:
         )
         return planned._replace(danger=True), do
 
-    def _not_from_here(self, verb: str, fields: Mapping[str, str]) -> Prepared:
-        self._run(fields)
-        hint = (
-            "kill -USR1 of the process relight run, on the machine where it runs"
-            if verb == "save"
-            else f"relight drill --from {_at(fields)} train.py"
+    def _save(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run, why = self._run(fields), fields.get("why", "")
+        told_at = told_last(self._index.state(fields["store"], run.name).accounts)
+        ago_s = time.time() - told_at if told_at is not None else None
+        watched = (
+            f"relight run told of it {max(0.0, ago_s):.0f} s ago: it looks every {LOOK_S:.0f} s whether it is asked."
+            if ago_s is not None and ago_s < WATCHED_S
+            else f"No relight run has told of it within {WATCHED_S / 60:.0f} minutes, and without one nobody hears: "
+            "kill -USR1 of the training process, where it runs, has it save."
         )
-        raise ConfigError(f"a {verb} cannot be asked for from here: this server does not reach the job's machine", hint=hint)
+
+        def do() -> Done:
+            seq = ask_for_save(run, who.name[:WHO_MAX], why)
+            task = self._tasks.begin("save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S))
+            return Done(True, f"asked, in record {seq} of its log", task=task.id)
+
+        says = f"The job of {run.name} is asked to save at the end of its step, in your name."
+        planned = _planned("Save now", says, f"relight save {_at(fields)}", (run.name, why))
+        return planned._replace(says=f"{says} {watched}"), do  # seconds pass, and it is the same plan
+
+    def _drill(self, fields: Mapping[str, str], who: Who) -> Prepared:
+        run = self._run(fields)
+        url = f"{run.store.url.rstrip('/')}/{run.name}"
+
+        def do() -> Done:
+            known = self._tasks.under_way("drill", fields["store"], run.name)
+            task = known or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
+            return Done(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
+
+        says = (
+            "The newest two checkpoints are copied to this server's machine. There the newest is read to the byte and restored; damaged, "
+            "robbed of a file and of its record, each of which must be noticed, and the one before be restored; and pruned. "
+            "Neither the run nor its job notices; copies are removed. Failures of the job itself need its script: "
+            f"relight drill --from {_at(fields)} train.py, where it runs."
+        )
+        return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do
 
 
 def _pruned(plan: PrunePlan, run: Run) -> Done:
     report = execute(plan, run.store)
     return Done(True, f"{len(report.retired)} checkpoints have gone", "\n".join(report.retired[:50]))
+
+
+def told_last(accounts: Sequence[Account]) -> float | None:
+    """When a supervisor of the run wrote down last where the time went; None if none ever did."""
+    ends = [began + one.seconds for one in accounts if (began := seconds_since_epoch(one.began)) is not None]
+    return max(ends, default=None)
 
 
 def _planned(name: str, says: str, command: str, what: object) -> Planned:

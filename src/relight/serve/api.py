@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -177,6 +178,14 @@ def _more_reading(made: APIRouter) -> None:
     @made.get("/risk", dependencies=viewer, summary="Machines that look like failing")
     def risk(request: Request) -> Response:
         return told(request.app.state.index.risk())
+
+    @made.get("/tasks", dependencies=viewer, summary="What actions have begun that takes its time, the newest first")
+    def tasks(request: Request) -> Response:
+        return told([one.shown(time.time()) for one in request.app.state.tasks.all()])
+
+    @made.get("/tasks/{task}", dependencies=viewer, summary="One of them: what it says, and how it ended")
+    def task(request: Request, task: Name) -> Response:
+        return told(request.app.state.tasks.get(task).shown(time.time()))
 
     @made.get("/audit", dependencies=[needs("operator")], summary="Who did what, the newest first")
     def audit(request: Request, after: After = None, limit: Limit = 100) -> Response:

@@ -22,7 +22,7 @@ from relight.audit import Book
 from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
-from relight.serve.actions import HERE_NOT, Actions
+from relight.serve.actions import Actions
 from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
 from relight.serve.heard import Around
 from relight.serve.index import Index
@@ -30,10 +30,10 @@ from relight.serve.jobs import Jobs
 from relight.serve.limits import Limiter
 from relight.serve.live import LOOK_S, PING_S, Hub
 from relight.serve.pages_render import HERE, render
-from relight.serve.pages_views import ACTIONS
 from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
 from relight.serve.scope import Who
 from relight.serve.state import SESSION_S, State
+from relight.serve.tasks import Tasks
 from relight.serve.values import AuditRow
 from relight.store import open_bytes
 from relight.store.urls import absolute
@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     readers = open_readers(settings.stores, hub.changed, settings.poll_s)
     state = State(settings.state)
     book = Book(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
-    jobs = Jobs(hub.changed)
+    jobs, tasks = Jobs(hub.changed), Tasks(hub.changed)
     ids = {one.store.url: one.id for one in readers}
     around = Around(
         [one.url for one in readers], read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None
@@ -88,6 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         hub.close()
         await run_in_threadpool(around.close)
         jobs.close()
+        await run_in_threadpool(tasks.close)
         await run_in_threadpool(_end, readers, state)
 
     app = FastAPI(
@@ -102,12 +103,12 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.index, app.state.acts, app.state.hub, app.state.store, app.state.readers = (
         index,
-        Actions(index, state, book, done),
+        Actions(index, state, book, tasks, done),
         hub,
         state,
         readers,
     )
-    app.state.can = ACTIONS.keys() - HERE_NOT
+    app.state.tasks = tasks
     app.state.book, app.state.failures = book, failures_of(settings.rules)
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))

@@ -67,10 +67,9 @@ def shown(request: Request, template: str, here: str, *, live: str = "", status:
 
 
 def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of these actions, what whoever asks may do, and this server can (``app.state.can``; all, if it does not say)."""
+    """Of these actions, what whoever asks may do."""
     who: Who | None = getattr(request.state, "who", None)
-    can = getattr(request.app.state, "can", views.ACTIONS)
-    return [one for one in actions if who is not None and one["verb"] in can and who.may(views.ACTIONS[one["verb"]])]
+    return [one for one in actions if who is not None and who.may(views.ACTIONS[one["verb"]])]
 
 
 @page("/")
@@ -178,6 +177,17 @@ def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse
 def risk(request: Request) -> HTMLResponse:
     """Machines that look like failing."""
     return shown(request, "risk.html", "/risk", live="?", rows=around.risk(request.app.state.index.risk(), time.time()))
+
+
+@page("/tasks/{task}")
+def task(request: Request, task: str) -> HTMLResponse:
+    """Something that was begun and takes its time: what it says, and how it ended."""
+    found = request.app.state.tasks.get(task)
+    context = views.task(found.shown(time.time()), time.time())
+    live = query(store=found.store, run=found.run) if found.done is None else ""
+    back = of_run(found.store, found.run)
+    crumbs = [("Runs", "/"), (found.run, back)]
+    return shown(request, "task.html", back, live=live, **context, tabs=tabs_of(found.store, found.run), crumbs=crumbs)
 
 
 @page("/audit", "operator")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from relight.errors import RelightError
@@ -41,6 +41,8 @@ class Done(NamedTuple):
     ok: bool
     says: str
     details: str = ""
+    task: str = ""
+    """Of what goes on behind it: its page says how that ends."""
 
 
 class Acts(Protocol):
@@ -62,7 +64,7 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 
 
 def _asked(verb: str) -> Callable[..., Any]:
-    async def act(request: Request) -> HTMLResponse:
+    async def act(request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=_FIELDS_MAX)
         given = {name: value for name, value in form.items() if isinstance(value, str)}
         if any(len(value) > _VALUE_MAX for value in given.values()):
@@ -80,7 +82,7 @@ def _asked(verb: str) -> Callable[..., Any]:
     return act
 
 
-def _answer(request: Request, verb: str, given: dict[str, str]) -> HTMLResponse:
+def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
     """Ask, or do."""
     acts: Acts = request.app.state.acts
     fields = {name: value for name, value in given.items() if name not in _OURS}
@@ -90,6 +92,8 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> HTMLResponse:
         confirmed = given.get("go", "")
         if confirmed and hmac.compare_digest(confirmed.encode(), planned.digest.encode()):
             done = acts.execute(verb, fields, who, confirmed)
+            if done.task:
+                return RedirectResponse(f"/tasks/{done.task}", 303)
             return shown(request, "done.html", "", name=planned.name, ok=done.ok, says=done.says, lines=done.details, back=back)
     except RelightError as error:
         return refused(request, error, 409)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -230,6 +230,23 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
         "href": f"/act/{verb}",
         "hidden": list(hidden),
         "fields": [{"name": key, "label": label, "value": value, "required": not value} for key, label, value in fields],
+    }
+
+
+def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Something that was begun and takes its time."""
+    state = told["state"]
+    says = {"running": "under way", "ok": "done", "failed": "not done"}[state]
+    return {
+        "name": {"save": "Save now", "drill": "Drill of a copy"}.get(told["verb"], told["verb"]),
+        "health": {"running": "idle", "ok": "good", "failed": "failed"}[state],
+        "word": says,
+        "by": told["who"],
+        "began": when(told["began"], now),
+        "took": span(told["seconds"]),
+        "says": told["says"],
+        "details": told["details"],
+        "lines": told["lines"],
     }
 
 

@@ -22,7 +22,20 @@ from relight.log import Log, fold
 from relight.log.identity import now_text
 from relight.observe import emit, write_events
 from relight.policy.going_back import SPIKES
-from relight.pulse import HANDING_OVER, LATE_AFTER, Beat, Warned, lost_of, make_will, read_beat, risk_of, tell_risk, will_of
+from relight.pulse import (
+    ASKED_FOR,
+    HANDING_OVER,
+    LATE_AFTER,
+    Beat,
+    Warned,
+    lost_of,
+    make_will,
+    read_beat,
+    risk_of,
+    tell_asked,
+    tell_risk,
+    will_of,
+)
 from relight.pulse import SETTING as PULSE
 from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
@@ -37,6 +50,7 @@ from relight.supervise.incidents import After, Book, Incident, incident_of, once
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.notices import Notices
 from relight.supervise.procfs import Process, busy_s, catches, command_of, kernel_lines, look_at, oom_kills
+from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
@@ -63,7 +77,8 @@ class Supervisor:
     ) -> None:  # fmt: skip
         """``fallback``: where incidents are written while the run's store is not known."""
         self._notices = notices or Notices(())
-        self._wanted, self._drains = "", ""
+        self._wanted, self._asker, self._drains = "", "", ""
+        self._requests: Requests | None = None
         self._often = (-math.inf, -math.inf)
         """When saves that are made more often began last, and until when they are."""
         self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
@@ -99,6 +114,8 @@ class Supervisor:
         if self._known:
             self._keep_account()
         self._notices.close()
+        if self._requests is not None:
+            self._requests.close()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._held >= 0:
             os.close(self._held)
@@ -118,6 +135,7 @@ class Supervisor:
         risk_of(self._page(0)).unlink(missing_ok=True)  # what was foreseen has come, or was of another life
         for rank in ranks:
             make_page(self._page(rank))
+            tell_asked(self._page(rank), "")
             for ahead in (False, True):
                 make_will(will_of(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
@@ -200,6 +218,18 @@ class Supervisor:
     def save_now(self, why: str) -> None:
         """Have the ranks save at the end of their step, and go on. Any thread, and a signal's handler: it is done at the next look."""
         self._wanted = why
+
+    def asked(self, who: str) -> None:
+        """The same, for somebody whom the save is to name. Any thread."""
+        self._asker = who
+        self.save_now(f"{ASKED_FOR}{who}")
+
+    def deaf(self) -> str:
+        """Why no rank here can be asked to save now; empty if one can. Any thread."""
+        pids = self._pids
+        if any(catches(pid, signal.SIGUSR1) for pid in list(pids.values())):
+            return ""
+        return "no rank takes SIGUSR1: its Checkpointer is not there yet, or has signals=False" if pids else "the job is not running now"
 
     def waited(self) -> None:
         """The delay is over; the next life begins."""
@@ -306,6 +336,8 @@ class Supervisor:
         for rank, pid in sorted(self._pids.items()):
             if catches(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
+                who, self._asker = self._asker, ""
+                tell_asked(self._page(min(self._pids)), who)  # before the signal: the save looks there
                 emit("run.save", f"saving now: {why}", why=why, rank=rank)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGUSR1)
@@ -368,6 +400,8 @@ class Supervisor:
         with contextlib.suppress(RelightError, TypeError):
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)
+            self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.deaf, obey=self.asked)
+            self._requests.start()
             since = f"{int((time.time() - REMEMBERED_S) * 1000):013d}"
             recent = [one for one in read_incidents(store, beat.run) if re.match(r"\d{13}-", one.id) and one.id >= since]
             earlier = once_each(recent)

@@ -1,0 +1,69 @@
+"""``relight save``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from textwrap import fill
+
+import click
+
+from relight.cli.common import json_option, open_run_at
+from relight.cli.output import emit_json, escape
+
+_WIDE = 84
+
+
+@click.command("save")
+@click.argument("path", metavar="RUN")
+@click.option("--why", default="", metavar="TEXT", help="What it is for: the checkpoint's reason says so, behind who asked.")
+@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="S", help="How long to wait for it.")
+@json_option
+def command(path: str, why: str, timeout: float, as_json: bool) -> int:
+    """Have a job that is training save now, wherever it runs, and wait until that is a checkpoint.
+
+    The request is a record of the run's log. relight run, which watches over the job, looks there every 3 s and has all ranks save at
+    the end of their step, as on SIGUSR1. Exit code 1 if nobody hears it within 20 s, the job cannot be asked, or the time is over;
+    a request that is a minute old is not obeyed any more.
+
+    \b
+    Examples:
+      relight save runs/demo
+      relight save s3://bucket/runs/demo --why "before the driver update"
+    """
+    from relight.catalog.asking import Answer, ask_for_save, came_of, wait_for_answer
+    from relight.versions.stages import who
+
+    found = open_run_at(path)
+    began = time.monotonic()
+    with _waiting() as say:
+        seq = ask_for_save(found.run, who(), why)
+        say(f"asked, in record {seq}; relight run looks every 3 s")
+
+        def tell(answer: Answer) -> None:
+            if not answer.over:
+                say(f"heard on {escape(answer.heard)}; waiting for the save")
+
+        answer = wait_for_answer(found.run, seq, timeout, tell)
+    waited, saved = time.monotonic() - began, answer.saved
+    if as_json:
+        told = {"id": saved.id, "step": saved.step, "reason": saved.body.reason} if saved is not None else {}
+        ok = {"ok": saved is not None, "asked": seq, "heard": answer.heard, "refused": answer.refused, "seconds": round(waited, 3)}
+        emit_json({**ok, "id": None, "step": None, "reason": None, **told})
+    else:
+        click.echo(fill(escape(came_of(answer, waited)), _WIDE))
+    return 0 if saved is not None else 1
+
+
+@contextmanager
+def _waiting() -> Iterator[Callable[[str], object]]:
+    """What is being waited for: on a terminal one line that goes away, else a line each, on standard error."""
+    if not sys.stderr.isatty():
+        yield lambda text: click.echo(text, err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status("asking") as status:
+        yield status.update

@@ -1,0 +1,176 @@
+"""A save that somebody asks a job for: through the run's log, by whoever is first to hear it, and never one that nobody waits for any more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.serve.made_server import serving
+from tests.serve.made_stores import make_store
+from tests.supervise.test_run import Job
+
+from relight.catalog.asking import OLD_S, WHY_MAX, Answer, answer_to, ask_for_save, came_of, hear, request_of, wait_for_answer
+from relight.catalog.run import Run
+from relight.errors import ConfigError, StoreUnavailable
+from relight.pulse import asked_of, take_asked, tell_asked
+from relight.store import open_bytes
+from relight.supervise.requests import Requests
+
+
+class Watching:
+    """Whoever watches over a job, without the job."""
+
+    def __init__(self, run: Run, mine: bool = True, cannot: str = "") -> None:
+        self.obeyed: list[str] = []
+        self.clock, self.now = 1000.0, time.time()
+        self.requests = Requests(
+            run.store, run.name, mine=lambda: mine, cannot=lambda: cannot, obey=self.obeyed.append,
+            clock=lambda: self.clock, now=lambda: self.now,
+        )  # fmt: skip
+        self.requests.look()
+
+    def look(self, later_s: float = 3.0) -> list[str]:
+        """So much later: what it has had the job do, all in all."""
+        self.clock += later_s
+        self.now += later_s
+        self.requests.look()
+        return self.obeyed
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run of two checkpoints."""
+    return Run(open_bytes(str(make_store(tmp_path / "runs", 1, 2))), "run-000")
+
+
+def test_what_is_asked_is_heard_once_and_not_by_two(run: Run) -> None:
+    """Two who watch: whoever looks first has the job save; the other, and another look, do nothing more."""
+    first, second = Watching(run), Watching(run)
+    seq = ask_for_save(run, "anna", "before  lunch")
+    assert answer_to(run.history(), seq) == Answer()
+    assert first.look() == ["anna: before lunch"] and first.look() == ["anna: before lunch"]
+    assert hear(run.store, run.name, request_of(run.view().records[seq]), "elsewhere") is False  # type: ignore[arg-type]
+    assert [record.body.data["upto"] for record in run.history().notes[1:]] == [seq], "one answer"  # type: ignore[union-attr]
+    assert answer_to(run.history(), seq).heard and not answer_to(run.history(), seq).over
+    assert second.obeyed == []
+
+
+def test_what_was_asked_before_the_job_began_is_not_obeyed(run: Run) -> None:
+    """A request that nobody heard in its time must not have a job save that starts a day later."""
+    ask_for_save(run, "anna")
+    later = Watching(run)
+    assert later.look() == []
+    ask_for_save(run, "bert")
+    ask_for_save(run, "carl")
+    assert later.look() == ["bert, carl"], "one save is for both"
+
+
+def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look itself fails as the store's errors, and the next one begins where it was."""
+    for away_s, since_s, obeyed in ((600.0, OLD_S + 5, []), (600.0, OLD_S - 5, ["anna"])):
+        watching = Watching(run)
+        seq = ask_for_save(run, "anna")
+
+        def silent(*_: object) -> bytes:
+            raise StoreUnavailable("away", retryable=True)
+
+        with monkeypatch.context() as away:
+            away.setattr(type(run.store), "get", silent)
+            with pytest.raises(StoreUnavailable):
+                watching.look()
+        watching.now = time.time() + since_s - away_s
+        assert watching.look(away_s) == obeyed
+        assert bool(answer_to(run.history(), seq).heard) is bool(obeyed)
+
+
+def test_a_job_that_cannot_be_asked_says_so(run: Run) -> None:
+    """Whoever asks hears why, and does not wait."""
+    watching = Watching(run, cannot="no rank takes SIGUSR1")
+    seq = ask_for_save(run, "anna")
+    assert watching.look() == []
+    answer = wait_for_answer(run, seq, 30.0)
+    assert answer.over and "no rank takes SIGUSR1" in came_of(answer, 1.0)
+
+
+def test_a_damaged_record_does_not_hide_the_request_behind_it(run: Run, tmp_path: Path) -> None:
+    """What cannot be read is the log's readers' to tell; who asks is heard all the same."""
+    watching = Watching(run)
+    head = run.view().head
+    (tmp_path / "runs" / run.name / "log" / f"{head + 1:012d}.json").write_bytes(b"{")
+    ask_for_save(run, "anna")
+    assert watching.look() == ["anna"]
+
+
+@pytest.mark.parametrize("why", ["x" * (WHY_MAX + 1), "a\x1b[31m"])
+def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, why: str) -> None:
+    """It ends up in a checkpoint's reason, on pages and on terminals."""
+    head = run.view().head
+    with pytest.raises(ConfigError, match="reason"):
+        ask_for_save(run, "anna", why)
+    assert run.view().head == head
+
+
+def test_who_asked_is_taken_once_and_by_the_rank_that_it_is_told(tmp_path: Path) -> None:
+    """A later SIGUSR1 that somebody sends by hand is nobody's; what lies there may be anything."""
+    page = tmp_path / "pulse-0"
+    tell_asked(page, "anna")
+    assert (take_asked(page), take_asked(page)) == ("anna", "")
+    tell_asked(page, "anna")
+    tell_asked(page, "")
+    assert take_asked(page) == "" and take_asked("") == ""
+    asked_of(page).write_bytes(b"\xff\x00a\n" * 5000)
+    assert take_asked(page).isprintable()
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job of one process that never saves by itself, under ``relight run``."""
+    job = Job(tmp_path_factory.mktemp("asked"), [], JOB_EVERY="100000", JOB_STEP_S="0.05")
+    (job.path / "relight.toml").write_text("[supervise]\nspares = false\n")
+    process = job.start("--nproc-per-node", "1", steps=100_000)
+    try:
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends and (not (job.path / "out").exists() or len(job.losses) < 3):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        time.sleep(4)  # it has looked once
+        yield job
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def test_a_live_job_saves_as_the_command_asks(training: Job) -> None:
+    """The command waits until it is a checkpoint, whose reason says who asked and why; of a step behind the request."""
+    before = training.losses[-1][0]
+    command = [sys.executable, "-m", "relight", "save", str(training.path / "store" / "run"), "--why", "a test", "--json", "--timeout", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    told = json.loads(done.stdout)
+    assert done.returncode == 0 and told["ok"], done.stdout + done.stderr
+    assert told["reason"].startswith("asked for by ") and told["reason"].endswith(": a test")
+    assert told["step"] >= before and "asked, in record" in done.stderr
+    run = Run(open_bytes(training.path / "store"), "run")
+    assert [one.id for one in run.history().live] == [told["id"]]
+
+
+def test_a_live_job_saves_as_the_api_asks(training: Job, tmp_path: Path) -> None:
+    """Planned, confirmed, told while it goes on; the checkpoint's reason is the token's name."""
+    with serving([training.path / "store"], tmp_path) as server:
+        fields = {"store": "store", "run": "run"}
+        digest = server.post("/api/v1/actions/save", "operator", json={"fields": fields}).json()["digest"]
+        begun = server.post("/api/v1/actions/save", "operator", json={"fields": fields, "confirm": digest}).json()
+        told = {"state": "running"}
+        ends = time.monotonic() + 60
+        while told["state"] == "running" and time.monotonic() < ends:
+            time.sleep(0.1)
+            told = server.get(f"/api/v1/tasks/{begun['task']}").json()
+        newest = Run(open_bytes(training.path / "store"), "run").history().live[-1]
+        assert told["state"] == "ok" and newest.body.reason == "asked for by operator" and newest.id in told["says"], told
