@@ -114,7 +114,7 @@ def _values(dtype: str, data: memoryview, np: Any) -> tuple[int, Callable[[int, 
 
 
 def _count(found: Apart, x: Any, y: Any, apart: Any, np: Any) -> None:
-    """Count a block in. Each number takes one pass through the core's cache; a sum is a product with ones, which takes half a sum's time."""
+    """Count a block in. Each number takes one pass through the core's cache; a sum is a product with ones, in half a sum's time."""
     np.subtract(y, x, out=apart)
     square = _product(apart, apart, np)
     if not math.isfinite(square):  # something in it is no number, or too large for squares
