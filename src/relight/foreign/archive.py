@@ -304,6 +304,7 @@ TABLE: dict[str, Any] = {
     "collections.OrderedDict": Call(_ordered),
     "collections.defaultdict": Call(_defaults),
     "_codecs.encode": Call(_latin),
+    "argparse.Namespace": Class("Namespace"),
     "numpy.dtype": Class("dtype"),
     "numpy.ndarray": Class("ndarray"),
     **{f"torch.{name}": Kind(kind) for name, kind in _STORAGES.items()},
