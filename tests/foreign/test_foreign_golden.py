@@ -191,7 +191,7 @@ def test_megatron_torch_dist(tmp_path: Path) -> None:
 
 
 def test_megatron_legacy(tmp_path: Path) -> None:
-    """One rank's file is a model; of several nothing says how they were cut, so they are refused, with what to do."""
+    """One rank's file is a model; of several without their arguments nothing says how they were cut: refused, with what to do."""
     with pytest.raises(relight.IncompatibleState, match="2 model-parallel ranks") as error:
         look(GOLDEN / "mega" / "legacy")
     assert "torch_dist" in error.value.hint

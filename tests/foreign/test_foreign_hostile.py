@@ -478,6 +478,7 @@ def sources(tmp_path: Path) -> dict[str, Path]:
         "deep/stage2",
         "deep/stage3",
         "deep/universal2",
+        "mega_ranks/tp2_pp2",
         *MORE,
     )
     return found | {name: GOLDEN / name for name in golden}

@@ -1,8 +1,11 @@
-"""Lets these tests share ``old_ones`` and ``kills``, whatever the import mode."""
+"""Lets these tests share ``old_ones`` and ``kills``, whatever the import mode; and a bucket."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from tests.store.conftest import s3, s3_server
+
+__all__ = ["s3", "s3_server"]
 sys.path.insert(0, str(Path(__file__).parent))

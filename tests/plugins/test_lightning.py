@@ -80,7 +80,7 @@ class Trace(pl.Callback):
             raise Gone
 
 
-def fit(path, *, end_at=None, plateau=False, save=None, loader=DataLoader, model=None, **options) -> Trace:
+def fit(path, *, end_at=None, plateau=False, save=None, loader=DataLoader, model=None, resume=True, **options) -> Trace:
     pl.seed_everything(3, verbose=False)
     x = torch.randn(40, 4)
     train = loader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
@@ -88,7 +88,7 @@ def fit(path, *, end_at=None, plateau=False, save=None, loader=DataLoader, model
     trace = Trace(end_at)
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=3,
-        callbacks=[trace, Checkpoints(path, save=save or relight.every(steps=1), signals=False)], **options,
+        callbacks=[trace, Checkpoints(path, resume=resume, save=save or relight.every(steps=1), signals=False)], **options,
     )  # fmt: skip
     try:
         trainer.fit(model or Model(plateau), train, val)
@@ -127,6 +127,20 @@ def test_a_finished_run_has_nothing_to_do(tmp_path) -> None:
     """Fitted to its end and started again: no step, no error; another epoch is one more."""
     fit(tmp_path / "run")
     assert fit(tmp_path / "run").steps == {}
+
+
+def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
+    """``resume=False`` over a run that was broken off: all steps, as if there were no run; the next to resume goes on from these."""
+    straight = fit(tmp_path / "straight")
+    fit(tmp_path / "run", end_at=17)
+    before = [one.id for one in relight.open(tmp_path / "run").checkpoints()]
+    assert fit(tmp_path / "run", resume=False).steps == straight.steps
+    third = fit(tmp_path / "run", resume=False, end_at=5)
+    assert min(third.steps) == (1, 0)
+    after = [one.id for one in relight.open(tmp_path / "run").checkpoints()]
+    assert after[: len(before)] == before and len(after) > len(before) + len(straight.steps) - 1
+    then = fit(tmp_path / "run")
+    assert min(then.steps)[0] == 6 and {**third.steps, **then.steps} == straight.steps
 
 
 def test_a_trial_saves_nothing(tmp_path) -> None:

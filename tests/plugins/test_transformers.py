@@ -30,3 +30,44 @@ def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
 
     with pytest.raises(ConfigError, match="does not know its Trainer"):
         Checkpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
+
+
+def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
+    """``resume=False`` over a run that has begun: no weight, no count is taken from it, none of it goes; who resumes goes on from the new."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+    import relight
+    from relight.interop.transformers import Checkpoints
+
+    class Losses(TrainerCallback):
+        """What is logged of each step."""
+
+        def __init__(self) -> None:
+            self.of: dict[int, float] = {}
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "loss" in (logs or {}):
+                self.of[state.global_step] = logs["loss"]
+
+    def train(name: str, steps: int, seed: int = 0, **options) -> dict[int, float]:
+        set_seed(seed)
+        data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 16, (64, 8), generator=torch.Generator().manual_seed(1))]
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+        )
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "out"), max_steps=steps, per_device_train_batch_size=4, logging_steps=1, report_to=[],
+            disable_tqdm=True, use_cpu=True, seed=seed, save_strategy="no", lr_scheduler_type="constant", learning_rate=1e-2,
+        )  # fmt: skip
+        checkpoints = Checkpoints(tmp_path / name, save=relight.every(steps=1), signals=False, background=False, **options)
+        losses = Losses()
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[losses, checkpoints])
+        trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))
+        return losses.of
+
+    straight = train("straight", 6, seed=1)
+    train("run", 3)
+    assert train("run", 4, seed=1, resume=False) == {step: straight[step] for step in range(1, 5)}
+    assert [one.body.step for one in relight.open(tmp_path / "run").checkpoints()] == [0, 1, 2, 0, 1, 2, 3]
+    assert train("run", 6, seed=1) == {step: straight[step] for step in (5, 6)}

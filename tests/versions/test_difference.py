@@ -78,6 +78,64 @@ def test_what_is_no_number_is_counted_and_harms_no_sum() -> None:
     assert compare(memoryview(huge.tobytes()), "float64", memoryview((-huge).tobytes()), "float64").changed == 2
 
 
+def both_ways(a: np.ndarray, b: np.ndarray) -> None:
+    """``compare`` beside numpy."""
+    found = compare(memoryview(a.tobytes()), str(a.dtype), memoryview(b.tobytes()), str(b.dtype)).to_dict()
+    for name, value in expected(a, b).items():
+        assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-14), name
+
+
+@pytest.mark.parametrize("factor", [1.0001, -1.0, 3.9, 4.1, 1e-3, 1e9, 0.0])
+def test_lengths_and_angles_far_apart_lose_no_digit(factor: float) -> None:
+    """A product that is had from three sums is right to the last digits, and where it would not be it is worked out."""
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=70_001)
+    b = a * factor
+    b[::1000] += 1e-6 * rng.normal(size=len(b[::1000]))
+    both_ways(a, b)
+    both_ways(a, rng.normal(size=len(a)) * factor + 1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_kinds_that_numpy_lacks_are_compared_by_value(dtype: torch.dtype) -> None:
+    """Block by block, over the end of a block."""
+    a = torch.linspace(-3, 3, 40_001).to(dtype)
+    b = (a.float() * 1.5).to(dtype)
+    raw = [memoryview(one.view(torch.uint8).numpy().tobytes()) for one in (a, b)]
+    name = str(dtype).removeprefix("torch.")
+    found = compare(raw[0], name, raw[1], name).to_dict()
+    for key, value in expected(a.double().numpy(), b.double().numpy()).items():
+        assert found[key] == pytest.approx(value, rel=1e-12), key
+
+
+def test_zeros_of_two_signs_are_equal() -> None:
+    """As numbers are."""
+    a = np.array([0.0, -0.0, 0.0, -0.0], "f4")
+    assert compare(memoryview(a.tobytes()), "float32", memoryview((-a).tobytes()), "float32").changed == 0
+    assert compare(memoryview(a.tobytes()), "float32", memoryview((a * 0 - 0.0).tobytes()), "float32").changed == 0
+
+
+def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
+    """One NaN and one infinity in a block, others in none: the sums are those of all the rest."""
+    rng = np.random.default_rng(3)
+    a = rng.normal(size=100_000)
+    b = a + rng.normal(size=a.size)
+    fine = np.ones(a.size, bool)
+    fine[[5, 40_000, 40_001]] = False
+    want = expected(a[fine], b[fine])
+    a[5], b[40_000], a[40_001], b[40_001] = np.nan, -np.inf, np.inf, np.inf
+    found = compare(memoryview(a.tobytes()), "float64", memoryview(b.tobytes()), "float64")
+    assert (found.odd_a, found.odd_b, found.finite, found.changed) == (2, 2, a.size - 3, want.pop("changed") + 2)
+    said = found.to_dict()
+    assert {name: said[name] for name in want} == pytest.approx(want, rel=1e-12)
+
+
+def test_of_complex_and_real_numbers_all_are_changed() -> None:
+    """They have no difference that is a number."""
+    found = compare(memoryview(np.ones(10, "c8").tobytes()), "complex64", memoryview(np.ones(10, "f4").tobytes()), "float32")
+    assert (found.elements, found.changed) == (20, 20)
+
+
 def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
     """Two saves of one state: chunks' hashes say so, and no pack is opened."""
     state = {"model": torch.nn.Linear(64, 64), "big": torch.arange(1_000_000.0)}

@@ -109,13 +109,18 @@ def _norm(wide: Any) -> float:
     return top * float(((wide / top) ** 2).sum()) ** 0.5 if top else 0.0
 
 
+def are_stored_as(dtype: str) -> bool:
+    """Whether the stored bytes are numpy's, so that ``values_of`` copies nothing."""
+    return dtype in _PLAIN or dtype in _COMPLEX
+
+
 def values_of(dtype: str, data: memoryview) -> Any:
     """The elements as numpy has them, None for kinds without a value of their own."""
     np = _numpy()
     if dtype == "bfloat16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
     if dtype in _FLOAT8:
-        return np.array(_float8_table(*_FLOAT8[dtype]))[np.frombuffer(data, "u1")]
+        return _float8_values(dtype)[np.frombuffer(data, "u1")]
     if dtype == "float8_e8m0fnu":
         codes = np.frombuffer(data, "u1")
         return np.where(codes == 255, np.nan, np.exp2(codes.astype("f8") - 127))
@@ -125,6 +130,11 @@ def values_of(dtype: str, data: memoryview) -> Any:
         return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
     assert dtype_named(dtype)
     return None
+
+
+@cache
+def _float8_values(dtype: str) -> Any:
+    return _numpy().array(_float8_table(*_FLOAT8[dtype]))
 
 
 @cache

@@ -22,9 +22,9 @@ from relight.cli.output import emit_json, escape, facts_list, plural, progress, 
 def command(source: str, run: str, dry_run: bool, step: int | None, only: tuple[str, ...], as_json: bool) -> None:
     """Bring a checkpoint of another framework in, as one of RUN.
 
-    SOURCE is a file or a folder: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate, DeepSpeed, Megatron,
-    torchsnapshot, Orbax. It is recognised by what is in it, and nothing in it is executed. What belongs to none of a
-    script's components is kept below 'imported'. Said again, it finds that it is there already.
+    SOURCE is a file or a folder, here or in a bucket: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate,
+    DeepSpeed, Megatron, torchsnapshot, Orbax. It is recognised by what is in it, and nothing in it is executed. What
+    belongs to none of a script's components is kept below 'imported'. Said again, it finds that it is there already.
 
     \b
     Examples:

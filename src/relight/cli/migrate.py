@@ -34,13 +34,14 @@ def command(
 ) -> int:
     """Bring all checkpoints below OLD, of whatever framework, into the store NEW: a run for each folder that has some.
 
-    They are converted by several processes, and committed in the order of their steps. Said again after an interruption, it goes
-    on where it was, and nothing comes twice. Exit code 1 if something could not be brought, or is not right.
+    OLD is a directory, or a place in a bucket, which is read where it lies. They are converted by several processes, and
+    committed in the order of their steps. Said again after an interruption, it goes on where it was, and nothing comes
+    twice. Exit code 1 if something could not be brought, or is not right.
 
     \b
     Examples:
       relight migrate /old/checkpoints runs --dry-run
-      relight migrate /old/checkpoints s3://bucket/runs --check full
+      relight migrate s3://bucket/old s3://bucket/runs --check full
       relight migrate /old/checkpoints runs --roll-back
     """
     from relight.migrate import execute_migration, plan_migration

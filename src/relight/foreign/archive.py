@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign.files import pread
+from relight.foreign.files import Handle, pread
 from relight.foreign.pickles import Call, Class, read_pickle
 from relight.foreign.tensors import Compound, Home, Span, Spec
 from relight.format import DTYPES, Leaf
@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 class Archive:
     """``span`` of the file ``handle``, which ``torch.save`` wrote. ``home`` is what its tensors say that they lie in."""
 
-    def __init__(self, handle: int, span: Span, where: str, home: Home | None = None) -> None:
+    def __init__(self, handle: Handle, span: Span, where: str, home: Home | None = None) -> None:
         self._handle, self._span, self._where, self._home = handle, span, where, home
         try:
             self._entries = self._directory()
@@ -304,6 +304,7 @@ TABLE: dict[str, Any] = {
     "collections.OrderedDict": Call(_ordered),
     "collections.defaultdict": Call(_defaults),
     "_codecs.encode": Call(_latin),
+    "argparse.Namespace": Class("Namespace"),
     "numpy.dtype": Class("dtype"),
     "numpy.ndarray": Class("ndarray"),
     **{f"torch.{name}": Kind(kind) for name, kind in _STORAGES.items()},

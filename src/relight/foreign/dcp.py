@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.archive import DTYPE_LEAVES
-from relight.foreign.files import pread
+from relight.foreign.files import Handle, pread, size_of
 from relight.foreign.nesting import DEPTH_MAX, Path, name_of
 from relight.foreign.pickles import Call, Class, Made, read_pickle
 from relight.foreign.tensors import Span
@@ -20,7 +20,7 @@ from relight.layout import Box, check_tiling
 
 METADATA_BYTES_MAX = 512 << 20
 _HOME = "torch.distributed.checkpoint"
-Opener = Callable[[str], AbstractContextManager[int]]
+Opener = Callable[[str], AbstractContextManager[Handle]]
 
 
 class Chunk(NamedTuple):
@@ -58,7 +58,7 @@ class Metadata:
         where = f"{self.path}/.metadata"
         try:
             with self._open(".metadata") as handle:
-                size = os.fstat(handle).st_size
+                size = size_of(handle)
                 if size > METADATA_BYTES_MAX:
                     raise UnsafeContent(f"metadata of {size} bytes", where=where)
                 found = read_pickle(pread(handle, 0, size, where), _TABLE, where, strangers=self._strangers)
@@ -123,7 +123,7 @@ class Metadata:
         """All lie in files that are there, and none on another: what is made of them is no larger than they are."""
         for file, spans in grouped((place.file, place.span) for place in places):
             with self._open(file) as handle:
-                size = os.fstat(handle).st_size
+                size = size_of(handle)
             end = 0
             for span in sorted(spans):
                 if span.offset < end:

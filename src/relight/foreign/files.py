@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleState, StoreUnavailable, UnsafeContent
 from relight.foreign.sums import Sums
@@ -27,21 +28,24 @@ class Stamp(NamedTuple):
     inode: int
 
 
+class Far(Protocol):
+    """A file that lies elsewhere, and is read by ranges."""
+
+    size: int
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill ``into``, which lies within the file."""
+
+
+Handle = int | Far
+"""A descriptor, or what stands for one: for ``pread``, ``read_into`` and ``size_of``."""
+
+
 class Files:
     """One file, or all files below one folder, by their names from there on with ``/``. Links below it are known, and never followed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.realpath(os.fspath(path))
-        self.stamps: dict[str, Stamp] = {}
-        self.folders: set[str] = set()
-        self.others: dict[str, str] = {}
-        """What is neither file nor folder, and what it is."""
-        self.read: dict[str, bytes | None] = {}
-        """What has been looked at whole, with the hash of that; None for what is to be read in pieces."""
-        self.within: list[tuple[str, Files]] = []
-        """Folders below that were looked at as checkpoints of their own."""
-        self.sums = Sums()
-        """Of what was read that has checksums."""
+        self._set_up(os.path.realpath(os.fspath(path)))
         try:
             found = os.stat(self.path)
         except FileNotFoundError as error:
@@ -56,10 +60,28 @@ class Files:
         else:
             raise IncompatibleState("neither a file nor a folder", where=os.fspath(path))
 
+    def _set_up(self, path: str) -> None:
+        self.path = path
+        self.stamps: dict[str, Stamp] = {}
+        self.folders: set[str] = set()
+        self.others: dict[str, str] = {}
+        """What is neither file nor folder, and what it is."""
+        self.read: dict[str, bytes | None] = {}
+        """What has been looked at whole, with the hash of that; None for what is to be read in pieces."""
+        self.within: list[tuple[str, Files]] = []
+        """Folders below that were looked at as checkpoints of their own."""
+        self.sums = Sums()
+        """Of what was read that has checksums."""
+
     @property
     def name(self) -> str:
         """The last part of the path."""
         return os.path.basename(self.path)
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether there is no path by which another library could open it."""
+        return False
 
     def below(self, folder: str) -> Files:
         """A folder below, as if it had been named itself; what is read of it counts here too."""
@@ -90,7 +112,7 @@ class Files:
         return f"{self.path}/{name}" if name else self.path
 
     @contextmanager
-    def open(self, name: str) -> Iterator[int]:
+    def open(self, name: str) -> Iterator[Handle]:
         """A descriptor of the file, which is closed behind it. ``CorruptCheckpoint`` if it is not there, or another than it was."""
         stamp, where = self._stamp(name), self.where(name)
         try:
@@ -106,6 +128,13 @@ class Files:
             raise StoreUnavailable(f"cannot be read: {error.strerror}", where=where) from error
         finally:
             os.close(handle)
+
+    @contextmanager
+    def mapped(self, name: str, offset: int, length: int) -> Iterator[mmap.mmap]:
+        """Bytes of the file, mapped; ``offset`` is a multiple of a map's granularity."""
+        with self.open(name) as handle:
+            assert isinstance(handle, int)
+            yield mmap.mmap(handle, length, prot=mmap.PROT_READ, offset=offset)  # closed with the last array on it
 
     def bytes(self, name: str, limit: int) -> bytes:
         """All of a file that may not be larger than ``limit``."""
@@ -208,17 +237,27 @@ def _finite(data: bytes) -> bytes:
     return token.sub(lambda match: words.get(match[0], match[0]), data)
 
 
-def pread(handle: int, offset: int, length: int, where: str) -> bytes:
+def size_of(handle: Handle) -> int:
+    """Bytes of an open file."""
+    return os.fstat(handle).st_size if isinstance(handle, int) else handle.size
+
+
+def pread(handle: Handle, offset: int, length: int, where: str) -> bytes:
     """All of these bytes; ``CorruptCheckpoint`` if the file is shorter."""
-    if offset + length > os.fstat(handle).st_size:  # before memory is made for it
+    if offset + length > size_of(handle):  # before memory is made for it
         raise CorruptCheckpoint("the file ends too soon", where=where)
     found = bytearray(length)
     read_into(handle, offset, memoryview(found), where)
     return bytes(found)
 
 
-def read_into(handle: int, offset: int, into: memoryview, where: str) -> None:
+def read_into(handle: Handle, offset: int, into: memoryview, where: str) -> None:
     """Fill ``into``; ``CorruptCheckpoint`` if the file is shorter."""
+    if not isinstance(handle, int):
+        if offset + len(into) > handle.size:
+            raise CorruptCheckpoint("the file ends too soon", where=where)
+        handle.read_into(offset, into)
+        return
     at = 0
     while at < len(into):
         count = os.preadv(handle, [into[at : at + (64 << 20)]], offset + at)

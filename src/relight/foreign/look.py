@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from relight.errors import IncompatibleState, UnsafeContent
 from relight.foreign.accelerate import look_accelerate
+from relight.foreign.bucket import BucketFiles, is_bucket
 from relight.foreign.content import Content
 from relight.foreign.dcp_content import look_dcp
 from relight.foreign.deepspeed import look_deepspeed
@@ -39,15 +40,21 @@ KNOWN = (
 
 
 def look(path: str | os.PathLike[str]) -> Found:
-    """What checkpoint is at ``path``, by its metadata alone; nothing of it is executed.
+    """What checkpoint is at ``path``, which may be the URL of an object store, by its metadata alone; nothing of it is executed.
 
     ``IncompatibleState`` says what is there if it is of no known format; ``CorruptCheckpoint`` and ``UnsafeContent``, what is wrong with
     one that is. Memory: what the metadata says, at most some hundred megabytes; no tensor is read.
     """
+    text = os.fspath(path)
+    return look_at(BucketFiles.of(text) if is_bucket(text) else Files(text))
+
+
+def look_at(files: Files) -> Found:
+    """The same, of files that are known."""
     try:
-        return _looked(Files(path))
+        return _looked(files)
     except RecursionError:
-        raise UnsafeContent("values nested too deeply", where=os.fspath(path)) from None
+        raise UnsafeContent("values nested too deeply", where=files.path) from None
 
 
 def _looked(files: Files) -> Found:

@@ -9,17 +9,14 @@ from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.content import (
     MODULE,
     OPTIMIZER,
-    SCHEDULER,
     Content,
     Part,
     check_walkable,
-    is_module,
-    is_optimizer,
     is_tensor,
-    optimizer_of,
 )
 from relight.foreign.dcp_content import read_tree
 from relight.foreign.files import Files
+from relight.foreign.megatron_legacy import look_legacy, take_rest
 from relight.foreign.torch_file import read_torch
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -43,9 +40,7 @@ def _one(files: Files) -> Content | None:
     if files.has("metadata.json") and files.has("common.pt"):
         return _torch_dist(files)
     ranks = {match: one for one in files.stamps if (match := _RANK.fullmatch(one)) is not None and match[1] is None}
-    if ranks:
-        return _legacy(files, ranks)
-    return None
+    return look_legacy(files, ranks) if ranks else None
 
 
 def _torch_dist(files: Files) -> Content:
@@ -75,7 +70,7 @@ def _torch_dist(files: Files) -> Content:
             content.kept.setdefault("objects", {})[key] = value
     content.components["model"] = Part(MODULE, model)
     _optimizer(content, common.get("optimizer"), state)
-    _rest(content, common)
+    take_rest(content, common)
     if "extra_states" in content.kept:
         content.left_out.append(("extra states", "of layers by number: kept as values"))
     content.notes.append("names are Megatron's own: layers are stacked in one tensor each, and a script's modules have them one by one")
@@ -119,56 +114,3 @@ def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) ->
     if masters:
         node["masters"] = masters
     content.components["optimizer"] = Part(OPTIMIZER, node)
-
-
-def _rest(content: Content, told: dict[Any, Any]) -> None:
-    step = told.get("iteration")
-    content.step = step if type(step) is int and 0 <= step < 10**15 else None
-    scheduler = told.get("opt_param_scheduler")
-    if isinstance(scheduler, dict):
-        content.components["scheduler"] = Part(SCHEDULER, scheduler)
-    taken = ("optimizer", "opt_param_scheduler", "model", "rng_state")
-    content.kept |= {key: value for key, value in told.items() if key not in taken and type(key) is str}
-    if "rng_state" in told:
-        content.kept["rng_state"] = told["rng_state"]
-        content.left_out.append(("rng", "Megatron's generators of several ranks and regions: kept as values, and not restored"))
-
-
-def _legacy(files: Files, ranks: dict[re.Match[str], str]) -> Content:
-    """One rank's files are a whole model; of several nothing says how they go together."""
-    if len(ranks) > 1:
-        shown = ", ".join(sorted(one.split("/")[0] for one in ranks.values())[:4])
-        raise IncompatibleState(
-            f"a legacy Megatron checkpoint of {len(ranks)} model-parallel ranks ({shown} …): nothing in it says how each tensor was cut",
-            where=files.path,
-            hint="load it with Megatron once and save it as torch_dist (--ckpt-convert-format torch_dist), and import that",
-        )
-    (file,) = ranks.values()
-    told = read_torch(files, file)
-    if not isinstance(told, dict):
-        raise UnsafeContent("something other than a dict", where=files.where(file))
-    content = Content("megatron", "Megatron legacy checkpoint, 1 rank")
-    check_walkable(told.get("model"), files.where(file))
-    model = _joined(told.get("model"))
-    if not is_module(model):
-        raise IncompatibleState("a model that is none of tensors by name", where=files.where(file))
-    content.components["model"] = Part(MODULE, model)
-    optimizer = told.get("optimizer")
-    inner = optimizer.get("optimizer") if isinstance(optimizer, dict) and not is_optimizer(optimizer) else optimizer
-    if isinstance(inner, dict) and is_optimizer(inner):
-        content.components["optimizer"] = Part(OPTIMIZER, optimizer_of(inner))
-    if isinstance(optimizer, dict) and inner is not optimizer:
-        content.kept["optimizer_common"] = {key: value for key, value in optimizer.items() if key != "optimizer"}
-        content.left_out.append(("fp32 weights", "by number, as Megatron's optimizer has them: kept as values"))
-    _rest(content, told)
-    return content
-
-
-def _joined(node: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in node.items() if isinstance(node, dict) else ():
-        if isinstance(value, dict):
-            found.update(_joined(value, f"{prefix}{key}."))
-        elif is_tensor(value):
-            found[f"{prefix}{key}"] = value
-    return found

@@ -175,6 +175,12 @@ def _clipped(data: bytes, chunks: tuple[int, ...], box: Box, dtype: str, where: 
 def _ocdbt(files: Files, prefix: str, name: str) -> Whole:
     """An array in an OCDBT: tensorstore's own format, so it reads it."""
     where = files.where(f"{prefix}{name}")
+    if files.in_bucket:
+        raise IncompatibleState(
+            "an OCDBT in a bucket, which only tensorstore reads, and that from a file system",
+            where=files.where(f"{prefix}manifest.ocdbt"),
+            hint="copy this folder to a file system, or mount the bucket, and import it from there",
+        )
     try:
         import tensorstore
     except ModuleNotFoundError as error:

@@ -81,6 +81,8 @@ class Planter:
         if level > LEVELS_MAX or self._values < 0:
             raise UnsafeContent("values nested too deeply, or too many", where=self._where)
         kind = type(value)
+        if kind is Made and value.name == "Namespace" and isinstance(value.state, dict):  # what a command line said
+            value, kind = value.state, dict
         if kind in _PLAIN:
             return self._plain(value, path)
         if isinstance(value, (Spec, Whole)):

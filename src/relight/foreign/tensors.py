@@ -138,23 +138,22 @@ class StridedSource:
         spec, size = self._spec, self._spec.itemsize
         first, count = start // size, len(into) // size
         files, name = self._home
-        with files.open(name) as handle:
-            begin = spec.span.offset - spec.span.offset % mmap.ALLOCATIONGRANULARITY
-            length = spec.span.offset + spec.span.length - begin
-            if begin + length > files.size(name):
-                raise CorruptCheckpoint("the file ends too soon", where=files.where(name))
-            with mmap.mmap(handle, length, prot=mmap.PROT_READ, offset=begin) as mapped:
-                raw = np.frombuffer(mapped, np.uint8, spec.span.length, spec.span.offset - begin)
-                elements = raw[: spec.span.length // size * size].view(f"V{size}")
-                out = np.frombuffer(into, f"V{size}")
-                for at in range(0, count, 1 << 18):
-                    number = np.arange(first + at, first + min(at + (1 << 18), count), dtype=np.int64)
-                    places = np.full(len(number), spec.offset, np.int64)
-                    for extent, stride in zip(reversed(spec.shape), reversed(spec.stride)):
-                        number, index = np.divmod(number, extent)
-                        places += index * stride
-                    out[at : at + len(places)] = elements[places]
-                del raw, elements
+        begin = spec.span.offset - spec.span.offset % mmap.ALLOCATIONGRANULARITY
+        length = spec.span.offset + spec.span.length - begin
+        if begin + length > files.size(name):
+            raise CorruptCheckpoint("the file ends too soon", where=files.where(name))
+        with files.mapped(name, begin, length) as mapped:
+            raw = np.frombuffer(mapped, np.uint8, spec.span.length, spec.span.offset - begin)
+            elements = raw[: spec.span.length // size * size].view(f"V{size}")
+            out = np.frombuffer(into, f"V{size}")
+            for at in range(0, count, 1 << 18):
+                number = np.arange(first + at, first + min(at + (1 << 18), count), dtype=np.int64)
+                places = np.full(len(number), spec.offset, np.int64)
+                for extent, stride in zip(reversed(spec.shape), reversed(spec.stride)):
+                    number, index = np.divmod(number, extent)
+                    places += index * stride
+                out[at : at + len(places)] = elements[places]
+            del raw, elements
 
 
 class Joined:

@@ -7,7 +7,7 @@ from typing import Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.archive import PICKLE_BYTES_MAX, TABLE, Archive, Kind, Storage
-from relight.foreign.files import Files, pread
+from relight.foreign.files import Files, Handle, pread
 from relight.foreign.pickles import read_first
 from relight.foreign.tensors import Home, Span
 from relight.format import DTYPES, Digest
@@ -38,7 +38,7 @@ def read_torch(files: Files, name: str) -> Any:
         return archive.content(strangers=True)
 
 
-def _read_row(files: Files, name: str, handle: int, where: str) -> Any:
+def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
     """Magic number, version, the machine, the object, the storages' keys, and of each storage its number of elements and its bytes."""
     size = files.size(name)
     data = pread(handle, 0, min(size, PICKLE_BYTES_MAX), where)

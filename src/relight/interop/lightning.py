@@ -41,6 +41,9 @@ class Checkpoints(Checkpoint):
 
     ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one, and with strategies that keep
     optimizers of their own (DeepSpeed): those take ``RelightCheckpointIO`` or their own saving.
+
+    ``resume`` False: nothing is taken from the run. Training begins with what it is given, and what it saves comes behind what is there,
+    which stays; who resumes later goes on from that.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:

@@ -37,10 +37,13 @@ class Checkpoints(TrainerCallback):
     (``relight.best("eval_loss")``). A step is saved when the next one begins: logged, evaluated, and with the generators as the next
     forward finds them. Saved: model, optimizer, scheduler, scaler, the Trainer's state and its callbacks', generators. Where the data is,
     the Trainer finds by itself, as it does from its own checkpoints: it takes its sampler's order and skips.
+
+    ``resume`` False: nothing is taken from the run. Training begins where the Trainer begins it, and what it saves comes behind what is
+    there, which stays; who resumes later goes on from that.
     """
 
-    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        self._path, self._options = path, options
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
+        self._path, self._resume, self._options = path, resume, options
         self._trainer: Trainer | None = None
         self._ckpt: Checkpointer | None = None
         self._chosen: str | None = None
@@ -52,9 +55,11 @@ class Checkpoints(TrainerCallback):
         """What ``trainer.train(resume_from_checkpoint=…)`` is to be given: None on a fresh run, which is what it then takes to begin anew.
 
         It is a folder with the Trainer's counters. The weights are not in it: they go from the run straight into the live model when
-        training begins. ``latest`` is the newest that verifies; all ranks go on from what rank 0 has chosen.
+        training begins. ``latest`` is the newest that verifies; all ranks go on from what rank 0 has chosen. None with ``resume=False``.
         """
         self._trainer = trainer
+        if not self._resume:
+            return None
         box = [self._choose(which) if trainer.args.process_index == 0 else None]
         if trainer.args.world_size > 1:
             torch.distributed.broadcast_object_list(box, src=0)
@@ -75,6 +80,9 @@ class Checkpoints(TrainerCallback):
                 "Checkpoints does not know its Trainer", hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))"
             )
         self._ckpt = Checkpointer(self._path, state=self._components(self._trainer), **self._options)
+        self._told = state.global_step
+        if not self._resume:
+            return
         begun = self._ckpt.restore(self._chosen or "latest")
         if state.global_step != begun:
             raise IncompatibleState(
@@ -83,7 +91,6 @@ class Checkpoints(TrainerCallback):
             )
         if begun:
             self._rng = frozen_generators()
-        self._told = state.global_step
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The step before is all over: save it if it is time to. The first one finds the generators as they were here."""

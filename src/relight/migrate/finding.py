@@ -1,4 +1,4 @@
-"""All checkpoints below a directory, whoever wrote them, and the runs they belong to."""
+"""All checkpoints below a directory, or a place in a bucket, whoever wrote them, and the runs they belong to."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, RelightError
+from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, RelightError, StoreUnavailable
 from relight.foreign import Found, look
+from relight.foreign.bucket import SCHEMES, BucketFiles, Listing, is_bucket
+from relight.foreign.look import look_at
 from relight.format.names import STORE_FILE, is_run_name
 from relight.migrate.journal import HOME
 
@@ -41,19 +44,17 @@ class Findings:
 
 
 def find(old: str, run: str | None = None, skip: str = "") -> Findings:
-    """Look at everything below ``old``. A folder that is a checkpoint is not looked into any further. Links are not followed; neither
-    ``skip`` nor another store of Relight is looked into.
+    """Look at everything below ``old``, a directory or the URL of an object store. A folder that is a checkpoint is not looked into any
+    further. Links are not followed; neither ``skip`` nor another store of Relight is looked into.
 
     A run is the folder that its checkpoints lie in, by its path; ``run`` names that of those that lie in ``old`` itself. A checkpoint that
     does not say its step has the last number in its name.
     """
-    root = os.path.realpath(old)
-    if not os.path.exists(root):
-        hint = "mount the bucket, or copy it here: other formats are read from a file system" if "://" in old else ""
-        raise CheckpointNotFound("there is nothing here", where=old, hint=hint)
+    place: _Place = _Bucket(old) if is_bucket(old) else _Folder(old)
+    root = place.path
     found: list[tuple[str, Found]] = []
     unreadable: list[tuple[str, str]] = []
-    for name, what in _walk(root, "", skip):
+    for name, what in _walk(place, "", skip):
         if isinstance(what, Found):
             found.append((name, what))
         else:
@@ -74,36 +75,112 @@ def find(old: str, run: str | None = None, skip: str = "") -> Findings:
     return Findings(sorted(sources, key=lambda one: (one.run, one.step, one.name)), sorted(unreadable))
 
 
-def _walk(path: str, name: str, skip: str, level: int = 0) -> Iterator[tuple[str, Found | RelightError]]:
-    if path == skip or os.path.exists(os.path.join(path, STORE_FILE)):
+class _Place(Protocol):
+    """A folder, or something in one, that may be a checkpoint."""
+
+    path: str
+
+    def is_folder(self) -> bool:
+        """Whether something may lie in it."""
+
+    def has(self, name: str) -> bool:
+        """Whether a file of that name lies in it."""
+
+    def look(self) -> Found:
+        """As ``foreign.look``."""
+
+    def inside(self) -> list[tuple[str, bool, _Place]]:
+        """What lies in it, by name: whether each is a folder, and that."""
+
+
+class _Folder:
+    def __init__(self, path: str) -> None:
+        if not os.path.exists(path):
+            hint = f"buckets are read by {', '.join(f'{one}://' for one in SCHEMES)}" if "://" in path else ""
+            raise CheckpointNotFound("there is nothing here", where=path, hint=hint)
+        self.path = os.path.realpath(path)
+
+    def is_folder(self) -> bool:
+        return os.path.isdir(self.path)
+
+    def has(self, name: str) -> bool:
+        return os.path.exists(os.path.join(self.path, name))
+
+    def look(self) -> Found:
+        return look(self.path)
+
+    def inside(self) -> list[tuple[str, bool, _Place]]:
+        try:
+            with os.scandir(self.path) as entries:
+                there = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.path) from error
+        return [(name, is_dir, _below(self.path, name)) for name, is_dir, is_file in there if is_dir or is_file]
+
+
+def _below(path: str, name: str) -> _Folder:
+    """What was seen there just now."""
+    found = object.__new__(_Folder)
+    found.path = os.path.join(path, name)
+    return found
+
+
+class _Bucket:
+    """A place in a bucket, of which one listing says all."""
+
+    def __init__(self, url: str, listing: Listing | None = None, name: str = "", *, is_folder: bool = True) -> None:
+        if listing is None:
+            files = BucketFiles.of(url)
+            listing, name, is_folder = files.listing, files.at, files.is_folder
+        self._listing, self._name, self._is_folder = listing, name, is_folder
+        self.path = f"{listing.url}/{name}" if name else listing.url
+
+    def is_folder(self) -> bool:
+        return self._is_folder
+
+    def has(self, name: str) -> bool:
+        return f"{self._name}/{name}".lstrip("/") in self._listing.versions
+
+    def look(self) -> Found:
+        return look_at(BucketFiles(self._listing, self._name, is_folder=self._is_folder))
+
+    def inside(self) -> list[tuple[str, bool, _Place]]:
+        home = f"{self._name}/" if self._name else ""
+        return [
+            (name, is_folder, _Bucket("", self._listing, f"{home}{name}", is_folder=is_folder))
+            for name, is_folder in self._listing.inside(self._name)
+        ]
+
+
+def _walk(place: _Place, name: str, skip: str, level: int = 0) -> Iterator[tuple[str, Found | RelightError]]:
+    if place.path == skip or place.has(STORE_FILE):
         return
     try:
-        yield name, look(path)
+        yield name, place.look()
         return
     except IncompatibleState:
         pass
     except RelightError as error:
-        if not os.path.isdir(path):
+        if not place.is_folder():
             yield name, error
             return
-        inner = list(_below(path, name, skip, level))
+        inner = list(_inside(place, name, skip, level))
         yield from inner or [(name, error)]
         return
-    yield from _below(path, name, skip, level)
+    yield from _inside(place, name, skip, level)
 
 
-def _below(path: str, name: str, skip: str, level: int) -> Iterator[tuple[str, Found | RelightError]]:
-    if not os.path.isdir(path) or level >= LEVELS_MAX:
+def _inside(place: _Place, name: str, skip: str, level: int) -> Iterator[tuple[str, Found | RelightError]]:
+    if not place.is_folder() or level >= LEVELS_MAX:
         return
     try:
-        with os.scandir(path) as entries:
-            inside = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries)
-    except OSError as error:
-        yield name, RelightError(f"cannot be listed: {error.strerror}", where=path)
+        inside = place.inside()
+    except StoreUnavailable as error:
+        yield name, error
         return
-    for one, is_dir, is_file in inside:
-        if is_dir or (is_file and not one.startswith(".") and not one.endswith(NEVER)):
-            yield from _walk(os.path.join(path, one), f"{name}/{one}" if name else one, skip, level + 1)
+    for one, is_folder, what in inside:
+        if is_folder or (not one.startswith(".") and not one.endswith(NEVER)):
+            yield from _walk(what, f"{name}/{one}" if name else one, skip, level + 1)
 
 
 def _step(name: str, found: Found) -> int:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from relight.catalog import Run
 from relight.errors import CheckpointNotFound, ConfigError
+from relight.foreign.bucket import is_bucket
 from relight.migrate.finding import Source, find
 from relight.migrate.journal import Done, Journal
 from relight.store import open_bytes
+from relight.store.urls import absolute
 
 REASON = "migrate"
 """Why an attempt took charge of a run."""
@@ -48,7 +50,7 @@ def plan_migration(old: str, url: str, *, run: str | None = None, check: float =
         raise ConfigError(f"a part of {check:g}", hint="--check 10%, full or none")
     store = open_bytes(url)
     done = Done(Journal(store, place_of(old)))
-    found = find(old, run, skip=os.path.realpath(url))
+    found = find(old, run, skip=place_of(url))
     for name in sorted({one.run for one in found.sources} - done.runs):
         _check_free(url, name)
     todo = [one for one in found.sources if one.name not in done.brought]
@@ -58,7 +60,7 @@ def plan_migration(old: str, url: str, *, run: str | None = None, check: float =
 
 def place_of(old: str) -> str:
     """How a journal knows it."""
-    return os.path.realpath(old)
+    return absolute(old) if is_bucket(old) else os.path.realpath(old)
 
 
 def _check_free(url: str, name: str) -> None:

@@ -10,6 +10,7 @@ from relight.store.buffers import page_buffer
 from relight.store.disk import Disk
 from relight.store.local import LocalStore
 from relight.store.memory import MemoryStore
+from relight.store.objects import ObjectStore, Version
 from relight.store.urls import open_bytes
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "Entry",
     "LocalStore",
     "MemoryStore",
+    "ObjectStore",
     "Properties",
     "Reader",
+    "Version",
     "Writer",
     "open_bytes",
     "page_buffer",

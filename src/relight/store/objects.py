@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.observe import emit
@@ -34,6 +34,15 @@ HEAD_BYTES = 64 << 10
 PIECE_BYTES = 4 << 20
 """Longer reads are made of pieces, several at a time."""
 PARALLEL = 16
+IDLE_PAGES_MAX = 100
+"""Pages of a listing, one behind the other, without a name that is new."""
+
+
+class Version(NamedTuple):
+    """By which an object is known to be the same as when it was listed. ``tag`` is the server's, None where it gives none."""
+
+    size: int
+    tag: str | None
 
 
 class ObjectStore:
@@ -224,6 +233,37 @@ class ObjectStore:
     def free_bytes(self) -> int | None:
         """Unknown."""
         return None
+
+    def versions(self, prefix: str, limit: int) -> dict[str, Version]:
+        """All objects below ``prefix``, at any depth, by their names from there on: some requests a thousand. ``UnsafeContent`` if they are
+        more than ``limit``."""
+        path = self._path(prefix)
+        start, found, idle = len(path) + 1 if path else 0, dict[str, Version](), 0
+        pages = iter(self._call("list")(self._clients().patient, path or None, chunk_size=1000))
+        while True:
+            page = self._ask("listing", path, lambda: next(pages, None))
+            if page is None:
+                return found
+            before = len(found)
+            found.update((str(one["path"])[start:], Version(int(one["size"]), one["e_tag"])) for one in page)
+            idle = idle + 1 if len(found) == before else 0
+            if len(found) > limit:
+                raise UnsafeContent(f"more than {limit:,} objects", where=f"{self.url}/{prefix}".rstrip("/"))
+            if idle > IDLE_PAGES_MAX:
+                raise StoreUnavailable("the listing says the same again and again", where=self.url, retryable=False)
+
+    def version(self, key: str) -> Version | None:
+        """What is there under a name now; None if nothing is."""
+        path = self._path(key, file=True)
+        try:
+            meta = again(self._patience, lambda: self._ask("looking at", path, lambda: self._call("head")(self._clients().patient, path)))
+        except CheckpointNotFound:
+            return None
+        return Version(int(meta["size"]), meta["e_tag"])
+
+    def at(self, key: str, version: Version) -> Reader:
+        """A reader of an object as it was listed. Asks for nothing yet; ``CorruptCheckpoint`` from it if there is another now."""
+        return _ObjectReader(self, self._path(key, file=True), version.size, version.tag, b"")
 
     # -- inside
 

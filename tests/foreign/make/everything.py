@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-MAKERS = {"hugging": "hugging", "light": "light", "accel": "accel", "deep": "deep", "mega": "mega", "snap": "snap", "orb": "orb"}
+MAKERS = {
+    "hugging": "hugging", "light": "light", "accel": "accel", "deep": "deep", "mega": "mega", "mega_ranks": "mega_legacy", "snap": "snap",
+    "orb": "orb",
+}  # fmt: skip
 
 
 def main(out: Path) -> None:

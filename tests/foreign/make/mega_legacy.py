@@ -1,0 +1,131 @@
+"""Writes legacy checkpoints of Megatron-Core's own GPT, a file a rank, for several ways to spread it; and the whole of each tensor.
+
+Each rank's model is built by Megatron in one process after the other, on torch's fake process group. Which part of the whole each of its
+tensors is, its own ``sharded_state_dict`` says; the whole is random numbers that its name tells, and ``whole.json`` has its shape.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HEADS, HIDDEN, LAYERS, VOCABULARY, INNER, GROUPS = 4, 16, 4, 24, 20, 2
+WAYS: dict[str, dict[str, Any]] = {
+    "tp2": {"tensor": 2},
+    "tp2_gated": {"tensor": 2, "swiglu": True, "tied": False, "grouped": True},
+    "tp2_pp2": {"tensor": 2, "pipeline": 2},
+    "pp2_untied": {"pipeline": 2, "tied": False},
+    "pp2_virtual": {"pipeline": 2, "virtual": 2, "swiglu": True},
+}
+
+
+def whole_of(key: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Random numbers that the name alone tells."""
+    seed = int.from_bytes(key.encode(), "little") % (2**63)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def model_of(rank: int, world: int, way: dict[str, Any]) -> list[Any]:
+    """One rank's stretches of layers."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    tensor, pipeline, virtual = way.get("tensor", 1), way.get("pipeline", 1), way.get("virtual")
+    torch.distributed.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    parallel_state.initialize_model_parallel(tensor, pipeline, virtual, create_gloo_process_groups=False)
+    config = TransformerConfig(
+        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=INNER, use_cpu_initialization=True,
+        num_query_groups=GROUPS if way.get("grouped") else HEADS, gated_linear_unit=bool(way.get("swiglu")), tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline, virtual_pipeline_model_parallel_size=virtual, params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+    )  # fmt: skip
+    found = []
+    for number in range(virtual or 1):
+        at = {"ignore_virtual": False, "vp_stage": number} if virtual else {}
+        first = parallel_state.is_pipeline_first_stage(**at)
+        last = parallel_state.is_pipeline_last_stage(**at)
+        found.append(
+            GPTModel(
+                config, get_gpt_layer_local_spec(), VOCABULARY, 32, pre_process=first, post_process=last,
+                share_embeddings_and_output_weights=way.get("tied", True), **({"vp_stage": number} if virtual else {}),
+            )
+        )  # fmt: skip
+    return found
+
+
+def fill(model: Any, wholes: dict[str, torch.Tensor]) -> None:
+    """Put in its share of the whole, as Megatron says what that is."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    def put(one: Any) -> None:
+        if isinstance(one, ShardedTensorFactory):
+            for piece in one.build().values() if isinstance(one.build(), dict) else one.build():
+                put(piece)
+        elif isinstance(one, ShardedTensor):
+            whole = wholes.setdefault(one.key, whole_of(one.key, tuple(one.global_shape)))
+            place = tuple(slice(start, start + extent) for start, extent in zip(one.global_offset, one.data.shape, strict=False))
+            if one.prepend_axis_num:
+                inner = zip(one.global_offset[one.prepend_axis_num :], one.data.shape, strict=True)
+                place = (*one.global_offset[: one.prepend_axis_num], *(slice(start, start + extent) for start, extent in inner))
+            with torch.no_grad():
+                one.data.copy_(whole[place].reshape(one.data.shape))
+
+    for one in model.sharded_state_dict().values():
+        put(one)
+
+
+def write(out: Path, way: dict[str, Any], wholes: dict[str, torch.Tensor]) -> None:
+    """All ranks' files of one way."""
+    from megatron.core import parallel_state
+
+    tensor, pipeline, virtual = way.get("tensor", 1), way.get("pipeline", 1), way.get("virtual")
+    arguments = Namespace(
+        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, virtual_pipeline_model_parallel_size=virtual,
+        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, kv_channels=HIDDEN // HEADS, ffn_hidden_size=INNER,
+        group_query_attention=bool(way.get("grouped")), num_query_groups=GROUPS if way.get("grouped") else 1, padded_vocab_size=VOCABULARY,
+        swiglu=bool(way.get("swiglu")), untie_embeddings_and_output_weights=not way.get("tied", True), expert_model_parallel_size=1,
+        num_experts=None, params_dtype=torch.bfloat16,
+    )  # fmt: skip
+    for rank in range(tensor * pipeline):
+        models = model_of(rank, tensor * pipeline, way)
+        tp, pp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+        for one in models:
+            fill(one, wholes)
+        name = f"mp_rank_{tp:02d}" if pipeline == 1 else f"mp_rank_{tp:02d}_{pp:03d}"
+        folder = out / "iter_0000100" / name
+        folder.mkdir(parents=True)
+        told = {"args": arguments, "checkpoint_version": 3.0, "iteration": 100, "opt_param_scheduler": {"max_lr": 0.01, "num_steps": 800}}
+        for number, one in enumerate(models):
+            told[f"model{number}" if virtual else "model"] = one.state_dict_for_save_checkpoint()
+        torch.save(told, folder / "model_optim_rng.pt")
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+    (out / "latest_checkpointed_iteration.txt").write_text("100")
+
+
+def main(out: Path) -> None:
+    """Every way, and the whole of each."""
+    import megatron.core
+
+    torch.cuda.current_device, torch.Tensor.cuda = (lambda: "cpu"), (lambda self, *args: self)  # asked for where there is none
+    for name, way in WAYS.items():
+        folder, wholes = out / name, dict[str, torch.Tensor]()
+        shutil.rmtree(folder, ignore_errors=True)
+        write(folder, way, wholes)
+        shapes = {key: list(one.shape) for key, one in sorted(wholes.items())}
+        (folder / "whole.json").write_text(json.dumps(shapes, indent=1) + "\n")
+    versions = {"megatron-core": megatron.core.__version__, "torch": torch.__version__}
+    (out / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

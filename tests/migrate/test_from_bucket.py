@@ -1,0 +1,228 @@
+"""Old checkpoints in a bucket: read where they lie, as a directory's are, and the same comes of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from old_ones import check_arrived, make, state
+from safetensors.torch import save_file
+
+import relight
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, NoSpace, StoreUnavailable, UnsafeContent
+from relight.foreign import bring_in, look
+from relight.foreign.bucket import BLOCK_BYTES, Listing, is_bucket
+from relight.migrate import execute_migration, plan_migration, roll_back
+from relight.store import ObjectStore, open_bytes, put
+from relight.store.object_client import Patience
+
+
+def upload(folder: Path, url: str) -> None:
+    """All of a directory, to a place in a bucket."""
+    store = open_bytes(url)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            put(store, str(path.relative_to(folder)), path.read_bytes())
+
+
+def bring(url: str, run: Path) -> dict[str, Any]:
+    """By itself, in this process, and read again."""
+    bring_in(look(url), open_bytes(run.parent), run.name)
+    found: dict[str, Any] = relight.load(run)
+    return found
+
+
+def test_the_same_comes_of_a_bucket_as_of_a_directory(tmp_path: Path, s3: str) -> None:
+    """Found alike, by name, run, step, format and size; brought, and compared with what lies in the bucket; a second time nothing is done;
+    and taken back."""
+    old = tmp_path / "old"
+    made = make(old, 4)
+    upload(old, f"{s3}/some/old")
+    put(open_bytes(f"{s3}/some"), "older/ckpt_5.pt", b"not below it")
+    near = plan_migration(str(old), str(tmp_path / "near"))
+    new = tmp_path / "new"
+    plan = plan_migration(f"{s3}/some/old/", str(new), check=1.0)
+    assert [one.path for one in plan.todo] == [f"{s3}/some/old/{one.name}" for one in near.todo]
+    assert [(one.name, one.run, one.step, one.format, one.bytes, one.tensors) for one in plan.todo] == [
+        (one.name, one.run, one.step, one.format, one.bytes, one.tensors) for one in near.todo
+    ]
+    report = execute_migration(plan, jobs=2)
+    assert (report.ok, len(report.brought), report.checked, report.wrong, report.failed) == (True, 4, 4, [], [])
+    check_arrived(new, made)
+    again = plan_migration(f"{s3}/some/old", str(new))
+    assert (len(again.todo), len(again.there)) == (0, 4)
+    assert sum(map(len, roll_back(f"{s3}/some/old", str(new)).gone.values())) == 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DCP, a Hugging Face folder and a file: nothing of them is laid down here, and no byte is asked for that is not needed."""
+    old = tmp_path / "old"
+    tensors = {"big.weight": torch.arange(900_000.0).reshape(900, 1000), "bias": torch.ones(7)}
+    old.mkdir()
+    dcp.save({"model": tensors}, checkpoint_id=old / "dcp", no_dist=True)
+    (old / "hf").mkdir()
+    (old / "hf" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    save_file(tensors, old / "hf" / "model.safetensors", metadata={"format": "pt"})
+    torch.save({"model": tensors, "step": 3}, old / "one.pt")
+    upload(old, f"{s3}/old")
+    asked: list[int] = []
+    ranged = ObjectStore.read_range
+
+    def counted(self: ObjectStore, path: str, etag: str | None, offset: int, into: memoryview) -> None:
+        assert etag, "read without saying of which version"
+        asked.append(len(into))
+        ranged(self, path, etag, offset, into)
+
+    monkeypatch.setattr(ObjectStore, "read_range", counted)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *given, **named: pytest.fail("laid down here"))
+    for name in ("dcp", "hf", "one.pt"):
+        asked.clear()
+        found = bring(f"{s3}/old/{name}", tmp_path / "new" / name.replace(".", "-"))
+        assert all(torch.equal(found["model"][key], one) for key, one in tensors.items()), name
+        size = sum(one.numel() * one.element_size() for one in tensors.values())
+        assert size <= sum(asked) <= size + 12 * BLOCK_BYTES, name
+
+
+def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transposed one is gathered from a file without a name; without room for that it is said, and nothing is committed."""
+    wide = torch.arange(60_000.0).reshape(200, 300)
+    torch.save({"model": {"turned": wide.T, "plain": torch.ones(5)}}, tmp_path / "one.pt")
+    upload(tmp_path, f"{s3}/old")
+    found = bring(f"{s3}/old/one.pt", tmp_path / "new" / "run")
+    assert torch.equal(found["model"]["turned"], wide.T)
+
+    def full(*given: object, **named: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(NoSpace, match="TMPDIR"):
+        bring(f"{s3}/old/one.pt", tmp_path / "new" / "other")
+    assert not list((tmp_path / "new").glob("other/*-e*"))
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted", "replaced at its end"])
+def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path, s3: str) -> None:
+    """Another object of the same size under the name, or none any more: told, and nothing is committed."""
+    data = [torch.full((50_000,), float(number)) for number in range(2)]
+    for number, one in enumerate(data):
+        torch.save({"w": one}, tmp_path / f"{number}.pt")
+    store = open_bytes(f"{s3}/old")
+    put(store, "one.pt", (tmp_path / "0.pt").read_bytes())
+    found = look(f"{s3}/old/one.pt")
+
+    def change() -> None:
+        store.delete("one.pt")
+        if how != "deleted":
+            put(store, "one.pt", (tmp_path / "1.pt").read_bytes())
+
+    if how == "replaced at its end":
+        unchanged = found.files.check_unchanged
+        found.files.check_unchanged = lambda: (change(), unchanged())  # type: ignore[method-assign, assignment, return-value]
+    else:
+        change()
+    with pytest.raises(CorruptCheckpoint, match="while it was read"):
+        bring_in(found, open_bytes(tmp_path / "new"), "run")
+    assert not list((tmp_path / "new").glob("run/*-e*"))
+
+
+def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
+    """A store of Relight in it is left alone, as NEW is; consoles' empty objects are folders; what is broken is named."""
+    make(tmp_path / "old", 1)
+    upload(tmp_path / "old", f"{s3}/old")
+    relight.save(f"{s3}/old/mine/run", {"x": 1}, step=1)
+    store = open_bytes(f"{s3}/old")
+    put(store, "bad/ckpt_3.pt", b"PK\x03\x04" + bytes(500))
+    put(store, "bad/notes.txt", b"PK\x03\x04" + bytes(500))
+    console = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], region_name="us-east-1")
+    for key in ("old/first/", "old/empty/"):
+        console.put_object(Bucket=s3.removeprefix("s3://"), Key=key, Body=b"")
+    plan = plan_migration(f"{s3}/old", f"{s3}/old/new")
+    assert [one.name for one in plan.todo] == ["first/ckpt_0.pt"]
+    assert [name for name, _ in plan.unreadable] == ["bad/ckpt_3.pt"]
+    assert execute_migration(plan, jobs=1).brought[0]["run"] == "first"
+    assert [one.name for one in plan_migration(f"{s3}/old", f"{s3}/old/new").there] == ["first/ckpt_0.pt"]
+    found = relight.load(f"{s3}/old/new/first")
+    assert torch.equal(found["model"]["w"], state(0)["model"]["w"])
+    console.put_object(Bucket=s3.removeprefix("s3://"), Key="old//odd.pt", Body=b"")
+    with pytest.raises(StoreUnavailable, match="old//odd.pt"):  # a name that no path can have
+        plan_migration(f"{s3}/old", f"{s3}/old/new")
+
+
+def test_what_only_another_library_could_read_is_refused(s3: str) -> None:
+    """An OCDBT: tensorstore would want a file system."""
+    store = open_bytes(f"{s3}/orbax")
+    entry = {"key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
+    put(store, "_METADATA", json.dumps({"tree_metadata": {"('w',)": entry}}).encode())
+    put(store, "manifest.ocdbt", b"something")
+    with pytest.raises(IncompatibleState, match="copy this folder"):
+        look(f"{s3}/orbax")
+
+
+def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
+    """An empty place, an absent one, another scheme; and which paths are buckets'."""
+    for url in (s3, f"{s3}/none", f"{s3}/none/deeper.pt"):
+        with pytest.raises(CheckpointNotFound, match="nothing here"):
+            plan_migration(url, str(tmp_path / "new"))
+    with pytest.raises(CheckpointNotFound, match="s3://"):
+        plan_migration("ftp://somewhere/old", str(tmp_path / "new"))
+    with pytest.raises(ConfigError):
+        look("s3://")
+    assert [is_bucket(one) for one in ("s3://a", "GS://a/b", "az://a", "https://a/b", "s3:/a", "/s3://a", "s3")] == [True, True, True, *4 * [False]]
+
+
+def test_a_listing_without_an_end_ends(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that gives the same page for ever, or more names than anybody has, is left."""
+    page = [{"path": "a/one", "size": 1, "e_tag": "x"}]
+    call = ObjectStore._call
+
+    def lists(pages: Any) -> None:
+        monkeypatch.setattr(ObjectStore, "_call", lambda self, name: (lambda *a, **k: pages) if name == "list" else call(self, name))
+
+    def for_ever() -> Any:
+        while True:
+            yield page
+
+    lists(for_ever())
+    with pytest.raises(StoreUnavailable, match="again and again"):
+        ObjectStore(f"{s3}/a", patience=Patience(deadline_s=5)).versions("", 1000)
+    lists([{"path": f"a/{number}", "size": 1, "e_tag": None}] for number in range(10**9))
+    with pytest.raises(UnsafeContent, match="more than 1,000"):
+        ObjectStore(f"{s3}/a").versions("", 1000)
+
+
+def test_names_in_a_listing() -> None:
+    """What is directly in a folder, and below it, of names that begin alike; those that no path can have are not there."""
+    from relight.store import Version
+
+    one = Version(3, None)
+    names = ["a/x", "a/b/y", "a-b/z", "a0", "a", "e//f", "../g", "h/", "k/l"]
+    listing = Listing("s3://b", {**dict.fromkeys(names, one), "k": Version(0, None)})
+    assert listing.below("a") == ["a/b/y", "a/x"]
+    assert listing.inside("") == [("a", False), ("a", True), ("a-b", True), ("a0", False), ("k", True)]
+    assert listing.inside("a") == [("b", True), ("x", False)]
+    assert listing.below("") == sorted(listing.versions)
+
+
+def test_short_reads_are_made_of_blocks(s3: str) -> None:
+    """Anywhere, over their ends too, at the object's end; behind it is damage."""
+    from relight.foreign.bucket import BucketFiles
+    from relight.foreign.files import pread
+
+    data = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES + 77, "u1").tobytes()
+    put(open_bytes(f"{s3}/old"), "one", data)
+    files = BucketFiles.of(f"{s3}/old/one")
+    with files.open("") as handle:
+        for offset, length in ((0, 1), (BLOCK_BYTES - 3, 9), (5, BLOCK_BYTES - 1), (len(data) - 80, 80), (7, 2 * BLOCK_BYTES), (3, 0)):
+            assert pread(handle, offset, length, "one") == data[offset : offset + length]
+        with pytest.raises(CorruptCheckpoint, match="too soon"):
+            pread(handle, len(data) - 3, 4, "one")
