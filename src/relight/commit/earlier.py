@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from relight.format import Part
 from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, stored_file
@@ -169,3 +171,13 @@ def chunks_of(packs: Iterable[Pack], rows: Rows) -> Chunks:
         for (length, value), where in zip(pack.chunks, row, strict=True)
         if not where.piece.derived
     }
+
+
+def placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
+    """The piece, as this pack says it."""
+    links = list(where.piece.links())
+    piece: Piece | None = None
+    for link, home in zip(reversed(links), reversed(where.homes), strict=True):
+        piece = msgspec.structs.replace(link, home=homes.setdefault(home, len(homes) + 1), base=piece)
+    assert piece is not None
+    return piece

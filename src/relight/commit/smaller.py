@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import msgspec
-
-from relight.commit.earlier import Known, Smaller, Where
+from relight.commit.earlier import Known, Smaller, Where, placed
 from relight.commit.masters import Masters
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
@@ -212,16 +210,6 @@ def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kin
     """Of which elements each chunk of pack ``index`` is; its header, the first chunk, is of bytes."""
     held = contents(plan.chunks, tensors, index)
     return {0: BYTES} | {number: kind_of(dtype_named(dtype)) for number, ((dtype, _), _, _) in enumerate(held, 1)}
-
-
-def placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
-    """The piece, as this pack says it."""
-    links = list(where.piece.links())
-    piece: Piece | None = None
-    for link, home in zip(reversed(links), reversed(where.homes), strict=True):
-        piece = msgspec.structs.replace(link, home=homes.setdefault(home, len(homes) + 1), base=piece)
-    assert piece is not None
-    return piece
 
 
 def sampled(plan: SavePlan) -> tuple[float, float] | None:

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from relight.catalog import Run
-from relight.commit.earlier import DONORS_MAX, Chunks, chunks_of, rows_of
-from relight.commit.smaller import placed
+from relight.commit.earlier import DONORS_MAX, Chunks, chunks_of, placed, rows_of
 from relight.errors import RelightError
 from relight.format.manifest import Pack
 from relight.format.names import parse_dir
