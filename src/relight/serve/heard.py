@@ -7,16 +7,18 @@ all of this is empty.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from relight.serve.values import AlertRow, RiskRow, SpanRow
 from relight.watch.files import EventFiles, Heard
+from relight.watch.kept import decode_alarms, encode_alarms
 from relight.watch.loop import EVERY_S, Looking
 from relight.watch.notify import Alarms
 from relight.watch.overview import RunSeen, Watcher
-from relight.watch.rules import FIRING, KINDS
+from relight.watch.rules import FIRING, KINDS, spell
 from relight.watch.settings import Alerting
 from relight.watch.trace import trace_of
 
@@ -33,10 +35,13 @@ class Around:
     def __init__(
         self, urls: Sequence[str], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
         events: Path | None = None, poll_s: float = POLL_S, every_s: float = EVERY_S,
+        kept: bytes = b"", keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        """``kept``: what ``keep`` was given last by the server before this one, of alerts and what was told of them."""
         self._files = EventFiles(events)
         self._watcher, self._alerting = Watcher(urls, events=events), alerting
-        self._alarms = Alarms(alerting)
+        state, ledger = decode_alarms(kept, time.time())
+        self._alarms = Alarms(alerting, state, ledger, lambda state, ledger, now: keep(encode_alarms(state, ledger, now)))
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
         self._told: OrderedDict[tuple[str, str, str], list[Heard]] = OrderedDict()
         self._lock = threading.Lock()
@@ -86,7 +91,8 @@ class Around:
         firing: dict[str, list[str]] = {}
         for one in self._alarms.alerts:
             if one.state == FIRING:
-                firing.setdefault(one.kind, []).append(f"{one.run}: {one.reason}")
+                for_s = max(0.0, time.time() - (one.fired_at or one.since))
+                firing.setdefault(one.kind, []).append(f"{one.run}, for {spell(for_s)}: {one.reason}")
         return [
             AlertRow(rule.kind, "; ".join([KINDS[rule.kind].says, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
             for rule in self._alerting.rules
