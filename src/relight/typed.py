@@ -21,13 +21,19 @@ _lock = threading.Lock()
 def from_json_bytes(data: bytes | str, kind: type[T]) -> T:
     """``data``, JSON, as ``kind``. ``msgspec.MsgspecError`` if it is not."""
     _learn(kind)
-    return msgspec.json.decode(data, type=kind)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UnicodeDecodeError as error:  # a text in it that is no UTF-8, of which msgspec says so
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def from_msgpack(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     """``data``, MessagePack, as ``kind``. ``msgspec.MsgspecError`` if it is not."""
     _learn(kind)
-    return msgspec.msgpack.decode(data, type=kind)
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def from_plain(value: Any, kind: type[T]) -> T:

@@ -129,9 +129,10 @@ def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, 
         (["train.py", "runs/demo", "5"], "nothing says where the script is to save"),
         (["--only", "nothing"], "there is no rehearsal 'nothing'"),
         (["--from", "runs/demo"], "--from is for a script of yours"),
+        (["--copy", "runs/demo", "train.py"], "--copy takes no script"),
         (["--live", "runs/demo", "--yes", "train.py", "{store}"], "takes no script"),
     ],
-    ids=["no place", "no such rehearsal", "nothing to begin with", "live"],
+    ids=["no place", "no such rehearsal", "nothing to begin with", "copy", "live"],
 )
 def test_what_makes_no_sense_is_refused_before_anything_begins(folder: Path, arguments: list[str], says: str) -> None:
     """With exit code 2, and a sentence."""

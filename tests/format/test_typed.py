@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import relight
+from relight.store import open_bytes
+from relight.supervise.incidents import DIRECTORY, read_accounts, read_incidents
+from relight.typed import from_json_bytes, from_msgpack
 
 AT_ONCE = """
 import sys, threading, types
@@ -52,3 +56,24 @@ def test_nothing_else_gives_msgspec_a_type(call: str) -> None:
         for line in path.read_text().splitlines() if re.search(rf"msgspec.*{call}" if "msgspec" not in call else call, line)
     ]  # fmt: skip
     assert lines == []
+
+
+@pytest.mark.parametrize("data", [b'{"job":"a\xde"}', b'{"job":"\xed\xa0\x80"}'])
+def test_text_that_is_no_utf8_is_told_as_all_else_that_is_not_of_the_type(data: bytes) -> None:
+    """msgspec raises another error for it, which nobody who reads what others wrote would expect."""
+
+    class Named(msgspec.Struct):
+        job: str = ""
+
+    with pytest.raises(msgspec.MsgspecError):
+        from_json_bytes(data, Named)
+    with pytest.raises(msgspec.MsgspecError):
+        from_msgpack(b"\x81\xa3job\xa1\xde", Named)
+
+
+def test_an_incident_with_such_text_is_left_out(tmp_path: Path) -> None:
+    """The others are read."""
+    store = open_bytes(tmp_path)
+    for name in ("0000000000001-aaaaaa.json", "0000000000002-bbbbbb.account.json"):
+        store.put_once(f"run/{DIRECTORY}/{name}", b'{"id":"\xde","job":"\xde"}')
+    assert read_incidents(store, "run") == [] and read_accounts(store, "run") == []

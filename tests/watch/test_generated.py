@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -92,6 +93,76 @@ def test_grafana_reads_the_dashboard(tmp_path: Path) -> None:
             assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
             assert panel["fieldConfig"]["defaults"]["unit"] in ("s", "bytes", "percentunit", "short")
     assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "store", "run"]
+
+
+PANEL = {
+    "id": int, "type": ("row", "timeseries"), "title": str, "gridPos": dict, "collapsed": bool, "panels": list, "description": str,
+    "datasource": dict, "targets": list, "fieldConfig": dict, "options": dict,
+}  # fmt: skip
+VARIABLE = {
+    "name": str, "label": str, "type": ("query", "datasource"), "query": (dict, str), "datasource": dict, "definition": str, "refresh": (0, 1, 2),
+    "includeAll": bool, "multi": bool, "current": dict, "sort": tuple(range(9)), "hide": (0, 1, 2),
+}  # fmt: skip
+BOARD = {
+    "uid": str, "title": str, "tags": list, "schemaVersion": int, "version": int, "editable": bool, "timezone": ("browser", "utc", ""), "refresh": str,
+    "time": dict, "annotations": dict, "templating": dict, "panels": list,
+}  # fmt: skip
+"""The fields that ours uses, as Grafana's published model has them (its ``kinds/dashboard/dashboard_kind.cue``, and its plug-ins' options)."""
+
+
+def misfits(value: dict[str, object], model: dict[str, object], needed: set[str]) -> list[str]:
+    """Fields that the model lacks, or has otherwise, or that are not there."""
+    wrong = [f"no {name}" for name in sorted(needed - value.keys())]
+    for name, one in value.items():
+        wanted = model.get(name)
+        kinds = wanted if isinstance(wanted, tuple) and all(isinstance(kind, type) for kind in wanted) else (wanted,)
+        fits = one in wanted if isinstance(wanted, tuple) and kinds is not wanted else any(type(one) is kind for kind in kinds)
+        if not fits:
+            wrong.append(f"{name} is {one!r}")
+    return wrong
+
+
+def test_the_dashboard_is_what_grafanas_model_says() -> None:
+    """No field that it does not know, none of another type; what a query or a panel refers to is defined."""
+    board = dashboard()
+    assert misfits(board, BOARD, set(BOARD)) == []
+    assert misfits({"colour": 1, "id": "1"}, PANEL, {"title"}) == ["no title", "colour is 1", "id is '1'"]
+    variables = board["templating"]["list"]
+    for one in variables:
+        assert misfits(one, VARIABLE, {"name", "type", "query", "current"}) == [], one["name"]
+    known = {one["name"] for one in variables}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]) + json.dumps(variables)))
+    assert used <= known | {"__rate_interval", "__all"} and known <= used
+    for panel in board["panels"]:
+        assert misfits(panel, PANEL, {"id", "type", "title", "gridPos"}) == [], panel["title"]
+        at = panel["gridPos"]
+        assert set(at) == {"h", "w", "x", "y"} and all(type(one) is int for one in at.values())
+        assert at["h"] >= 1 and 1 <= at["w"] <= 24 and 0 <= at["x"] <= 24 - at["w"] and at["y"] >= 0
+        if panel["type"] == "timeseries":
+            options = panel["options"]
+            assert options["legend"]["displayMode"] in ("list", "table", "hidden") and options["legend"]["placement"] in ("bottom", "right")
+            assert options["tooltip"]["mode"] in ("single", "multi", "none") and options["tooltip"]["sort"] in ("none", "asc", "desc")
+            assert panel["targets"] and all(re.fullmatch("[A-Z]", one["refId"]) and one["legendFormat"] for one in panel["targets"])
+
+
+def test_promtool_takes_each_query_of_the_dashboard(tmp_path: Path) -> None:
+    """As recording rules, with Grafana's variables put in: one that is no PromQL fails."""
+    if shutil.which("promtool") is None:
+        pytest.skip("there is no promtool")
+    asked = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    put_in = {"$__rate_interval": "5m", "$store": ".*", "$run": "demo|a.b"}
+    for broken in (False, True):
+        rules = []
+        for number, one in enumerate(asked):
+            text = one.replace("}", "", 1) if broken and number == 3 else one
+            for name, value in put_in.items():
+                text = text.replace(name, value)
+            rules.append({"record": f"asked_{number}", "expr": text})
+        path = tmp_path / "queries.yml"
+        path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+        done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) is not broken, done.stdout + done.stderr
+    assert len(asked) > len(METRICS)
 
 
 def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:

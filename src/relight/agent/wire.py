@@ -59,7 +59,7 @@ class Wire(Generic[T]):
                     fds, self._fds = self._fds, []
                     try:
                         return self._decoder.decode(body), fds
-                    except msgspec.MsgspecError as error:
+                    except (msgspec.MsgspecError, UnicodeError) as error:
                         close_all(fds)
                         raise Gone(f"not a message: {error}") from error
             self._more()

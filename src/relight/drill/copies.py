@@ -117,7 +117,7 @@ def copied(source: Run, top: Path) -> Iterator[Copy]:
         raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
     store = own_store(top / "store")
     if encrypts(source.store) and not encrypts(store):
-        hint = "have [encrypt] of relight.toml, or RELIGHT_ENCRYPT, say with which key, as for the run"
+        hint = "have relight.toml, or RELIGHT_KEY, say with which key, as for the run"
         raise ConfigError("the run is encrypted, and copies of it would not be", where=source.store.url, hint=hint)
     needs, free = sum(one.body.alone_bytes for one in newest), shutil.disk_usage(top).free
     if needs * _ROOM > free:

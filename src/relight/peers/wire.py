@@ -66,7 +66,7 @@ class Wire(Generic[S, T]):
         self._fill(memoryview(body), ends + length / BYTES_PER_SECOND_MIN)
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise Gone(f"not a message: {error}") from error
 
     def receive_into(self, room: memoryview) -> None:

@@ -69,8 +69,9 @@ def create_app(settings: Settings) -> FastAPI:
     jobs, tasks = Jobs(hub.changed), Tasks(hub.changed)
     ids = {one.store.url: one.id for one in readers}
     around = Around(
-        [one.url for one in readers], read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None
-    )
+        readers, read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
+        kept=state.alarms(), keep=state.keep_alarms,
+    )  # fmt: skip
     index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(book), around=around)
     by_id = {one.id: one for one in readers}
 

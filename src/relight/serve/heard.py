@@ -1,4 +1,4 @@
-"""What processes of this machine tell of runs, and what alerts make of it: seen beside the stores, by threads of its own.
+"""What processes of this machine tell of runs, and what alerts make of it, by threads of its own; what logs say the readers know already.
 
 Stores do not say how a save went, or that a machine looks like failing; events do, where the server is on a machine that trains. Elsewhere
 all of this is empty.
@@ -7,16 +7,19 @@ all of this is empty.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from relight.serve.reader import NOT_YET, Reader
 from relight.serve.values import AlertRow, RiskRow, SpanRow
 from relight.watch.files import EventFiles, Heard
+from relight.watch.kept import decode_alarms, encode_alarms
 from relight.watch.loop import EVERY_S, Looking
 from relight.watch.notify import Alarms
-from relight.watch.overview import RunSeen, Watcher
-from relight.watch.rules import FIRING, KINDS
+from relight.watch.overview import Read, RunSeen, Watcher
+from relight.watch.rules import FIRING, KINDS, spell
 from relight.watch.settings import Alerting
 from relight.watch.trace import trace_of
 
@@ -25,18 +28,26 @@ SAVES_MAX, TOLD_MAX = 500, 2000
 """Saves of which what was told is kept, of all runs together, and how much of each."""
 POLL_S = 2.0
 ROUNDS_MAX = 50
+FIRST_S = 120.0
+"""How long alerts wait for the first look at all stores: until then none of them is taken to be over, or to be new."""
+SILENT_S = 300.0
+"""A store whose reader has not come to an end for so long does not answer."""
 
 
 class Around:
-    """Of some stores, by their URLs. ``changed`` is called with a store's URL and a run when a save of it was told of."""
+    """Of the stores that these readers follow. ``changed`` is called with a store's URL and a run when a save of it was told of."""
 
     def __init__(
-        self, urls: Sequence[str], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
+        self, readers: Sequence[Reader], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
         events: Path | None = None, poll_s: float = POLL_S, every_s: float = EVERY_S,
+        kept: bytes = b"", keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        """``kept``: what ``keep`` was given last by the server before this one, of alerts and what was told of them."""
         self._files = EventFiles(events)
-        self._watcher, self._alerting = Watcher(urls, events=events), alerting
-        self._alarms = Alarms(alerting)
+        self._readers, self._alerting = readers, alerting
+        self._watcher = Watcher([one.url for one in readers], events=events, reads=self._reads)
+        state, ledger = decode_alarms(kept, time.time())
+        self._alarms = Alarms(alerting, state, ledger, lambda state, ledger, now: keep(encode_alarms(state, ledger, now)))
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
         self._told: OrderedDict[tuple[str, str, str], list[Heard]] = OrderedDict()
         self._lock = threading.Lock()
@@ -47,7 +58,7 @@ class Around:
     def start(self) -> None:
         """Begin to follow, and to tell alerts."""
         self._thread.start()
-        self._looking = Looking(self._watcher, self._alarms, every_s=self._every_s)
+        self._looking = Looking(self._watcher, self._alarms, every_s=self._every_s, stop=self._ending)
 
     def close(self) -> None:
         """End; what hangs is left to itself."""
@@ -86,7 +97,8 @@ class Around:
         firing: dict[str, list[str]] = {}
         for one in self._alarms.alerts:
             if one.state == FIRING:
-                firing.setdefault(one.kind, []).append(f"{one.run}: {one.reason}")
+                for_s = max(0.0, time.time() - (one.fired_at or one.since))
+                firing.setdefault(one.kind, []).append(f"{one.run}, for {spell(for_s)}: {one.reason}")
         return [
             AlertRow(rule.kind, "; ".join([KINDS[rule.kind].says, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
             for rule in self._alerting.rules
@@ -99,6 +111,22 @@ class Around:
 
     def _seen(self, store: str, run: str) -> RunSeen | None:
         return next((one for one in self._runs() if (one.store, one.run) == (store, run)), None)
+
+    def _reads(self) -> Iterator[Read]:
+        """What the readers have read last, once each has: before that nobody knows which runs there are."""
+        ends = time.monotonic() + FIRST_S
+        while any(one.now.state == NOT_YET for one in self._readers) and time.monotonic() < ends and not self._ending.wait(0.05):
+            pass
+        for reader in self._readers:
+            now = reader.now
+            silent_s = time.time() - (now.read_at or 0.0)
+            if now.state != "ok":
+                yield Read(reader.store, error=now.state)
+            elif silent_s > SILENT_S:
+                yield Read(reader.store, error=f"the store has not answered for {spell(silent_s)}")
+            else:
+                for one in now.runs.values():
+                    yield Read(reader.store, one.name, one.history, one.told, one.accounts, one.error if one.unread else "")
 
     def _follow(self) -> None:
         while not self._ending.is_set():

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from relight.catalog.locate import locate
@@ -19,7 +19,8 @@ from relight.log.identity import seconds_since_epoch
 from relight.reclaim.recall import due_of
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import DIRECTORY, Incident, read_accounts, read_incidents
+from relight.supervise.incidents import Incident
+from relight.watch.diary import Diary
 
 NOT_YET = "not read yet"
 """What is said of a store until it was tried once."""
@@ -40,6 +41,11 @@ class RunState:
     incidents: Sequence[IncidentRow] = ()
     accounts: Sequence[Account] = ()
     error: str = ""
+    """What is wrong with its log, or why it could not be read."""
+    unread: bool = False
+    """Whether it could not be read; what else is here is of the last time that it could."""
+    told: Sequence[Incident] = ()
+    """The incidents as they were written down."""
     bytes: int = 0
     gap_s: float | None = None
     """How far saves are apart, as a rule."""
@@ -91,8 +97,7 @@ class Reader:
         self.id, self.url, self.store = name, place.store.url, place.store
         self.now = StoreState()
         self._changed, self._poll_s = changed, poll_s
-        self._logs: dict[str, Log] = {}
-        self._found: dict[str, tuple[str, ...]] = {}
+        self._logs: dict[str, tuple[Log, Diary]] = {}
         self._wake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"relight-serve-{name}", daemon=True)
 
@@ -134,31 +139,30 @@ class Reader:
         self.now = after
         for gone in before.runs.keys() - after.runs.keys():
             self._logs.pop(gone, None)
-            self._found.pop(gone, None)
         if changed or after.state != before.state:
             self._changed(self.id, changed)
 
     def _run(self, name: str, before: RunState | None) -> RunState:
         """One run; the very same value if nothing has changed."""
-        log = self._logs.setdefault(name, Log(self.store, name))
+        if name not in self._logs:
+            self._logs[name] = Log(self.store, name), Diary(self.store, name)
+        log, diary = self._logs[name]
+        seen = diary.names
         try:
             view = log.read()
-            found = tuple(sorted(entry.name for entry in self.store.list(f"{name}/{DIRECTORY}") if entry.name.endswith(".json")))
+            told, accounts = diary.read(every=True)
         except (RelightError, OSError) as error:
             if before is not None and before.error == _words(error):
                 return before
             empty = View(name, "", "", (), (), -1, "")
             known = before or RunState(name, empty, History())
-            return RunState(name, known.view, known.history, known.incidents, known.accounts, _words(error), known.bytes)
-        if before is not None and not before.error and before.view is view and self._found.get(name) == found:
+            return replace(
+                RunState(name, known.view, known.history, known.incidents, known.accounts, _words(error), unread=True),
+                told=known.told, bytes=known.bytes,
+            )  # fmt: skip
+        if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
-        if before is not None and self._found.get(name) == found:
-            incidents, accounts = before.incidents, before.accounts
-        else:
-            incidents = [incident_row(self.id, name, one) for one in read_incidents(self.store, name)] if found else []
-            accounts = read_accounts(self.store, name) if found else []
-            self._found[name] = found
-        return made(name, view, incidents, accounts)
+        return replace(made(name, view, [incident_row(self.id, name, one) for one in told], accounts), told=told)
 
 
 def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
@@ -181,13 +185,13 @@ def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts:
         incidents,
         accounts,
         "; ".join(f"record {fault.seq}: {fault.reason}" for fault in view.faults[:3]),
-        sum(one.body.new_bytes for one in history.live),
-        statistics.median(gaps) if gaps else None,
-        good,
-        seconds_since_epoch(good.time) if good else None,
-        {name: sorted(points.items()) for name, points in series.items()},
-        trend_of(view),
-        due_of(view, history),
+        bytes=sum(one.body.new_bytes for one in history.live),
+        gap_s=statistics.median(gaps) if gaps else None,
+        good=good,
+        good_at=seconds_since_epoch(good.time) if good else None,
+        series={name: sorted(points.items()) for name, points in series.items()},
+        trend=trend_of(view),
+        due=due_of(view, history),
     )
 
 

@@ -1,4 +1,4 @@
-"""What stores do not say and a server must remember: tokens and sessions, hashed, in an SQLite file that only its owner can read."""
+"""What stores do not say and a server must remember, in an SQLite file of its owner's alone: tokens and sessions, hashed; alarms."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _SCOPE = re.compile(r"([A-Za-z0-9_-]{1,40}(/[A-Za-z0-9._/-]{1,128})?)?\Z")
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tokens(id TEXT PRIMARY KEY, hash BLOB NOT NULL, name TEXT NOT NULL, role TEXT NOT NULL, scope TEXT NOT NULL,
   made REAL NOT NULL, ends REAL, revoked REAL);
+CREATE TABLE IF NOT EXISTS alarms(one INTEGER PRIMARY KEY CHECK(one=1), kept BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions(hash BLOB PRIMARY KEY, token TEXT NOT NULL, csrf TEXT NOT NULL, ends REAL NOT NULL);
 """
 
@@ -139,6 +140,15 @@ class State:
     def end_session(self, secret: str) -> None:
         """The cookie is worth nothing from now on."""
         self._do("DELETE FROM sessions WHERE hash=?", _hash(secret))
+
+    def keep_alarms(self, kept: bytes) -> None:
+        """What is to be known of alerts when the next server begins, in place of what was kept before."""
+        self._do("INSERT INTO alarms VALUES(1,?) ON CONFLICT(one) DO UPDATE SET kept=excluded.kept", kept)
+
+    def alarms(self) -> bytes:
+        """What was kept last; empty if nothing ever was."""
+        rows = self._do("SELECT kept FROM alarms")
+        return bytes(rows[0][0]) if rows and isinstance(rows[0][0], bytes) else b""
 
     def _do(self, words: str, *values: object) -> list[tuple[Any, ...]]:
         try:

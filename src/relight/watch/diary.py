@@ -43,14 +43,21 @@ class Diary:
         self._incidents: dict[str, Incident | None] = {}
         self._afters: dict[str, After | None] = {}
         self._accounts: dict[str, Account | None] = {}
+        self.names: tuple[str, ...] = ()
+        """Of the files that were there at the last look: as long as they are the same, so is all else."""
 
-    def read(self) -> tuple[list[Incident], list[Account]]:
-        """All of both, oldest first; what cannot be read is left out, and not tried again."""
+    def read(self, *, every: bool = False) -> tuple[list[Incident], list[Account]]:
+        """All of both, oldest first; what cannot be read is left out, and not tried again.
+
+        Of what several machines wrote down of one failure, what the first did; with ``every``, all of it.
+        """
+        self.names = ()
         try:
             names = sorted(entry.name for entry in self._store.list(self._prefix) if not entry.is_dir and entry.name.endswith(_JSON))
         except CheckpointNotFound:
             return [], []
         names = names[-FILES_MAX:]
+        self.names = tuple(names)
         newest = {name.partition(".")[0]: name for name in names if name.endswith(_ACCOUNT)}
         self._accounts = {name: self._get(self._accounts, name, Account) for name in newest.values()}
         afters = [name for name in names if name.endswith(_AFTER)]
@@ -58,7 +65,8 @@ class Diary:
         incidents = [name for name in names if not name.endswith((_ACCOUNT, _AFTER))]
         self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
         found = [self._joined(name, one) for name, one in self._incidents.items() if one is not None]
-        return once_each(found), once_each_job([one for one in self._accounts.values() if one is not None])
+        accounts = once_each_job([one for one in self._accounts.values() if one is not None])
+        return found if every else once_each(found), accounts
 
     def _joined(self, name: str, one: Incident) -> Incident:
         after = self._afters.get(name.removesuffix(_JSON) + _AFTER)

@@ -16,10 +16,12 @@ class Looking:
     """A thread that looks. ``seen`` is what the last look has shown."""
 
     def __init__(
-        self, watcher: Watcher, alarms: Alarms | None = None, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.time
-    ) -> None:
+        self, watcher: Watcher, alarms: Alarms | None = None, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.time,
+        stop: threading.Event | None = None,
+    ) -> None:  # fmt: skip
+        """``stop`` ends it, whoever sets it; a look that is under way then counts for nothing."""
         self._watcher, self._alarms, self._every_s, self._clock = watcher, alarms, every_s, clock
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self.seen: list[RunSeen] = []
         self._thread = threading.Thread(target=self._work, name="relight-watch", daemon=True)
         self._thread.start()
@@ -32,7 +34,10 @@ class Looking:
     def _work(self) -> None:
         while not self._stop.is_set():
             now = self._clock()
-            self.seen = self._watcher.look(now)
+            seen = self._watcher.look(now)
+            if self._stop.is_set():
+                return
+            self.seen = seen
             if self._alarms is not None:
                 self._alarms.see(self.seen, now)
             self._stop.wait(self._every_s)

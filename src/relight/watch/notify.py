@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, RelightError
 from relight.observe import emit
 from relight.watch.overview import RunSeen
 from relight.watch.rules import FIRING, Alert, Judged, State, judge
@@ -59,8 +59,12 @@ def send(message: Message, targets: Sequence[Target]) -> list[Sent]:
 class Alarms:
     """Judges what is seen, tells what changed. One thread looks; any may read ``alerts``."""
 
-    def __init__(self, settings: Alerting, state: State | None = None, ledger: Ledger | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Alerting, state: State | None = None, ledger: Ledger | None = None,
+        keeps: Callable[[State, Ledger, float], None] = lambda state, ledger, now: None,
+    ) -> None:  # fmt: skip
+        """``keeps`` is called behind each look with what the next one is to be given; where it cannot be kept, alerts are told as ever."""
+        self._settings, self._keeps = settings, keeps
         self.state: dict[tuple[str, str, str, str], Alert] = dict(state or {})
         """What is pending or firing: to be kept, and given to the next one, if alerts are not to be told anew."""
         self.ledger = ledger or Ledger()
@@ -83,6 +87,8 @@ class Alarms:
             about = {"kind": one.kind, "severity": one.severity, "store": clean(one.store), "run": one.run, "about": one.about}
             emit("alert.fired" if one.state == FIRING else "alert.resolved", line_of(one), **about)
         self._deliver(messages)
+        with contextlib.suppress(RelightError):
+            self._keeps(self.state, self.ledger, now)
         return judged
 
     def _deliver(self, messages: Sequence[Message]) -> None:

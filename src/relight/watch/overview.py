@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from relight.observe.metrics import BY_NAME, METRICS
 from relight.store import ByteStore
 from relight.store.urls import absolute, split_run
 from relight.supervise.goodput import Account, merged
-from relight.supervise.incidents import Incident
+from relight.supervise.incidents import Incident, once_each
 from relight.watch.diary import Diary, recent_failures
 from relight.watch.files import EventFiles
 from relight.watch.tally import Sample, Saved, Tally
@@ -113,14 +113,29 @@ class RunSeen(NamedTuple):
     """The numbers of all metrics."""
 
 
+class Read(NamedTuple):
+    """A run as somebody else has read it already. ``error``: why it could not be; without a run, why the store could not."""
+
+    store: ByteStore
+    run: str = ""
+    history: History = History()
+    incidents: Sequence[Incident] = ()
+    accounts: Sequence[Account] = ()
+    error: str = ""
+
+
 class Watcher:
     """Looks at runs again and again. ``urls`` name stores, or runs; ``events`` the directory of events, if not this user's own.
 
-    Any thread may look; one at a time does.
+    ``reads`` gives what their logs say, where somebody else follows them anyway; else they are read here. Any thread may look; one at
+    a time does.
     """
 
-    def __init__(self, urls: Sequence[str], *, events: Path | None = None) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[Read]] | None = None
+    ) -> None:
         self.urls = tuple(urls)
+        self._reads = reads
         self._files = EventFiles(events)
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._seen: dict[tuple[str, str], RunSeen] = {}
@@ -141,9 +156,8 @@ class Watcher:
         with self._lock:
             self._hear()
             found: dict[tuple[str, str], RunSeen] = {}
-            for url in self.urls:
-                for seen in self._below(url, now):
-                    found[seen.store, seen.run] = seen
+            for seen in self._read_by_others(now) if self._reads is not None else self._read_here(now):
+                found[seen.store, seen.run] = seen
             self._seen = found
             self._logs = {key: held for key, held in self._logs.items() if key in found}
             return [found[key] for key in sorted(found)]
@@ -158,16 +172,37 @@ class Watcher:
         while len(self._tallies) > RUNS_MAX:
             del self._tallies[next(iter(self._tallies))]
 
+    def _read_here(self, now: float) -> Iterator[RunSeen]:
+        for url in self.urls:
+            yield from self._below(url, now)
+
+    def _read_by_others(self, now: float) -> Iterator[RunSeen]:
+        for one in self._reads() if self._reads is not None else ():
+            key = one.store.url, one.run
+            if not one.run:
+                yield from self._silent(one.store.url, one.error)
+                continue
+            tally = self._tallies.get(key, Tally())
+            if one.error:
+                yield _with_samples(self._seen.get(key, RunSeen(*key))._replace(error=one.error), tally)
+                continue
+            seen = seen_of(one.store, one.run, one.history, once_each(list(one.incidents)), one.accounts, tally, now)
+            yield _with_samples(seen, tally)
+
+    def _silent(self, url: str, error: str) -> Iterator[RunSeen]:
+        """All that is known of a store that cannot be read."""
+        known = [seen for seen in self._seen.values() if _is_below(seen, url)]
+        for seen in known:
+            yield _with_samples(seen._replace(error=error), self._tallies.get((seen.store, seen.run), Tally()))
+        if not known:
+            yield RunSeen(absolute(url), "", error=error)
+
     def _below(self, url: str, now: float) -> Iterator[RunSeen]:
         try:
             place = locate(url)
             names = list_runs(place.store)[:RUNS_MAX] if place.run is None else [place.run]
         except RelightError as error:
-            known = [seen for seen in self._seen.values() if _is_below(seen, url)]
-            for seen in known:
-                yield _with_samples(seen._replace(error=str(error)), self._tallies.get((seen.store, seen.run), Tally()))
-            if not known:
-                yield RunSeen(absolute(url), "", error=str(error))
+            yield from self._silent(url, str(error))
             return
         for name in names:
             yield self._one(place, name, now)
