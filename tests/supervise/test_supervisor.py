@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import msgspec
+from tests.log.test_log_stale_listings import save
 
+from relight.commit import Attempt
 from relight.policy.going_back import SPLIT
 from relight.pulse import SETTING, Beat, Page
-from relight.store import open_bytes
+from relight.store import LocalStore, open_bytes
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Decision, Facts, Failure, Worker
 from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each, read_incidents
@@ -52,6 +54,22 @@ def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(
             Page(told[0][SETTING]).write(beat)
             watched.look()
             assert watched.saved() is stored, beat
+            watched.failed([Worker(0, -9, 1.0)])
+    finally:
+        watched.close()
+
+
+def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> None:
+    """They were ended while they waited, before they were told even that it was sealed: the run's log knows."""
+    save(Attempt.begin(LocalStore(tmp_path / "s"), "r"), 12)
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path / "incidents")
+    try:
+        for url, step, stored in (("", 12, False), (f"{tmp_path}/not", 12, False), (f"{tmp_path}/s", 12, True), (f"{tmp_path}/s", 13, False)):
+            told = watched.begin([0], {})
+            watched.started({0: os.getpid()})
+            Page(told[0][SETTING]).write(Beat(pid=step, phase="training", step=step, steps=8, sealed=4, durable=4, url=url, run="r"))
+            watched.look()
+            assert watched.saved() is stored, (url, step)
             watched.failed([Worker(0, -9, 1.0)])
     finally:
         watched.close()

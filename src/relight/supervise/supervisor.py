@@ -307,11 +307,9 @@ class Supervisor:
         if not beats or all(beat.durable >= beat.step for beat in beats):
             return bool(beats)
         last = max(beat.step for beat in beats)
-        if any(max(beat.durable, beat.sealed) < beat.step for beat in beats):
-            return False
         url, run = next((beat.url, beat.run) for beat in beats)
         with contextlib.suppress(RelightError):
-            return any(one.step >= last for one in fold(Log(open_bytes(url), run).read()).live)
+            return bool(url) and any(one.step >= last for one in fold(Log(open_bytes(url), run).read()).live)
         return False
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
