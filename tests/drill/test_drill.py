@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from relight.drill import REHEARSALS, DrillOptions, DrillReport, Outcome
+from relight.drill.copies import REHEARSALS as COPIES
 from relight.drill.drive import chosen_of, over_limits
 from relight.drill.live import MAY, rehearsals_of
 from relight.drill.orders import Order, Orders
@@ -75,9 +76,9 @@ def test_what_rehearsals_expect_is_what_the_page_says() -> None:
 
 
 def test_every_rehearsal_is_on_the_page() -> None:
-    """docs/drills.md has a row for each, and no other."""
+    """docs/drills.md has a row for each, of jobs and of copies, and no other."""
     text = (DOCS / "drills.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE) == list(REHEARSALS)
+    assert re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE) == [*REHEARSALS, *COPIES]
 
 
 def test_limits() -> None:

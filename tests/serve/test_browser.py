@@ -28,7 +28,7 @@ PAGES = {
     "runs": "/", "run": "/runs/main/gpt2-small", "checkpoint": "/runs/main/gpt2-small/checkpoints/000000abc003",
     "tensor": "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight", "compare": "/compare?a=gpt2-small@step%3D9000&b=gpt2-small@latest",
     "lineage": "/lineage", "storage": "/storage", "incidents": "/incidents", "incident": "/incidents/main/gpt2-small/6b1070", "risk": "/risk", "audit": "/audit",
-    "settings": "/settings",
+    "settings": "/settings", "task": "/tasks/done", "task under way": "/tasks/going",
 }  # fmt: skip
 
 

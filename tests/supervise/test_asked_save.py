@@ -151,7 +151,8 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def test_a_live_job_saves_as_the_command_asks(training: Job) -> None:
     """The command waits until it is a checkpoint, whose reason says who asked and why; of a step behind the request."""
     before = training.losses[-1][0]
-    command = [sys.executable, "-m", "relight", "save", str(training.path / "store" / "run"), "--why", "a test", "--json", "--timeout", "60"]
+    run_at = str(training.path / "store" / "run")
+    command = [sys.executable, "-m", "relight", "save", run_at, "--why", "a test", "--json", "--timeout", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     told = json.loads(done.stdout)
     assert done.returncode == 0 and told["ok"], done.stdout + done.stderr

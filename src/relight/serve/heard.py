@@ -19,8 +19,9 @@ from relight.watch.kept import decode_alarms, encode_alarms
 from relight.watch.loop import EVERY_S, Looking
 from relight.watch.notify import Alarms
 from relight.watch.overview import Read, RunSeen, Watcher
-from relight.watch.rules import FIRING, KINDS, spell
+from relight.watch.rules import FIRING, KINDS, State, spell
 from relight.watch.settings import Alerting
+from relight.watch.telling import Ledger
 from relight.watch.trace import trace_of
 
 TELLS = ("save.span", "drain.done")
@@ -47,7 +48,8 @@ class Around:
         self._readers, self._alerting = readers, alerting
         self._watcher = Watcher([one.url for one in readers], events=events, reads=self._reads)
         state, ledger = decode_alarms(kept, time.time())
-        self._alarms = Alarms(alerting, state, ledger, lambda state, ledger, now: keep(encode_alarms(state, ledger, now)))
+        self._keep, self._kept_some = keep, bool(kept)
+        self._alarms = Alarms(alerting, state, ledger, self._keeps)
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
         self._told: OrderedDict[tuple[str, str, str], list[Heard]] = OrderedDict()
         self._lock = threading.Lock()
@@ -111,6 +113,13 @@ class Around:
 
     def _seen(self, store: str, run: str) -> RunSeen | None:
         return next((one for one in self._runs() if (one.store, one.run) == (store, run)), None)
+
+    def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
+        """For the next server. As long as nothing is the matter, nothing is written."""
+        some = bool(state or ledger.waiting)
+        if some or self._kept_some:
+            self._keep(encode_alarms(state, ledger, now))
+            self._kept_some = some
 
     def _reads(self) -> Iterator[Read]:
         """What the readers have read last, once each has: before that nobody knows which runs there are."""
