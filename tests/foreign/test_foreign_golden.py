@@ -201,10 +201,10 @@ def test_megatron_legacy(tmp_path: Path) -> None:
     assert found.step == 100 and state["model"]["embedding.word_embeddings.weight"].shape == (8, 6)
 
 
-@pytest.mark.parametrize("form", ["files", "ocdbt"])
+@pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
 def test_orbax(tmp_path: Path, form: str) -> None:
-    """A tree of arrays, by its names; files are read here, an OCDBT by tensorstore, and without it that is said."""
-    if form == "ocdbt" and importlib.util.find_spec("tensorstore") is None:
+    """A tree of arrays, of zarr 2 and 3, by its names; files are read here, an OCDBT by tensorstore, and without it that is said."""
+    if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
         with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
             look(GOLDEN / "orb" / form)
         assert "pip install tensorstore" in error.value.hint
