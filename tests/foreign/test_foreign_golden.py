@@ -201,10 +201,26 @@ def test_megatron_legacy(tmp_path: Path) -> None:
     assert found.step == 100 and state["model"]["embedding.word_embeddings.weight"].shape == (8, 6)
 
 
-@pytest.mark.parametrize("form", ["files", "ocdbt"])
+@pytest.mark.parametrize("told", [True, False])
+def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: Path, told: bool) -> None:
+    """Whether its files say how they go together, or nothing does, decides on what there is to do."""
+    shutil.copytree(GOLDEN / "deep" / "stage1", tmp_path / "zero")
+    (folder,) = {path.parent for path in (tmp_path / "zero").rglob("mp_rank_00_model_states.pt")}
+    held = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)
+    if told:
+        held["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.2, "tp_replicated_parameter_patterns": [".*norm.*"]}
+    for rank in range(2):
+        torch.save(held, folder / f"mp_rank_{rank:02d}_model_states.pt")
+    with pytest.raises(relight.IncompatibleState, match="pieces of 2 model-parallel ranks") as error:
+        look(tmp_path / "zero")
+    assert ("ds_to_universal" in error.value.hint) is told
+    assert ("tp_replicated_parameter_patterns" in error.value.what) is told
+
+
+@pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
 def test_orbax(tmp_path: Path, form: str) -> None:
-    """A tree of arrays, by its names; files are read here, an OCDBT by tensorstore, and without it that is said."""
-    if form == "ocdbt" and importlib.util.find_spec("tensorstore") is None:
+    """A tree of arrays, of zarr 2 and 3, by its names; files are read here, an OCDBT by tensorstore, and without it that is said."""
+    if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
         with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
             look(GOLDEN / "orb" / form)
         assert "pip install tensorstore" in error.value.hint

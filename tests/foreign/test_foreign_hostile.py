@@ -479,6 +479,7 @@ def sources(tmp_path: Path) -> dict[str, Path]:
         "deep/stage3",
         "deep/universal2",
         "mega_ranks/tp2_pp2",
+        "orb/files3",
         *MORE,
     )
     return found | {name: GOLDEN / name for name in golden}

@@ -48,10 +48,7 @@ def look_deepspeed(files: Files) -> Content | None:
         return None
     where = files.where(prefix.rstrip("/"))
     if any(int(match[2]) for match in (*models, *optims)):
-        raise IncompatibleState(
-            "pieces of several model-parallel ranks, and nothing says how they go together", where=where,
-            hint="convert it with DeepSpeed's ds_to_universal first, and import that",
-        )  # fmt: skip
+        raise _several(files, prefix, models, len({match[2] for match in (*models, *optims)}))
     if any(re.match(r"(?:layer_\d|expp_rank_|.*_expert_)", name) for name in names):
         raise IncompatibleState("pipeline layers or experts in files of their own, which are not understood", where=where)
     model_files = [name for _, name in sorted(((int(match[1] or 0), name) for match, name in models.items()))]
@@ -75,6 +72,26 @@ def look_deepspeed(files: Files) -> Content | None:
         _stage12(content, told, held, shapes, where)
     _rest(content, told)
     return content
+
+
+def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], count: int) -> IncompatibleState:
+    """Why the pieces of several model-parallel ranks are not put together here: rules for that, where there are any, are patterns and
+    formulas of the training script's own, which its files would have this process carry out."""
+    told = read_torch(files, prefix + min(models.values()))
+    rules = told.get("universal_checkpoint_info") if isinstance(told, dict) else None
+    what = f"pieces of {count} model-parallel ranks"
+    if isinstance(rules, dict) and rules:
+        shown = ", ".join(sorted(map(str, rules))[:4])[:120]
+        return IncompatibleState(
+            f"{what}; how they go together its universal_checkpoint_info says ({shown}), in patterns that only DeepSpeed follows",
+            where=files.where(prefix.rstrip("/")),
+            hint="python -m deepspeed.checkpoint.ds_to_universal --input_folder … --output_folder …, and import that",
+        )
+    return IncompatibleState(
+        f"{what}, and no universal_checkpoint_info: nothing in it says how each tensor was cut",
+        where=files.where(prefix.rstrip("/")),
+        hint="load it with the script that wrote it and save on one model-parallel rank, or with universal_checkpoint_info in client_state",
+    )
 
 
 # -- stages

@@ -154,7 +154,7 @@ def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], plac
         check_walkable(share, files.path)
         shares.append({name: one for name, one in joined(share).items() if not name.endswith("_extra_state")})
     if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
-        odd = sorted(set().union(*shares).difference(name for name in shares[0] if all(name in share for share in shares)))
+        odd = sorted({name for share in shares for name in share if not all(name in other for other in shares)})
         why = f"{odd[0][:120]!r} is not on all tensor-parallel ranks" if odd else f"no tensors in {key!r}"
         raise CorruptCheckpoint(why, where=files.path)
     if sizes.tensor == 1:

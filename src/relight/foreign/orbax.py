@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, clipped, numbers_of, unpacked
 from relight.foreign.content import MODULE, Content, Part, is_tensor
 from relight.foreign.files import Files
-from relight.foreign.tensors import Tiled, Whole
+from relight.foreign.tensors import Whole
+from relight.foreign.zarr3 import read_zarr3
 from relight.format import DTYPES
 from relight.layout import Box
 
 METADATA = "_METADATA"
-CHUNK_BYTES_MAX = 1 << 30
-CHUNKS_MAX = 1_000_000
-_HELD_BYTES = 64 << 20
 _NUMPY = {
     "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "b1": "bool",
     "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "c8": "complex64", "c16": "complex128",
 }  # fmt: skip
-Reader = Callable[[Box], bytes]
 
 
 def look_orbax(files: Files) -> Content | None:
@@ -91,8 +84,7 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
     entries = told.get("tree_metadata") if isinstance(told, dict) else None
     if not isinstance(told, dict) or not isinstance(entries, dict):
         raise UnsafeContent("a tree that is not told of", where=where)
-    if told.get("use_zarr3"):
-        raise IncompatibleState("arrays as zarr 3", where=where)
+    newer = bool(told.get("use_zarr3"))
     ocdbt = files.has(f"{prefix}manifest.ocdbt")
     root: dict[Any, Any] = {}
     for entry in entries.values():
@@ -112,10 +104,13 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
             at[keys[-1]] = None if kind == "None" else {}
         elif kind in ("jax.Array", "np.ndarray", "scalar"):
             name = ".".join(keys)
-            at[keys[-1]] = _ocdbt(files, prefix, name) if ocdbt else _zarr(files, prefix, name)
+            if ocdbt:
+                at[keys[-1]] = _ocdbt(files, prefix, name, "zarr3" if newer else "zarr")
+            else:
+                at[keys[-1]] = read_zarr3(files, f"{prefix}{name}") if newer else _zarr(files, prefix, name)
         else:
             raise IncompatibleState(f"a value of type {str(kind)[:40]}", where=where)
-    return root, "OCDBT" if ocdbt else "zarr files"
+    return root, ("OCDBT" if ocdbt else "zarr files") + (" of zarr 3" if newer else "")
 
 
 def _zarr(files: Files, prefix: str, name: str) -> Whole:
@@ -128,7 +123,8 @@ def _zarr(files: Files, prefix: str, name: str) -> Whole:
     compressor = told.get("compressor")
     if compressor is not None and (not isinstance(compressor, dict) or compressor.get("id") != "zstd"):
         raise IncompatibleState("chunks compressed by something other than zstd", where=where)
-    shape, chunks, separator = _numbers(told.get("shape"), where), _numbers(told.get("chunks"), where), told.get("dimension_separator", ".")
+    shape, chunks = numbers_of(told.get("shape"), where), numbers_of(told.get("chunks"), where)
+    separator = told.get("dimension_separator", ".")
     dtype = _dtype(told.get("dtype"), where)
     if len(shape) != len(chunks) or separator not in (".", "/"):
         raise UnsafeContent("chunks of another number of dimensions", where=where)
@@ -137,42 +133,16 @@ def _zarr(files: Files, prefix: str, name: str) -> Whole:
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
         file = f"{home}/{separator.join(map(str, numbers)) or '0'}"
         size = math.prod(chunks) * DTYPES[dtype].itemsize
-        data = files.bytes(file, size + (1 << 16))
-        return _clipped(_unpacked(data, size, files.where(file)) if compressor is not None else data, chunks, box, dtype, files.where(file))
+        data = files.bytes(file, size + CODED_MORE)
+        return clipped(unpacked(data, size, files.where(file)) if compressor is not None else data, chunks, box, dtype, files.where(file))
 
-    for box in _boxes(shape, chunks, dtype, where):
+    for box in boxes_of(shape, chunks, dtype, where):
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
         files.size(f"{home}/{separator.join(map(str, numbers)) or '0'}")
-    return _array(dtype, shape, chunks, read, where)
+    return chunked_array(dtype, shape, chunks, read, where)
 
 
-def _unpacked(data: bytes, size: int, where: str) -> bytes:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-
-    try:
-        found: bytes = zstd.ZstdDecompressor().decompress(data, max_length=size + 1)
-    except (zstd.ZstdError, EOFError, ValueError) as error:
-        raise CorruptCheckpoint(f"a chunk that cannot be unpacked: {str(error)[:80]}", where=where) from None
-    return found
-
-
-def _clipped(data: bytes, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> bytes:
-    """Of a chunk, which is whole at the array's edges too, what is in the array."""
-    import numpy as np
-
-    size = DTYPES[dtype].itemsize
-    if len(data) != math.prod(chunks) * size:
-        raise CorruptCheckpoint(f"a chunk of {len(data)} bytes, where {math.prod(chunks) * size} belong", where=where)
-    if box.size == chunks:
-        return data
-    held = np.frombuffer(data, f"V{size}").reshape(chunks)
-    return np.ascontiguousarray(held[tuple(slice(extent) for extent in box.size)]).tobytes()
-
-
-def _ocdbt(files: Files, prefix: str, name: str) -> Whole:
+def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> Whole:
     """An array in an OCDBT: tensorstore's own format, so it reads it."""
     where = files.where(f"{prefix}{name}")
     if files.in_bucket:
@@ -193,7 +163,7 @@ def _ocdbt(files: Files, prefix: str, name: str) -> Whole:
     for one in files.stamps:
         if one.startswith(prefix) and (one.endswith("manifest.ocdbt") or "/d/" in f"/{one}"):
             files.read.setdefault(one, None)
-    spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}}
+    spec = {"driver": driver, "kvstore": {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}}
     try:
         opened = tensorstore.open(spec, open=True, read=True).result(timeout=60)
         shape, chunks = tuple(opened.shape), tuple(opened.chunk_layout.read_chunk.shape or ())
@@ -211,67 +181,7 @@ def _ocdbt(files: Files, prefix: str, name: str) -> Whole:
         data: bytes = found.tobytes()
         return data
 
-    return _array(dtype, shape, chunks, read, where)
-
-
-class _Held:
-    """A few chunks that were read last, so that none is unpacked for each slab that it is in."""
-
-    def __init__(self, read: Reader, count: int) -> None:
-        self._read, self._count = read, count
-        self._held: OrderedDict[Box, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, box: Box) -> bytes:
-        """A chunk's bytes."""
-        with self._lock:
-            if box in self._held:
-                self._held.move_to_end(box)
-                return self._held[box]
-            data = self._read(box)
-            self._held[box] = data
-            while len(self._held) > self._count:
-                self._held.popitem(last=False)
-            return data
-
-
-class _ChunkSource:
-    """One chunk's part of the array."""
-
-    def __init__(self, held: _Held, box: Box, itemsize: int) -> None:
-        self._held, self._box, self.length = held, box, box.elements * itemsize
-
-    def view(self) -> memoryview | None:
-        """None: it is read when it is wanted."""
-        return None
-
-    def fill(self, start: int, into: memoryview) -> None:
-        """Read and unpack it."""
-        data = self._held.get(self._box)
-        if len(data) != self.length:
-            raise CorruptCheckpoint("a chunk of another length than it should be")
-        into[:] = data[start : start + len(into)]
-
-
-def _array(dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str) -> Whole:
-    size = DTYPES[dtype].itemsize
-    boxes = _boxes(shape, chunks, dtype, where)
-    held = _Held(read, max(1, _HELD_BYTES // max(1, math.prod(chunks) * size)))
-    return Whole(dtype, shape, Tiled(dtype, shape, [(box, _ChunkSource(held, box, size)) for box in boxes], where), ("array", where))
-
-
-def _boxes(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where: str) -> list[Box]:
-    """The chunks' places, those at the edges cut. ``UnsafeContent`` for absurdly many, or large ones."""
-    if any(one < 1 for one in chunks) or math.prod(chunks) * DTYPES[dtype].itemsize > CHUNK_BYTES_MAX:
-        raise UnsafeContent("chunks of no, or of more than a gigabyte", where=where)
-    counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
-    if math.prod(counts) > CHUNKS_MAX:
-        raise UnsafeContent(f"{math.prod(counts)} chunks", where=where)
-    found = []
-    for numbers in product(*map(range, counts)):
-        start = tuple(number * step for number, step in zip(numbers, chunks, strict=True))
-        found.append(Box(start, tuple(min(step, extent - at) for step, extent, at in zip(chunks, shape, start, strict=True))))
-    return found
+    return chunked_array(dtype, shape, chunks, read, where)
 
 
 def _dtype(told: Any, where: str) -> str:
@@ -280,9 +190,3 @@ def _dtype(told: Any, where: str) -> str:
     if found is None:
         raise IncompatibleState(f"dtype {str(told)[:40]}, which Relight has no name for", where=where)
     return found
-
-
-def _numbers(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > 64 or any(type(one) is not int or not 0 <= one < 2**62 for one in value):
-        raise UnsafeContent("an impossible shape", where=where)
-    return tuple(value)

@@ -1,0 +1,118 @@
+"""Arrays of zarr 3 as tensorstore wrote them; what lies in them, and what is not understood."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign_state import GOLDEN
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
+from relight.foreign.files import Files
+from relight.foreign.zarr3 import crc32c, read_zarr3
+
+ARRAYS = GOLDEN / "orb" / "zarr3"
+
+
+def numbers(folder: Path, name: str) -> np.ndarray:
+    """All of an array, through its source, in pieces that are no rows."""
+    found = read_zarr3(Files(folder), name)
+    source, room = found.source(), bytearray(280)
+    assert (found.dtype, found.shape, source.length) == ("float32", (10, 7), 280)
+    for start in range(0, 280, 36):
+        source.fill(start, memoryview(room)[start : start + 36])
+    return np.frombuffer(room, "<f4").reshape(10, 7)
+
+
+@pytest.mark.parametrize("name", ["plain", "packed", "shards", "shards_first"])
+def test_as_tensorstore_wrote_them(name: str) -> None:
+    """Chunks that are files, packed or not, and chunks in shards, whose index is behind or in front; neither fills the array."""
+    assert np.array_equal(numbers(ARRAYS, name), np.arange(70, dtype="f4").reshape(10, 7))
+
+
+def test_the_checksum() -> None:
+    """RFC 3720's own examples, and the usual one."""
+    assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43 and crc32c(b"123456789") == 0xE3069283
+
+
+def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy that says something else."""
+    shutil.copytree(ARRAYS / name, tmp_path / name)
+    told = json.loads((tmp_path / name / "zarr.json").read_text())
+    change(told)
+    (tmp_path / name / "zarr.json").write_text(json.dumps(told))
+    return tmp_path
+
+
+def shard(told: dict[str, Any]) -> dict[str, Any]:
+    """What is said of shards."""
+    found: dict[str, Any] = told["codecs"][0]["configuration"]
+    return found
+
+
+TOLD: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object]]] = {
+    "a group": (IncompatibleState, "other than an array", lambda told: told.update(node_type="group")),
+    "a dtype": (IncompatibleState, "dtype", lambda told: told.update(data_type="r24")),
+    "a codec": (IncompatibleState, "blosc", lambda told: shard(told)["codecs"].append({"name": "blosc"})),
+    "byte order": (IncompatibleState, "byte order", lambda told: shard(told)["codecs"][0]["configuration"].update(endian="big")),
+    "order of the index": (IncompatibleState, "byte order", lambda told: shard(told)["index_codecs"][0]["configuration"].update(endian="big")),
+    "another index": (IncompatibleState, "index", lambda told: shard(told).update(index_codecs=[{"name": "gzip"}])),
+    "shards in shards": (IncompatibleState, "shards in shards", lambda told: shard(told).update(codecs=json.loads(json.dumps(told["codecs"])))),
+    "a grid": (IncompatibleState, "several shapes", lambda told: told["chunk_grid"].update(name="rectangular")),
+    "names": (IncompatibleState, "names", lambda told: told["chunk_key_encoding"].update(name="hilbert")),
+    "chunks that do not fill it": (UnsafeContent, "fill", lambda told: shard(told).update(chunk_shape=[4, 4])),
+    "chunks of nothing": (UnsafeContent, "fill", lambda told: shard(told).update(chunk_shape=[0, 4])),
+    "dimensions": (UnsafeContent, "dimensions", lambda told: told.update(shape=[10, 7, 1])),
+    "a shape": (UnsafeContent, "shape", lambda told: told.update(shape=[-1, 7])),
+    "many chunks": (UnsafeContent, "chunks", lambda told: told.update(shape=[2**40, 7])),
+    "no codecs": (IncompatibleState, "none", lambda told: told.update(codecs=7)),
+    "a codec that is none": (UnsafeContent, "none of zarr 3", lambda told: told.update(codecs=[7])),
+}
+
+
+@pytest.mark.parametrize("what", sorted(TOLD))
+def test_what_is_not_understood_is_refused(what: str, tmp_path: Path) -> None:
+    """By what it is; absurdities before anything is made of them."""
+    kind, words, change = TOLD[what]
+    with pytest.raises(kind, match=words):
+        numbers(changed(tmp_path, "shards", change), "shards")
+
+
+def test_a_transposed_one_is_refused() -> None:
+    """Its codec is named."""
+    with pytest.raises(IncompatibleState, match="transpose"):
+        numbers(ARRAYS, "turned")
+
+
+@pytest.mark.parametrize("name", ["plain", "packed", "shards"])
+def test_damage_is_noticed_where_there_is_a_way_to(name: str, tmp_path: Path) -> None:
+    """A chunk's file that is gone or cut; an index in which a bit has flipped."""
+    shutil.copytree(ARRAYS, tmp_path / "a")
+    file = tmp_path / "a" / name / "c" / "1" / "0"
+    data = file.read_bytes()
+    for wrong in (data[:-3], b"", data[:-1] + bytes([data[-1] ^ 1]) if name == "shards" else data[:-1]):
+        file.write_bytes(wrong)
+        with pytest.raises(CorruptCheckpoint):
+            numbers(tmp_path / "a", name)
+    file.unlink()
+    with pytest.raises(CorruptCheckpoint, match="missing"):
+        numbers(tmp_path / "a", name)
+
+
+def test_a_chunk_that_was_never_written_is_said(tmp_path: Path) -> None:
+    """An index without it, of a shard whose index has no checksum; and one that leads behind the file, or to too much."""
+    shutil.copytree(ARRAYS / "shards_first", tmp_path / "one")
+    file = tmp_path / "one" / "c" / "0" / "0"
+    data = bytearray(file.read_bytes())
+    for wrong, words in ((b"\xff" * 16, "without one of its chunks"), (bytes(8) + b"\xff" * 6 + bytes(2), "without one of its chunks")):
+        file.write_bytes(wrong + data[16:])
+        with pytest.raises(CorruptCheckpoint, match=words):
+            numbers(tmp_path, "one")
+    file.write_bytes(bytes(8) + (200_000).to_bytes(8, "little") + data[16:] + bytes(300_000))
+    with pytest.raises(UnsafeContent, match="at most"):
+        numbers(tmp_path, "one")
