@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cli.at_hand import fill, request
 from tests.serve.made_server import Server, serving
@@ -16,12 +17,14 @@ from tests.serve.made_server import Server, serving
 from relight.catalog.run import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.log.identity import now_text
 from relight.serve.actions import told_last
 from relight.serve.pages_actions import Done
 from relight.serve.scope import asking
 from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, Task, Tasks
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
+from relight.supervise.incidents import DIRECTORY
 from relight.supervise.requests import Requests
 
 
@@ -36,11 +39,11 @@ def over(server: Server, id_: str, within_s: float = 60.0) -> dict[str, Any]:
     raise AssertionError(told)
 
 
-def act(server: Server, verb: str, run: str = "demo", role: str = "operator") -> dict[str, Any]:
-    """Plan it, then do it: what was answered."""
+def act(server: Server, verb: str, run: str = "demo", role: str = "operator", pause_s: float = 0.0) -> dict[str, Any]:
+    """Plan it, then do it, some time later: what was answered."""
     fields = {"store": "runs", "run": run}
     digest = server.post(f"/api/v1/actions/{verb}", role, json={"fields": fields}).json()["digest"]
-    time.sleep(1.1)  # what is shown may tell seconds, which is no other plan
+    time.sleep(pause_s)
     done: dict[str, Any] = server.post(f"/api/v1/actions/{verb}", role, json={"fields": fields, "confirm": digest}).json()
     return done
 
@@ -72,7 +75,13 @@ def test_a_save_that_the_api_asks_for_is_made_and_told(job: Run, server: Server)
     """The plan says whether anybody listens; the task, which checkpoint it is; the audit log, who asked and how it ended."""
     plan = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "live"}}).json()
     assert "No relight run has told of it" in plan["says"] and plan["command"] == "relight save runs/live"
-    done = act(server, "save", "live")
+    account = Account("job", now_text(), 0.5, {}, {}, {}, 1, 0)
+    job.store.put_once(f"live/{DIRECTORY}/1.000001.account.json", msgspec.json.encode(account))
+    ends = time.monotonic() + 10
+    while "relight run told of it" not in plan["says"] and time.monotonic() < ends:
+        plan = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "live"}}).json()
+    assert "s ago: it looks every 3 s" in plan["says"]
+    done = act(server, "save", "live", pause_s=1.1)  # what is shown tells seconds, which is no other plan
     told = over(server, done["task"])
     newest = job.history().live[-1]
     assert told["state"] == OK and newest.id in told["says"] and newest.body.reason == "asked for by operator", told
