@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,22 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
     console.put_object(Bucket=s3.removeprefix("s3://"), Key="old//odd.pt", Body=b"")
     with pytest.raises(StoreUnavailable, match="old//odd.pt"):  # a name that no path can have
         plan_migration(f"{s3}/old", f"{s3}/old/new")
+
+
+def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
+    """``relight import`` of an object, and ``relight migrate`` of a place without anything: what is said, and the exit code."""
+    torch.save({"model": {"w": torch.ones(3)}, "step": 4}, tmp_path / "one.pt")
+    upload(tmp_path, f"{s3}/old")
+
+    def relight_(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "relight", *words], capture_output=True, text=True, check=False)
+
+    done = relight_("import", f"{s3}/old/one.pt", str(tmp_path / "new" / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["path"], said["step"], said["tensors"], said["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
+    done = relight_("migrate", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
+    assert done.returncode and f"there is nothing here [{s3}/none]" in done.stderr
 
 
 def test_what_only_another_library_could_read_is_refused(s3: str) -> None:

@@ -176,8 +176,8 @@ def test_it_is_stored_coded_if_that_is_wanted(tmp_path: Path) -> None:
 
 
 def test_where_from_and_where_to(tmp_path: Path) -> None:
-    """Nothing there, a bucket, a part that is none; a store that lies below is not taken for old checkpoints."""
-    for old in (str(tmp_path / "nothing"), "s3://bucket/old"):
+    """Nothing there, a place of an unknown kind, a part that is none; a store that lies below is not taken for old checkpoints."""
+    for old in (str(tmp_path / "nothing"), "ftp://host/old"):
         with pytest.raises(CheckpointNotFound):
             plan_migration(old, str(tmp_path / "new"))
     made = make(tmp_path / "old", 2)
