@@ -7,37 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cloud import Cloud, free_port
+from onlookers import Onlookers
+from said import Unexpected, wait_until
 
 HERE = Path(__file__).resolve().parent
-PATIENCE_S = 240.0
-"""How long a stage waits for what should take seconds, on a machine that may be busy with others."""
 NODES, EACH = 2, 2
-
-
-class Unexpected(Exception):
-    """What a stage expected is not what happened."""
-
-
-def expect(true: object, what: str) -> None:
-    """Or end everything."""
-    if not true:
-        raise Unexpected(f"not so: {what}")
-    print(f"    as expected: {what}", flush=True)
-
-
-def wait_until(true: Callable[[], Any], what: str) -> None:
-    """Until it is so."""
-    ends = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > ends:
-            raise Unexpected(f"not within {PATIENCE_S:.0f} s: {what}")
-        time.sleep(0.1)
 
 
 class Job:
@@ -57,6 +35,7 @@ class Job:
         """From this step on the world had another size, and sums other orders."""
         self.stages: list[tuple[str, float, int]] = []
         """What was planted, when, and at which step."""
+        self.onlookers = Onlookers(self)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.environment = {**os.environ, **cloud.environment, "OMP_NUM_THREADS": "1", "RELIGHT_EVENTS": str(folder / "events")}
         self.relight("keys", "new", str(folder / "first.key"))
@@ -133,6 +112,7 @@ class Job:
 
     def tidy(self) -> None:
         """For good."""
+        self.onlookers.stop()
         self.stop()
         if self.small_disk:
             subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
@@ -154,7 +134,9 @@ class Job:
     def ranks(self) -> dict[int, int]:
         """The process of each rank that lives: those of this run's script with RANK in their environment."""
         log = str(self.log).encode()
-        return {int(told[b"RANK"]): pid for pid, words, told in self._processes() if log in words and b"RANK" in told and b"run" not in words}
+        return {
+            int(told[b"RANK"]): pid for pid, words, told in self._processes() if log in words and b"RANK" in told and b"run" not in words
+        }
 
     def agents(self) -> dict[str, int]:
         """The process of each node's agent."""

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from cloud import free_port
-from job import Job, Unexpected, expect, wait_until
+from said import Unexpected, expect, wait_until
+
+if TYPE_CHECKING:
+    from job import Job
 
 ALERTS = """[alerts]
 to = ["env:ALERTS_URL"]

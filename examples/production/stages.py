@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from job import EACH, NODES, Job, expect, wait_until
+from job import EACH, NODES, Job
+from said import expect, wait_until
 
 Stage = Callable[[Job, random.Random], None]
 
@@ -20,6 +21,16 @@ def came(job: Job, kind: str, before: int) -> None:
     wait_until(lambda: len(job.incidents()) > before, f"an incident of the kind {kind!r}")
     new = job.incidents()[before:]
     expect(any(one["kind"] == kind for one in new), f"it was taken for {kind!r}: {'; '.join(one['why'] for one in new)}")
+
+
+def seen(job: Job, rng: random.Random) -> None:
+    """Whoever looks on: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
+    del rng
+    job.onlookers.follow()
+    job.onlookers.act()
+    failures = job.onlookers.number("relight_failures_total", **{"class": "killed"})
+    expect(failures == sum(one["kind"] == "killed" for one in job.incidents()), f"Prometheus counts {failures:.0f} kills, as there were")
+    job.onlookers.told("failures")
 
 
 def killed(job: Job, rng: random.Random) -> None:
@@ -83,7 +94,8 @@ def full(job: Job, rng: random.Random) -> None:
     if not job.small_disk:
         print("    left out: a disk of its own for the near tier takes the right to mount one", flush=True)
         return
-    filler = job.disk / "filler"
+    job.saves_again(str(job.hot))
+    filler, newest = job.disk / "filler", job.newest(str(job.hot))
     with filler.open("wb", buffering=0) as file:
         try:
             while True:
@@ -91,12 +103,15 @@ def full(job: Job, rng: random.Random) -> None:
         except OSError:
             pass
     try:
+        asked = len(job.events("save.requested"))
+        wait_until(lambda: len(job.events("save.requested")) > asked, "a save that finds no room")
         job.goes_on("a full disk")
-        wait_until(lambda: job.events("save.failed", "save.held"), "a save that found no room")
+        job.goes_on("a save that found no room")
+        expect(job.newest(str(job.hot)) == newest, "no save was made while the disk was full")
     finally:
         filler.unlink()
-    job.saves_again(str(job.hot))
-    expect(job.processes and all(one.poll() is None for one in job.processes), "training went on, and saves are made again")
+    wait_until(lambda: job.newest(str(job.hot)) > newest, f"a checkpoint newer than step {newest}")
+    expect(True, "training went on, and what waited in memory was saved when there was room")
 
 
 def rotated(job: Job, rng: random.Random) -> None:
@@ -175,4 +190,4 @@ def resized(job: Job, rng: random.Random) -> None:
     expect(True, f"from step {job.exact_until} on there were two ranks, then four again")
 
 
-STAGES: list[Stage] = [killed, poisoned, outage, hang, greedy, full, rotated, preempted, lost, doubled, resized]
+STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, preempted, lost, doubled, resized]

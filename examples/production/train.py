@@ -2,7 +2,7 @@
 
 ``relight run --nproc-per-node 4 train.py --hot DIRECTORY/RUN --cold s3://BUCKET/RUN --steps 400 --losses FILE``
 
-``--tp 2`` spreads each block's feed-forward layer over two ranks, and the rest over pairs of them. ``--plant`` and ``--without`` are for run.py.
+``--tp 2`` spreads each block's feed-forward layer over two ranks, everything else over pairs. ``--plant`` and ``--without`` are run.py's.
 """
 
 import argparse

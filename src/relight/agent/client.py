@@ -9,7 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Leave, Meet, Met, Place, Report, Save, Slots, Told, ToTrainer, Want
+from relight.agent.messages import (
+    Ask,
+    Begun,
+    Bye,
+    Have,
+    Hurry,
+    Join,
+    Layout,
+    Leave,
+    Meet,
+    Met,
+    Place,
+    Report,
+    Save,
+    Slots,
+    Told,
+    ToTrainer,
+    Want,
+)  # fmt: skip
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
