@@ -73,7 +73,7 @@ def day(folder: Path, seed: int, steps: int, stages: list[Stage], tp: int) -> No
         job.onlookers.start()
         job.start()
         for number, stage in enumerate(stages, 1):
-            job.reach(steps * number // (len(stages) + 2))
+            job.reach(steps * number // (2 * len(stages) + 2))  # what is planted last takes steps, too
             print(f"seed {seed}, step {max(job.losses())}: {(stage.__doc__ or '').strip()}", flush=True)
             job.stages.append((stage.__name__, time.time(), max(job.losses())))
             stage(job, rng)
@@ -95,7 +95,7 @@ def main() -> int:
     """Exit code 1 if anything was not as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--tp", type=int, default=1, help="ranks that share each feed-forward layer: 1 or 2")
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
     parser.add_argument("--only", nargs="*", choices=[one.__name__ for one in STAGES], help="these stages")
