@@ -27,6 +27,8 @@ NEAR = 0.05
 """How far the mean of the last losses may be from the undisturbed run's behind a change of the world's size, as a share of it."""
 LAST = 10
 DISK_MB = 256
+BUSY = "the next save came before it was sent"
+"""What is said of peers on a machine that has too much to do."""
 
 
 def straight_run(folder: Path, cloud: Cloud, steps: int, seed: int, arguments: tuple[str, ...]) -> Job:
@@ -38,7 +40,8 @@ def straight_run(folder: Path, cloud: Cloud, steps: int, seed: int, arguments: t
         made = steps - (arguments.count("--without"))
         expect(len(job.losses()) == job.lines() == made, f"{made} steps, each once")
         expect(not job.incidents(), "no incidents")
-        told = job.events("peers.failed", "save.failed", "drain.failed", "agent.lost", "agent.crashed")
+        told = job.events("peers.failed", "peers.silent", "save.failed", "agent.lost", "agent.crashed")
+        told = [one for one in told if one.get("why") != BUSY]
         expect(not told, f"and nothing to warn of{''.join(f'; {one}' for one in told)}")
         expect(job.checkpoints(job.cold), "there are checkpoints in the object store")
     finally:
