@@ -1,8 +1,9 @@
-"""An S3-compatible server of our own, with a bucket for each run."""
+"""An S3-compatible server of our own, whose contents outlive an outage: the process is stopped and goes on, it is not ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def free_port() -> int:
 
 
 class Cloud:
-    """It keeps its objects in memory, and what a client needs to reach it in ``environment``."""
+    """It keeps its objects in memory; so an outage is a server that is there and does not answer, as most are."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +33,10 @@ class Cloud:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin, and wait until it answers."""
+        """Begin, or answer again."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            return
         with (self.folder / "cloud.log").open("wb") as log:
             command = [sys.executable, str(SERVER), str(self.port)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": ""})
@@ -54,6 +58,11 @@ class Cloud:
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"], aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )  # fmt: skip
         client.create_bucket(Bucket=name)
+
+    def pause(self) -> None:
+        """No answers from now on."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP)
 
     def stop(self) -> None:
         """For good."""

@@ -108,10 +108,12 @@ def _walk(
     result = Resumed(looked=True)
     view: View | None = None
     behind: list[Reach] = []
-    with together(ranks, "reading the log"):
-        with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
-            view = Log(store, run).read()
-        behind = read_further(further, view is None or not fold(view).live)
+    for leads in (True, False) if ranks is not None else (True,):
+        with together(ranks, "reading the log"):
+            if ranks is None or leads == (ranks.world.rank == 0):  # the first one first: what it sees, the others then see as well
+                with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
+                    view = Log(store, run).read()
+                behind = read_further(further, view is None or not fold(view).live)
     if view is None and ranks is None and not further:
         return result
     for fault in view.faults if view is not None else ():

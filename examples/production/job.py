@@ -1,0 +1,205 @@
+"""One run on two nodes, which are two ``relight run`` with names of their own: started, looked at, and ended, from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cloud import Cloud, free_port
+from onlookers import Onlookers
+from said import Unexpected, wait_until
+
+HERE = Path(__file__).resolve().parent
+NODES, EACH = 2, 2
+
+
+class Job:
+    """All that there is of one run, in a directory."""
+
+    def __init__(self, folder: Path, cloud: Cloud, steps: int, seed: int, arguments: tuple[str, ...] = ()) -> None:
+        self.folder, self.cloud, self.steps, self.seed, self.arguments = folder, cloud, steps, seed, arguments
+        self.name = folder.name
+        self.disk, self.plant, self.log = folder / "disk", folder / "plant", folder / "losses.jsonl"
+        for one in (self.disk, self.plant):
+            one.mkdir(parents=True)
+        self.hot, self.cold = self.disk / self.name, f"{cloud.url}/{self.name}-store/{self.name}"
+        self.small_disk = False
+        self.bad = -1
+        """The step whose batch makes the loss no number."""
+        self.exact_until = steps
+        """From this step on the world had another size, and sums other orders."""
+        self.stages: list[tuple[str, float, int]] = []
+        """What was planted, when, and at which step."""
+        self.onlookers = Onlookers(self)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {**os.environ, **cloud.environment, "OMP_NUM_THREADS": "1", "RELIGHT_EVENTS": str(folder / "events")}
+        self.relight("keys", "new", str(folder / "first.key"))
+        self.relight("keys", "new", str(folder / "second.key"))
+        said = self.relight("keys", "new", "--signing", str(folder / "sign.key"))
+        trust = next(line.split("RELIGHT_TRUST=")[1].strip() for line in said.splitlines() if "RELIGHT_TRUST=" in line)
+        self.environment |= {
+            "RELIGHT_KEY": f"file:{folder / 'first.key'}",
+            "RELIGHT_SIGN": f"ed25519:file:{folder / 'sign.key'}",
+            "RELIGHT_TRUST": trust,
+        }
+
+    # -- doing -----------------------------------------------------------------------------------------------------------------
+
+    def mount(self, megabytes: int) -> bool:
+        """Have the near tier on a disk of that size of its own. False where this user may not."""
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "relight-production", str(self.disk)]
+        self.small_disk = os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
+        return self.small_disk
+
+    def relight(self, *words: str, fine: tuple[int, ...] = (0,)) -> str:
+        """What a command says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "relight", *words], env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode not in fine:
+            raise Unexpected(f"relight {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+    def start(self, nodes: int = NODES) -> None:
+        """All nodes."""
+        port = free_port()
+        for node in range(nodes):
+            command = [
+                sys.executable, "-m", "relight", "run", "--settings", str(HERE / "relight.toml"),
+                "--nnodes", str(nodes), "--nproc-per-node", str(EACH), "--local-addr", "127.0.0.1",
+                "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", self.name,
+                str(HERE / "train.py"), "--hot", str(self.hot), "--cold", self.cold, "--plant", str(self.plant),
+                "--steps", str(self.steps), "--seed", str(self.seed), "--losses", str(self.log), *self.arguments,
+            ]  # fmt: skip
+            with (self.folder / f"node{node}.log").open("ab") as out:
+                environment = {**self.environment, "RELIGHT_NODE": f"node{node}"}
+                self.processes.append(
+                    subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out, start_new_session=True)
+                )
+
+    def end(self, code: int, what: str, these: list[subprocess.Popen[bytes]] | None = None) -> None:
+        """Those nodes, or all, have ended, with this exit code."""
+        ending = [*(self.processes if these is None else these)]
+        wait_until(lambda: all(one.poll() is not None for one in ending), what)
+        codes = [one.returncode for one in ending]
+        self.processes = [one for one in self.processes if one not in ending]
+        if codes != [code] * len(ending):
+            raise Unexpected(f"{what}: exit codes {codes}, expected {code}; see {self.folder}")
+
+    def preempt(self) -> None:
+        """Ask all nodes to end, and wait until they have, with the last step stored."""
+        for one in self.processes:
+            one.send_signal(signal.SIGTERM)
+        self.end(75, "the preemption")
+
+    def stop(self, *, agents: bool = True) -> None:
+        """All that is left of it, whatever it does: nodes, their ranks, which are in sessions of ours, and agents, as a power cut would."""
+        for one in self.processes:
+            one.kill()
+            one.wait()
+        self.processes.clear()
+        for pid in [*self.ranks().values(), *(self.agents().values() if agents else ())]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        wait_until(lambda: not self.ranks(), "killed ranks are gone")
+
+    def tidy(self) -> None:
+        """For good."""
+        self.onlookers.stop()
+        self.stop()
+        if self.small_disk:
+            subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
+
+    # -- looking ---------------------------------------------------------------------------------------------------------------
+
+    def _processes(self) -> list[tuple[int, list[bytes], dict[bytes, bytes]]]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                told = dict(one.split(b"=", 1) for one in (entry / "environ").read_bytes().split(b"\0") if b"=" in one)
+            except OSError:
+                continue
+            if told.get(b"RELIGHT_EVENTS") == self.environment["RELIGHT_EVENTS"].encode():
+                found.append((int(entry.name), words, told))
+        return found
+
+    def ranks(self) -> dict[int, int]:
+        """The process of each rank that lives: those of this run's script with RANK in their environment."""
+        log = str(self.log).encode()
+        return {
+            int(told[b"RANK"]): pid for pid, words, told in self._processes() if log in words and b"RANK" in told and b"run" not in words
+        }
+
+    def agents(self) -> dict[str, int]:
+        """The process of each node's agent."""
+        return {told[b"RELIGHT_NODE"].decode(): pid for pid, words, told in self._processes() if b"relight.agent.serve" in words}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of each step that was made what was said of it, those made twice twice."""
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def losses(self) -> dict[int, float]:
+        """Of each step: what was said of it last."""
+        return {one["step"]: one["loss"] for one in self.rows()}
+
+    def lines(self) -> int:
+        """How many steps were made in all, those made twice twice."""
+        return len(self.rows())
+
+    def reach(self, step: int) -> None:
+        """Until it trained so far."""
+
+        def there() -> bool:
+            if any(one.poll() is not None for one in self.processes):
+                raise Unexpected(f"a node ended before step {step}; see {self.folder}")
+            return max(self.losses(), default=-1) >= step
+
+        wait_until(there, f"step {step} of {self.name}")
+
+    def goes_on(self, what: str) -> None:
+        """Until three more steps were made."""
+        before = self.lines()
+        wait_until(lambda: self.lines() >= before + 3, f"training goes on behind {what}")
+
+    def checkpoints(self, where: str) -> list[dict[str, Any]]:
+        """As ``relight ls`` tells them."""
+        return list(json.loads(self.relight("ls", where, "--json", fine=(0, 1)) or "[]"))
+
+    def newest(self, where: str) -> int:
+        """The step of the newest checkpoint there; -1: there is none."""
+        return max((one["step"] for one in self.checkpoints(where)), default=-1)
+
+    def saves_again(self, where: str) -> None:
+        """Until a checkpoint is there that is newer than those that are there now."""
+        before = self.newest(where)
+        wait_until(lambda: self.newest(where) > before, f"a checkpoint newer than step {before} at {where}")
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """As ``relight incidents`` tells them, oldest first."""
+        if not self.hot.exists():
+            return []
+        found: list[dict[str, Any]] = json.loads(self.relight("incidents", str(self.hot), "--json", fine=(0, 1)) or "[]")
+        return sorted(found, key=lambda one: one["id"])
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """What its processes told, by name."""
+        found = []
+        for file in sorted(Path(self.environment["RELIGHT_EVENTS"]).glob("*.jsonl")):
+            for line in file.read_text().splitlines():
+                try:
+                    one = json.loads(line)
+                except ValueError:  # it is being written
+                    continue
+                if one.get("event") in names:
+                    found.append(one)
+        return sorted(found, key=lambda one: float(one["time"]))

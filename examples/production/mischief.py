@@ -1,0 +1,26 @@
+"""Trouble that can only come from inside a rank, where run.py asks for it by a file."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import torch
+
+
+class Mischief:
+    """Of one rank. ``folder``: where run.py puts its wishes."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self._folder, self._rank = Path(folder), rank
+
+    def during(self, step: int, loss: torch.Tensor) -> torch.Tensor:
+        """Once a step: the loss as it comes out. ``bad-STEP``: the step's batch makes it no number, as often as it is tried.
+        ``greedy-RANK``, which then goes: memory ends in the middle of the step."""
+        wish = self._folder / f"greedy-{self._rank}"
+        if wish.exists():
+            wish.unlink()
+            now = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20), resource.RLIM_INFINITY))
+            torch.empty(1 << 30, dtype=torch.uint8).fill_(1)
+        return loss * float("nan") if (self._folder / f"bad-{step}").exists() else loss

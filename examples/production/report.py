@@ -1,0 +1,75 @@
+"""What came of the day: ``report.md``, with a picture of the steps over time and of where the time went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from job import Job
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+PAPER, INK, GOOD, LOST = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
+
+
+def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
+    """Both files. To be called while the store can still be read."""
+    goodput = json.loads(job.relight("goodput", str(job.hot), "--json"))
+    draw(job, folder / "timeline.png")
+    job.relight("goodput", str(job.hot), "--plot", str(folder / "goodput.png"))
+    ours, theirs = job.losses(), straight.losses()
+    exact = [step for step in theirs if step < job.exact_until]
+    same = sum(ours.get(step) == theirs[step] for step in exact)
+    last = max(theirs)
+    lines = [
+        f"# A production run and its trouble, seed {seed}", "",
+        f"{job.lines()} steps were made for {len(ours)}; {len(job.incidents())} incidents; nobody helped.", "",
+        f"- losses that have to be, to the bit, the undisturbed run's: {len(exact)}; that are: {same}",
+        f"- the last loss: {ours[last]!r}; the undisturbed run's: {theirs[last]!r}", "",
+        "![Steps over time](timeline.png)", "", "![Where the time went](goodput.png)", "",
+        "## What was planted", "", "| at | step | what |", "|---|---|---|",
+        *(f"| {at - job.rows()[0]['at']:.0f} s | {step} | {name} |" for name, at, step in job.stages), "",
+        "## Incidents", "", "| kind | step | done | why |", "|---|---|---|---|",
+        *(f"| {one['kind']} | {one['step']} | {one['action']} | {_cell(one['why'])} |" for one in job.incidents()), "",
+        "## Alerts that came", "", *(f"- {_cell(one)}" for one in job.onlookers.alerts), "",
+        "## Where the time went", "", "```json", json.dumps(_rounded(goodput), indent=1), "```", "",
+    ]  # fmt: skip
+    found = folder / "report.md"
+    found.write_text("\n".join(lines))
+    return found
+
+
+def draw(job: Job, path: Path) -> None:
+    """Each step at the moment when it was made; what was planted, and incidents, as lines across."""
+    rows, incidents = job.rows(), job.incidents()
+    drawing = Figure(figsize=(10, 4.5), facecolor=PAPER, dpi=150)
+    FigureCanvasAgg(drawing)
+    axes = drawing.subplots()
+    axes.set_facecolor(PAPER)
+    began = rows[0]["at"]
+    axes.plot([one["at"] - began for one in rows], [one["step"] for one in rows], ".", markersize=2.5, color=GOOD)
+    for name, at, _ in job.stages:
+        axes.axvline(at - began, color=INK, linewidth=0.5, linestyle=":")
+        axes.text(at - began, job.steps * 1.02, name, rotation=45, fontsize=7.5, color=INK, va="bottom")
+    for one in incidents:
+        axes.axvline(int(one["id"].split("-")[0]) / 1000 - began, color=LOST, linewidth=0.9)
+    axes.set_ylim(0, job.steps * 1.2)
+    axes.set_xlabel("seconds; dotted: planted, red: incidents", fontsize=9, color=INK)
+    axes.set_ylabel("step", fontsize=9, color=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    drawing.tight_layout()
+    drawing.savefig(path, facecolor=PAPER)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:200]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 3) if isinstance(value, float) else value

@@ -1,0 +1,30 @@
+"""What is expected, and how long it may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_S = 240.0
+"""How long a stage waits for what should take seconds, on a machine that may be busy with others."""
+
+
+class Unexpected(Exception):
+    """What a stage expected is not what happened."""
+
+
+def expect(true: object, what: str) -> None:
+    """Or end everything."""
+    if not true:
+        raise Unexpected(f"not so: {what}")
+    print(f"    as expected: {what}", flush=True)
+
+
+def wait_until(true: Callable[[], Any], what: str) -> None:
+    """Until it is so."""
+    ends = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > ends:
+            raise Unexpected(f"not within {PATIENCE_S:.0f} s: {what}")
+        time.sleep(0.1)

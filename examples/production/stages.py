@@ -1,0 +1,193 @@
+"""A day of trouble, a function for each kind: what is done, and what is expected of it. Whatever else comes of it ends everything."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from job import EACH, NODES, Job
+from said import expect, wait_until
+
+Stage = Callable[[Job, random.Random], None]
+
+
+def came(job: Job, kind: str, before: int) -> None:
+    """There is an incident more than ``before``, and it is of this kind."""
+    wait_until(lambda: len(job.incidents()) > before, f"an incident of the kind {kind!r}")
+    new = job.incidents()[before:]
+    expect(any(one["kind"] == kind for one in new), f"it was taken for {kind!r}: {'; '.join(one['why'] for one in new)}")
+
+
+def seen(job: Job, rng: random.Random) -> None:
+    """Whoever looks on: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
+    del rng
+    job.onlookers.follow()
+    job.onlookers.act()
+    failures = job.onlookers.number("relight_failures_total", **{"class": "killed"})
+    expect(failures == sum(one["kind"] == "killed" for one in job.incidents()), f"Prometheus counts {failures:.0f} kills, as there were")
+    job.onlookers.told("failures")
+
+
+def killed(job: Job, rng: random.Random) -> None:
+    """A rank is killed: training goes on with nobody's help, from what was in memory."""
+    job.saves_again(str(job.hot))
+    before, agents, left_out = len(job.incidents()), job.agents(), len(job.events("peers.failed", "peers.silent"))
+    since = time.time()
+    os.kill(job.ranks()[rng.randrange(NODES * EACH)], signal.SIGKILL)
+    came(job, "killed", before)
+    job.goes_on("a kill")
+    expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
+    expect(len(job.events("peers.failed", "peers.silent")) == left_out, "and each still holds the other's last save")
+    sources = {one["source"] for one in job.events("restore.done") if one["time"] > since}
+    expect(sources and "store" not in sources, f"nobody read the store to go on: restored from {', '.join(sorted(sources))}")
+
+
+def outage(job: Job, rng: random.Random) -> None:
+    """The object store does not answer for a while: training and near saves go on, and the copies are made up for."""
+    job.cloud.pause()
+    try:
+        job.goes_on("an outage of the object store")
+        job.saves_again(str(job.hot))
+        time.sleep(rng.uniform(0, 3))
+        newest = job.newest(str(job.hot))
+    finally:
+        job.cloud.start()
+    expect(True, f"training and near saves, to step {newest}, went on while the object store was away")
+    wait_until(lambda: job.newest(job.cold) >= newest, f"step {newest} in the object store")
+    expect(True, "and the object store has it now")
+
+
+def hang(job: Job, rng: random.Random) -> None:
+    """A rank stands still: it is found out, and ended."""
+    before = len(job.incidents())
+    os.kill(job.ranks()[rng.randrange(NODES * EACH)], signal.SIGSTOP)
+    came(job, "hang", before)
+    job.goes_on("a hang")
+
+
+def greedy(job: Job, rng: random.Random) -> None:
+    """A rank finds no memory in the middle of a step."""
+    before = len(job.incidents())
+    (job.plant / f"greedy-{rng.randrange(NODES * EACH)}").touch()
+    came(job, "memory", before)
+    job.goes_on("a want of memory")
+
+
+def poisoned(job: Job, rng: random.Random) -> None:
+    """A batch makes the loss no number: back to before it, and past it."""
+    before = len(job.incidents())
+    job.bad = max(job.losses()) + rng.randrange(10, 20)
+    (job.plant / f"bad-{job.bad}").touch()
+    came(job, "numerical", before)
+    wait_until(lambda: max(job.losses()) > job.bad + 1, f"training goes on behind step {job.bad}")
+    expect(sum(one["step"] == job.bad for one in job.rows()) == 1, f"step {job.bad} was tried once, and is left out from then on")
+
+
+def full(job: Job, rng: random.Random) -> None:
+    """The near disk is full for a while: training goes on, and saves once there is room again."""
+    del rng
+    if not job.small_disk:
+        print("    left out: a disk of its own for the near tier takes the right to mount one", flush=True)
+        return
+    job.saves_again(str(job.hot))
+    filler, newest = job.disk / "filler", job.newest(str(job.hot))
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 20))
+        except OSError:
+            pass
+    try:
+        asked = len(job.events("save.requested"))
+        wait_until(lambda: len(job.events("save.requested")) > asked, "a save that finds no room")
+        job.goes_on("a full disk")
+        job.goes_on("a save that found no room")
+        expect(job.newest(str(job.hot)) == newest, "no save was made while the disk was full")
+    finally:
+        filler.unlink()
+    wait_until(lambda: job.newest(str(job.hot)) > newest, f"a checkpoint newer than step {newest}")
+    expect(True, "training went on, and what waited in memory was saved when there was room")
+
+
+def rotated(job: Job, rng: random.Random) -> None:
+    """The key is exchanged in mid-run, in both tiers; the next start has the new one."""
+    del rng
+    for store in (str(job.hot.parent), job.cold.rsplit("/", 1)[0]):
+        slots = [line.split() for line in job.relight("keys", "status", store).splitlines()[1:]]
+        job.relight("keys", "rotate", store, slots[0][1], f"file:{job.folder / 'second.key'}")
+    job.goes_on("the exchange of a key")
+    job.environment["RELIGHT_KEY"] = f"file:{job.folder / 'second.key'}"
+    expect(job.checkpoints(str(job.hot)), "the new key opens what the old one wrote")
+
+
+def preempted(job: Job, rng: random.Random) -> None:
+    """The machines are wanted back; the newest checkpoint is damaged while nobody looks; then they come again."""
+    job.preempt()
+    last, newest = max(job.losses()), job.newest(str(job.hot))
+    expect(newest == last, f"the last step, {last}, was stored before the end")
+    damage(job, newest, rng)
+    job.start()
+    job.goes_on("a preemption and a damaged checkpoint")
+
+
+def damage(job: Job, step: int, rng: random.Random) -> None:
+    """A bit of one of its packs is turned over, and verify finds that."""
+    packs: list[Path] = sorted(job.hot.glob(f"{step:010d}-*/pack-*"))
+    expect(packs, f"the checkpoint of step {step} has packs")
+    pack = packs[rng.randrange(len(packs))]
+    data = bytearray(pack.read_bytes())
+    data[rng.randrange(len(data) // 2, len(data))] ^= 1 << rng.randrange(8)
+    pack.write_bytes(data)
+    expect(job.relight("verify", str(job.hot), fine=(1,)), f"verify finds the bit that was turned over in {pack.name}")
+
+
+def lost(job: Job, rng: random.Random) -> None:
+    """The power is cut, and behind it the near disk is empty: the object store has the run."""
+    del rng
+    there = job.newest(job.cold)
+    expect(there > 0, f"the object store has step {there}")
+    job.stop()
+    for one in job.disk.iterdir():
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
+    before = job.lines()
+    job.start()
+    wait_until(lambda: job.lines() >= before + 3, "training goes on from the object store")
+    first = job.rows()[before]["step"]
+    expect(first > there, f"it went on at step {first}, not at the beginning")
+    job.saves_again(str(job.hot))
+    expect(True, "and the new disk has checkpoints")
+
+
+def doubled(job: Job, rng: random.Random) -> None:
+    """Somebody starts the job a second time: one of the two has it, the other ends and says so."""
+    del rng
+    first, job.processes = job.processes, []
+    job.start()
+    second, job.processes = job.processes, [*first, *job.processes]
+    job.end(1, "the job that was superseded", first)
+    expect(any(one["kind"] == "fenced" for one in job.incidents()), "the first was told that the run was taken over")
+    expect(all(one.poll() is None for one in second), "the second goes on")
+    job.goes_on("two supervisors")
+
+
+def resized(job: Job, rng: random.Random) -> None:
+    """Half of the machines go, and come again: four ranks, two, four."""
+    del rng
+    job.preempt()
+    job.exact_until = max(job.losses()) + 1
+    job.start(nodes=1)
+    wait_until(lambda: job.rows()[-1]["ranks"] == EACH, "two ranks train")
+    job.goes_on("the loss of half of the machines")
+    job.preempt()
+    job.start()
+    wait_until(lambda: job.rows()[-1]["ranks"] == NODES * EACH, "four ranks train")
+    job.goes_on("their return")
+    expect(True, f"from step {job.exact_until} on there were two ranks, then four again")
+
+
+STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, preempted, lost, doubled, resized]

@@ -1,0 +1,55 @@
+"""A restore while another attempt of the run still commits: what the first rank sees, the others see as well."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relight
+from relight.checkpointer import resume
+from relight.checkpointer.ranks import Ranks
+from relight.log import Log
+from relight.store import LocalStore
+from relight.world import Together
+
+
+def save(path: Path, step: int) -> None:
+    with relight.Checkpointer(path, x=torch.full((4,), float(step)), signals=False, background=False) as ckpt:
+        ckpt.restore()
+        ckpt.save(step)
+
+
+def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody started the job twice, and the first still saves. Symptom: "checkpoint … is not in the log yet, as this rank sees it", and
+    another life. The first rank reads first now; here it takes its time, and a checkpoint comes just before it looks."""
+    save(tmp_path / "run", 1)
+    stores, other_looked, both = [LocalStore(tmp_path) for _ in range(2)], threading.Event(), Together.of(2, 30.0)
+
+    class Timed(Log):
+        def read(self, *words: Any) -> Any:
+            if self._store is stores[0]:
+                other_looked.wait(1.0)
+                save(tmp_path / "run", 2)
+            found = super().read(*words)
+            if self._store is stores[1]:
+                other_looked.set()
+            return found
+
+    monkeypatch.setattr(resume, "Log", Timed)
+    held = [{"x": torch.zeros(4)} for _ in range(2)]
+
+    def restore(rank: int) -> int:
+        ranks = Ranks(both[rank], (), 30.0)
+        ranks.split(held[rank])
+        found = resume.resume(stores[rank], "run", held[rank], "latest", only=None, strict=True, rename=None, ranks=ranks)
+        assert found.checkpoint is not None
+        return found.checkpoint.step
+
+    with ThreadPoolExecutor(2) as pool:
+        steps = list(pool.map(restore, range(2)))
+    assert steps == [2, 2]
