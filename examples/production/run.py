@@ -73,7 +73,6 @@ def day(folder: Path, seed: int, steps: int, stages: list[Stage], tp: int) -> No
         for name in ("straight", "trouble"):
             cloud.new_bucket(f"{name}-store")
         job.mount(DISK_MB)
-        job.onlookers.start()
         job.start()
         for number, stage in enumerate(stages, 1):
             job.reach(steps * number // (2 * len(stages) + 2))  # what is planted last takes steps, too

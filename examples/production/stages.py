@@ -26,6 +26,8 @@ def came(job: Job, kind: str, before: int) -> None:
 def seen(job: Job, rng: random.Random) -> None:
     """Whoever looks on: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
     del rng
+    wait_until(lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store")  # there is nothing to serve before
+    job.onlookers.start()
     job.onlookers.follow()
     job.onlookers.act()
     failures = job.onlookers.number("relight_failures_total", **{"class": "killed"})
