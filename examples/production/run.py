@@ -51,7 +51,8 @@ def compare(job: Job, straight: Job) -> None:
     ours, theirs = job.losses(), straight.losses()
     wrong = [step for step, loss in theirs.items() if ours.get(step) != loss]
     shown = f"; not: {wrong[:10]}" if wrong else ""
-    expect(not wrong, f"{len(theirs) - len(wrong)} of {len(theirs)} losses are, to the bit, those of the run to which nothing happened{shown}")
+    same = len(theirs) - len(wrong)
+    expect(not wrong, f"{same} of {len(theirs)} losses are, to the bit, those of the run to which nothing happened{shown}")
     expect(theirs.keys() <= ours.keys(), "no step is missing")
 
 
