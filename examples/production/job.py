@@ -31,8 +31,6 @@ class Job:
         self.small_disk = False
         self.bad = -1
         """The step whose batch makes the loss no number."""
-        self.exact_until = steps
-        """From this step on the world had another size, and sums other orders."""
         self.stages: list[tuple[str, float, int]] = []
         """What was planted, when, and at which step."""
         self.onlookers = Onlookers(self)

@@ -19,7 +19,7 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
     draw(job, folder / "timeline.png")
     job.relight("goodput", str(job.hot), "--plot", str(folder / "goodput.png"))
     ours, theirs = job.losses(), straight.losses()
-    exact = [step for step in theirs if step < job.exact_until]
+    exact = sorted(theirs)
     same = sum(ours.get(step) == theirs[step] for step in exact)
     last = max(theirs)
     lines = [

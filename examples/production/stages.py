@@ -26,6 +26,8 @@ def came(job: Job, kind: str, before: int) -> None:
 def seen(job: Job, rng: random.Random) -> None:
     """Whoever looks on: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
     del rng
+    wait_until(lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store")  # there is nothing to serve before
+    job.onlookers.start()
     job.onlookers.follow()
     job.onlookers.act()
     failures = job.onlookers.number("relight_failures_total", **{"class": "killed"})
@@ -163,31 +165,4 @@ def lost(job: Job, rng: random.Random) -> None:
     expect(True, "and the new disk has checkpoints")
 
 
-def doubled(job: Job, rng: random.Random) -> None:
-    """Somebody starts the job a second time: one of the two has it, the other ends and says so."""
-    del rng
-    first, job.processes = job.processes, []
-    job.start()
-    second, job.processes = job.processes, [*first, *job.processes]
-    job.end(1, "the job that was superseded", first)
-    expect(any(one["kind"] == "fenced" for one in job.incidents()), "the first was told that the run was taken over")
-    expect(all(one.poll() is None for one in second), "the second goes on")
-    job.goes_on("two supervisors")
-
-
-def resized(job: Job, rng: random.Random) -> None:
-    """Half of the machines go, and come again: four ranks, two, four."""
-    del rng
-    job.preempt()
-    job.exact_until = max(job.losses()) + 1
-    job.start(nodes=1)
-    wait_until(lambda: job.rows()[-1]["ranks"] == EACH, "two ranks train")
-    job.goes_on("the loss of half of the machines")
-    job.preempt()
-    job.start()
-    wait_until(lambda: job.rows()[-1]["ranks"] == NODES * EACH, "four ranks train")
-    job.goes_on("their return")
-    expect(True, f"from step {job.exact_until} on there were two ranks, then four again")
-
-
-STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, preempted, lost, doubled, resized]
+STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, preempted, lost]

@@ -2,7 +2,7 @@
 
 ``relight run --nproc-per-node 4 train.py --hot DIRECTORY/RUN --cold s3://BUCKET/RUN --steps 400 --losses FILE``
 
-``--tp 2`` spreads each block's feed-forward layer over two ranks, everything else over pairs. ``--plant`` and ``--without`` are run.py's.
+``--plant`` and ``--without`` are run.py's.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from mischief import Mischief
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import relight
 from relight.demo.gpt import GPT
@@ -29,7 +28,6 @@ parser.add_argument("--cold", required=True, help="the run in an object store")
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--losses", required=True, help="a file that gets a line a step")
-parser.add_argument("--tp", type=int, default=1, help="ranks that share each feed-forward layer")
 parser.add_argument("--without", type=int, default=-1, help="a step that is left out from the beginning")
 parser.add_argument("--plant", default="", help="a directory of trouble")
 options = parser.parse_args()
@@ -37,21 +35,17 @@ options = parser.parse_args()
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
-grid = init_device_mesh("cpu", (ranks // options.tp, options.tp), mesh_dim_names=("data", "tensor"))
-mesh = grid["data"]
-share, shares = mesh.get_local_rank(), mesh.size()
+mesh = init_device_mesh("cpu", (ranks,))
 mischief = Mischief(options.plant, rank)
 
 torch.manual_seed(options.seed)
 model = GPT(context=CONTEXT, width=64, layers=4, heads=4)
 for block in model.blocks:
-    if options.tp > 1:
-        parallelize_module(block, grid["tensor"], {"forward_in": ColwiseParallel(), "forward_out": RowwiseParallel()})
     fully_shard(block, mesh=mesh)
 fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-torch.manual_seed(options.seed + 1 + share)  # dropout differs from share to share; Relight keeps each rank's generator
+torch.manual_seed(options.seed + 1 + rank)  # dropout differs from rank to rank; Relight keeps each rank's generator
 
 text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long()
 
@@ -59,7 +53,7 @@ text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long
 def batch_of(step: int) -> torch.Tensor:
     """This rank's share of the step's samples, which are the same however many there are."""
     starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step))
-    return torch.stack([text[start : start + CONTEXT + 1] for start in starts[share::shares].tolist()])
+    return torch.stack([text[start : start + CONTEXT + 1] for start in starts[rank::ranks].tolist()])
 
 
 tiers = relight.Tiers(  # relight: near and far, each with what it keeps
