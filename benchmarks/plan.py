@@ -2,14 +2,17 @@
 
     python -m benchmarks.plan --store /scratch/relight --out plan.json
 
-Two sizes are measured by ``relight bench`` first; the plan for three others comes from them alone, and then these are measured, too. Wants
-a quiet machine. Ends with 1 if any of the nine times is further off than ``--within``.
+Two sizes are measured by ``relight bench``; the plan for three others comes from them alone, and is held against what these take. All
+five are measured in turns, pass by pass, their order drawn anew: a disk is not as fast in one minute as in the next. Wants a quiet
+machine. Ends with 1 if any of the nine times is further off than ``--within``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,9 +36,9 @@ def measure(store: str, size: str, rounds: int) -> dict[str, Any]:
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)  # type: ignore[no-any-return]
 
 
-def seconds(report: dict[str, Any], figure: str) -> float:
-    """The median of one figure."""
-    return next(float(one["seconds"]) for one in report["relight"] if one["name"] == figure)
+def seconds(reports: list[dict[str, Any]], figure: str) -> float:
+    """The median of one figure over all passes, each of which gives the median of its rounds."""
+    return statistics.median(next(float(one["seconds"]) for one in report["relight"] if one["name"] == figure) for report in reports)
 
 
 def predicted(measured: dict[str, Measured], size: int) -> dict[str, float]:
@@ -54,24 +57,31 @@ def main() -> int:
     """Measure, plan, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, help="on the disk to measure; by default a temporary directory")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2, help="of each size in each pass")
     parser.add_argument("--within", type=float, default=0.15)
     parser.add_argument("--learned", nargs="+", default=LEARNED, help="sizes that the plan is made from")
     parser.add_argument("--asked", nargs="+", default=ASKED, help="sizes that it is held against")
     parser.add_argument("--out", type=Path, help="the figures as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.store) as folder:
-        learned = [measure(folder, size, given.rounds) for size in given.learned]
-        points = {name: [(float(one["state_bytes"]), seconds(one, figure)) for one in learned] for name, figure in FIGURES.items()}
+        reports: dict[str, list[dict[str, Any]]] = {size: [] for size in [*given.learned, *given.asked]}
+        for turn in range(given.passes):
+            for size in random.Random(turn).sample(list(reports), len(reports)):
+                reports[size].append(measure(folder, size, given.rounds))
+        points = {
+            name: [(float(reports[size][0]["state_bytes"]), seconds(reports[size], figure)) for size in given.learned]
+            for name, figure in FIGURES.items()
+        }
         lines = {name: fit(one, "relight bench") for name, one in points.items()}
         rows = []
         for size in given.asked:
-            report = measure(folder, size, given.rounds)
-            said = predicted(lines, int(report["state_bytes"]))
+            held = int(reports[size][0]["state_bytes"])
+            said = predicted(lines, held)
             for name, figure in FIGURES.items():
-                took = seconds(report, figure)
+                took = seconds(reports[size], figure)
                 off = said[name] / took - 1
-                rows.append({"bytes": report["state_bytes"], "what": name, "planned_s": said[name], "measured_s": took, "off": off})
+                rows.append({"bytes": held, "what": name, "planned_s": said[name], "measured_s": took, "off": off})
         machine = describe(Path(folder))
     print(f"{'state':>9}  {'':8}  {'planned':>9}  {'measured':>9}  {'off':>6}")
     for row in rows:

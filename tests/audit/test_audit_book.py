@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from relight.audit import Book, check, told
 from relight.cli import cli
-from relight.errors import ConfigError, RelightError, StoreUnavailable
+from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
+from relight.observe import counters
 from relight.store import open_bytes
 from relight.store.memory import MemoryStore
 
@@ -191,3 +192,30 @@ def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch
     with pytest.raises(RelightError):
         bring_in(look(tmp_path / "in.safetensors"), open_bytes(str(tmp_path / "runs")), "brought")
     assert not (tmp_path / "runs" / "brought").exists()
+
+
+def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who restored what, and which step it was; a failed one, too. An audit store that is away is a warning: the job has its state."""
+    import torch
+
+    import relight
+
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
+    for turn in range(2):
+        with relight.Checkpointer(tmp_path / "runs" / "demo", model=torch.nn.Linear(2, 2), signals=False) as ckpt:
+            assert ckpt.restore() == 3 * turn
+            ckpt.step(2)
+            if turn:
+                with pytest.raises(CheckpointNotFound):
+                    ckpt.restore("nobody")
+    entries = Book(open_bytes(str(tmp_path / "audit"))).entries()
+    assert [(one.what, one.on.rpartition("/")[2], one.how) for one in entries] == [
+        ("restore", "demo@latest", "ok"), ("restore", "demo@latest", "ok"), ("restore", "demo@nobody", "failed"),
+    ]  # fmt: skip
+    assert entries[0].says == "there was none yet" and entries[1].says.startswith("step 2, ") and entries[0].who
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "file" / "audit"))
+    before = counters["audit.failed"]
+    with relight.Checkpointer(tmp_path / "runs" / "demo", model=torch.nn.Linear(2, 2), signals=False) as ckpt:
+        assert ckpt.restore() == 3
+    assert counters["audit.failed"] == before + 1

@@ -18,7 +18,8 @@ from relight.serve.pages_render import HERE, MENU
 
 ADDRESSES = [
     "/", "/runs/main/gpt2-small", "/runs/main/gpt2-small?after=x", "/runs/main/gpt2-small/checkpoints/000000abc003",
-    "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight&find=wte", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage",
+    "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wte.weight&find=wte", "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/wpe.weight",
+    "/runs/main/gpt2-small/checkpoints/000000abc003?tensor=model/ln_f.weight", "/compare", "/compare?a=x%401&b=y", "/compare?a=slow&b=y", "/lineage",
     "/storage", "/tasks/done", "/tasks/going", "/incidents", "/incidents/main/gpt2-small/6b1070", "/risk", "/audit", "/settings",
 ]  # fmt: skip
 VOID = {"meta", "link", "input", "img", "br"}

@@ -15,7 +15,7 @@ from tests.watch.receivers import web_server
 from tests.watch.watched import keep_events
 
 from relight.catalog.run import Run
-from relight.serve.heard import Around
+from relight.serve.heard import CURVES_MAX, METRICS_MAX, POINTS_MAX, Around
 from relight.serve.reader import StoreState, open_readers
 from relight.store import open_bytes
 from relight.store.local import LocalStore
@@ -64,6 +64,46 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         assert len(alerts) > 5
         page = server.get("/settings", role="admin").text
         assert "firing" in page and "memory fills up" in page
+
+
+def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that were told lie between those of checkpoints, which count before them; what is no such event changes nothing."""
+    events = tmp_path / "events"
+    monkeypatch.setenv("RELIGHT_EVENTS", str(events))
+    root = make_store(tmp_path / "runs", 1, 3)
+    told = [
+        {"event": "steps.done", "steps": [120, 150, 200], "metrics": {"loss": [3.5, None, 99.0], "lr": [0.1, 0.1, 0.1]}},
+        {"event": "steps.done", "steps": [130, "x"], "metrics": {"loss": [1.0, 1.0]}},
+        {"event": "steps.done", "steps": [131], "metrics": {"loss": [10**400]}},
+        {"event": "steps.done", "steps": [132, 133], "metrics": {"loss": [1.0], "x" * 81: [1.0, 2.0]}},
+        {"event": "steps.done", "steps": 7, "metrics": []},
+    ]
+    keep_events(events, str(root), *told, run="run-000")
+    with serving([root], tmp_path) as server:
+        until(lambda: sorted(server.get("/api/v1/runs/runs/run-000").json()["series"]), ["loss", "lr"])
+        series = server.get("/api/v1/runs/runs/run-000").json()["series"]
+        assert series["loss"] == [[100, 4.0], [120, 3.5], [131, None], [150, None], [200, 2.0], [300, 4 / 3]]
+        assert series["lr"] == [[120, 0.1], [150, 0.1], [200, 0.1]]
+        assert "lr over steps 120 to 200" in server.get("/runs/runs/run-000").text
+
+
+def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
+    """Of long runs every other point goes, the newest stays; of many runs those that nobody told of for longest; of metrics the first."""
+    around = Around(open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None), Alerting(), events=tmp_path / "events")
+    (tmp_path / "events").mkdir(mode=0o700)
+    for block in range(60):
+        steps = list(range(100 * block, 100 * block + 100))
+        metrics = {f"m{number}": [float(step) for step in steps] for number in range(20)}
+        keep_events(tmp_path / "events", "s", {"event": "steps.done", "steps": steps, "metrics": metrics}, run="long")
+    around._hear()
+    found = around.curves("s", "long")
+    assert len(found) == METRICS_MAX and all(len(points) <= POINTS_MAX and max(points) >= 5998 and 0 in points for points in found.values())
+    for number in range(CURVES_MAX + 5):
+        told = {"event": "steps.done", "steps": [1], "metrics": {"loss": [1.0]}}
+        keep_events(tmp_path / "events", "s", told, run=f"run-{number}", name=f"0000000000002-{number}-000001")
+    for _ in range(5):
+        around._hear()
+    assert len(around._curves) == CURVES_MAX and not around.curves("s", "long") and not around.curves("s", "nobody")
 
 
 def test_without_events_pages_say_so_and_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

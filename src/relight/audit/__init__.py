@@ -4,6 +4,6 @@ Always holds: a record is written once, and names the one before it by hash; wha
 ``store``, ``format``, ``observe``, ``errors``. Torch-free.
 """
 
-from relight.audit.book import Book, Entry, book_from_settings, check, told
+from relight.audit.book import Book, Entry, book_from_settings, check, told, told_if_possible
 
-__all__ = ["Book", "Entry", "book_from_settings", "check", "told"]
+__all__ = ["Book", "Entry", "book_from_settings", "check", "told", "told_if_possible"]

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from relight.errors import CheckpointNotFound, ConfigError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import Body, NoteBody
 from relight.log import Log, View, read_store
+from relight.observe import emit
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 
@@ -157,16 +158,51 @@ def told(what: str, on: str) -> Iterator[None]:
     if book is None:
         yield
         return
-    try:
-        who = getpass.getuser()[:64]
-    except (OSError, KeyError, ImportError):
-        who = ""
-    with book.doing(who, what, on):
+    with book.doing(user(), what, on):
         within = _telling.set(True)
         try:
             yield
         finally:
             _telling.reset(within)
+
+
+@contextmanager
+def told_if_possible(what: str, on: str) -> Iterator[list[str]]:
+    """As ``told``, around what has to be done even if the audit store cannot be written to, such as a job's own restore: a warning says so.
+
+    What is put into the list that it gives stands with the end."""
+    says: list[str] = []
+    try:
+        book = None if _telling.get() else book_from_settings()
+        seq = book.begin(user(), what, on) if book is not None else 0
+    except (RelightError, OSError) as error:
+        book, seq = None, 0
+        _unwritten(what, on, error)
+    how = "ok"
+    try:
+        yield says
+    except BaseException as error:
+        how = "failed"
+        says[:] = [f"{type(error).__name__}: {error}"]
+        raise
+    finally:
+        if book is not None:
+            try:
+                book.end(seq, how, ", ".join(says))
+            except (RelightError, OSError) as error:
+                _unwritten(what, on, error)
+
+
+def user() -> str:
+    """Who runs this process, as far as the machine knows."""
+    try:
+        return getpass.getuser()[:64]
+    except (OSError, KeyError, ImportError):
+        return ""
+
+
+def _unwritten(what: str, on: str, error: Exception) -> None:
+    emit("audit.failed", f"{what} of {on} is not in the audit log: {error}", error=str(error)[:WORDS_MAX])
 
 
 def _short(text: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened
-from relight.format.manifest import contents
-from relight.format.stored import OWN
+from relight.format.manifest import contents, tensors_in
+from relight.format.stored import OWN, Piece
 
 
 @dataclass(slots=True)
@@ -48,3 +48,38 @@ def stored_as(opened: Opened) -> list[StoredAs]:
                 row.elsewhere += piece.home != OWN
                 row.derived += piece.derived
     return sorted(found.values(), key=lambda row: (-row.bytes, row.dtype, row.role))
+
+
+def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
+    """Of each tensor whose chunks are stored in another way than as they are: how, in words, and what is stored of its bytes, as a ratio.
+
+    Of a chunk that several tensors share each has its part.
+    """
+    whole: dict[str, int] = {}
+    stored: dict[str, float] = {}
+    ways: dict[str, set[str]] = {}
+    for part in opened.parts:
+        for tensor in part.tensors:
+            whole[tensor.name] = whole.get(tensor.name, 0) + tensor.length
+        for index, pack in enumerate(part.packs):
+            lengths = [length for length, _ in pack.chunks]
+            for number, (_, held) in enumerate(tensors_in(lengths, part.tensors, index)):
+                if pack.stored is None:
+                    ratio, way = 1.0, ""
+                else:
+                    piece = pack.stored.pieces[number]
+                    ratio, way = piece.reach / lengths[number], _way(piece)
+                for tensor, begin, end in held:
+                    stored[tensor.name] = stored.get(tensor.name, 0.0) + (end - begin) * ratio
+                    if way:
+                        ways.setdefault(tensor.name, set()).add(way)
+    return {name: (", ".join(sorted(said)), stored[name] / whole[name]) for name, said in ways.items() if whole[name]}
+
+
+def _way(piece: Piece) -> str:
+    """How one chunk is stored, in a word; empty: as it is."""
+    if piece.derived or piece.lossy:
+        return "derived" if piece.derived else "lossy"
+    if piece.coded:
+        return "difference" if piece.base is not None else "coded"
+    return "with an earlier one" if piece.home != OWN else ""

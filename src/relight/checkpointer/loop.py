@@ -20,6 +20,7 @@ from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
+from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.from_file import Given, completed
 from relight.checkpointer.heir import Heirs
@@ -136,6 +137,7 @@ class Checkpointer(Holds):
         self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
+        self._curve = Curve(self._world.rank == 0)
         self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
         watch_loaders(self._components)
         for observer in observers:
@@ -197,6 +199,7 @@ class Checkpointer(Holds):
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, options.as_they_are(metrics)
+        self._curve.add(step, metrics)
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
         self._collect()
@@ -581,6 +584,7 @@ class Checkpointer(Holds):
 
     def _finish(self, *, over: bool = True) -> None:
         """``over``: nobody restores from what is in memory here, so it may go."""
+        self._curve.tell()
         if self._background is not None:
             self._drain(quiet=True)
             self._background.close(polite=over and not self._last_moments.over)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from relight.audit import told_if_possible
 from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
@@ -101,13 +102,31 @@ def resume_any(
     """
     teller().phase("restoring")
     roll_back_if_told(store, run, ranks)
+    asked = _Asked(components, only, strict, rename)
+    if ranks is not None and ranks.world.rank:
+        return _resumed(store, run, asked, which, ranks, further, remote)
+    with told_if_possible("restore", f"{store.url}/{run}@{which}") as says:
+        found = _resumed(store, run, asked, which, ranks, further, remote)
+        says.append(f"step {found.checkpoint.step}, {found.checkpoint.id}" if found.checkpoint is not None else "there was none yet")
+        return found
+
+
+def _resumed(
+    store: ByteStore,
+    run: str,
+    asked: _Asked,
+    which: str | int,
+    ranks: Ranks | None,
+    further: Sequence[Further],
+    remote: Callable[[], Remote | None],
+) -> Resumed:
     if not isinstance(ranks, OneWriter):
         return resume(
-            store, run, components, which, only=only, strict=strict, rename=rename, ranks=ranks, further=further, remote=remote
-        )
+            store, run, asked.components, which, only=asked.only, strict=asked.strict, rename=asked.rename, ranks=ranks, further=further,
+            remote=remote,
+        )  # fmt: skip
     near = Near(store, run) if ranks.leads else None
     try:
-        asked = _Asked(components, only, strict, rename)
         return ranks.spoken(lambda: _walk(store, run, asked, which, near, further, ranks))
     finally:
         if near is not None:

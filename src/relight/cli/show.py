@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
-from relight.catalog import read_tensors
 from relight.catalog.opened import Opened
-from relight.catalog.stats import StatsSink, stats
+from relight.catalog.spread import Pieces, numbers_of, pieces_named
 from relight.catalog.stored_as import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
@@ -21,7 +20,6 @@ from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
-from relight.layout import Sink
 from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
@@ -33,7 +31,7 @@ ODD = ("nan", "inf")
 class Row:
     """One tensor, whole: ``pieces`` are ``(rank, what its part says)``."""
 
-    pieces: list[tuple[int, Tensor]] = field(default_factory=list)
+    pieces: Pieces
     stats: dict[str, Any] | None = None
 
     @property
@@ -135,30 +133,14 @@ def command(
 
 def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
     """The tensors by name, in the order of the first rank that has them."""
-    rows: dict[str, Row] = {}
-    for part in opened.parts:
-        for tensor in part.tensors:
-            if _matches(tensor.name, only):
-                rows.setdefault(tensor.name, Row()).pieces.append((part.rank, tensor))
-    for row in rows.values():  # a piece without bytes says only that another part has them; of a single number, one is enough
-        held = [(rank, piece) for rank, piece in row.pieces if piece.length]
-        row.pieces = (held or row.pieces)[: None if row.tensor.shape else 1]
-    return list(rows.values())
+    return [Row(pieces) for pieces in pieces_named(opened, lambda name: _matches(name, only)).values()]
 
 
 def _read(opened: Opened, rows: Sequence[Row]) -> None:
     """Every chunk that holds any of it, once, checked; numbers are kept, bytes are not."""
-    sinks = {(rank, piece.full_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row.pieces if piece.length}
     with progress("reading", sum(row.bytes for row in rows)) as meter:
-        for part in opened.parts:
-            wanted: dict[int, Sink] = {
-                index: sinks[part.rank, tensor.full_name]
-                for index, tensor in enumerate(part.tensors)
-                if tensor.length and (part.rank, tensor.full_name) in sinks
-            }
-            read_tensors(opened, part, wanted, progress=meter)
-    for row in rows:
-        row.stats = stats(sinks[rank, piece.full_name] for rank, piece in row.pieces if piece.length)
+        for row, numbers in zip(rows, numbers_of(opened, [row.pieces for row in rows], meter), strict=True):
+            row.stats = numbers
 
 
 def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) -> None:

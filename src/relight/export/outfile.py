@@ -12,7 +12,7 @@ import threading
 from relight.layout.sources import copy_bytes
 from relight.store import PAGE, page_buffer
 from relight.store.disk import Disk
-from relight.store.durable import NewFile, translate
+from relight.store.durable import NewFile, is_memory, translate
 
 BLOCK_BYTES = 4 << 20
 BLOCKS_MAX = 16
@@ -62,7 +62,7 @@ class OutFile:
 
     def __init__(self, path: str, size: int, blocks: Blocks) -> None:
         self._path, self._size, self._blocks = path, size, blocks
-        self._new = NewFile(Disk(), path, size, direct=size >= DIRECT_FROM_BYTES)
+        self._new = NewFile(Disk(), path, size, direct=size >= DIRECT_FROM_BYTES and not is_memory(os.path.dirname(path)))
         self._plain = -1
         self.spilled: set[int] = set()
         """Blocks that go through the page cache. Looked at and changed with the lock held."""

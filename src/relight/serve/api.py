@@ -23,6 +23,7 @@ LIMIT_MAX = 500
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many rows at most.")]
 After = Annotated[str | None, Query(max_length=400, description="What the piece before said under next.")]
 Name = Annotated[str, Path(max_length=200)]
+Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as its checkpoint lists it.")]
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
 
@@ -150,6 +151,10 @@ def _reading(made: APIRouter) -> None:
     @made.get("/runs/{store}/{run}/checkpoints/{which}", dependencies=viewer, summary="One checkpoint: an id, a step, a tag, latest, best")
     def checkpoint(request: Request, store: Name, run: Name, which: Name) -> Response:
         return told(request.app.state.index.checkpoint(store, run, which))
+
+    @made.get("/runs/{store}/{run}/checkpoints/{which}/values", dependencies=viewer, summary="A tensor in numbers, or how far it is read")
+    def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
+        return told(request.app.state.index.values(store, run, which, path))
 
     @made.get("/diff", dependencies=viewer, summary="What differs between two checkpoints, or how far that is")
     def diff(request: Request, a: Spec, b: Spec) -> Response:

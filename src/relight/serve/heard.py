@@ -25,6 +25,9 @@ from relight.watch.telling import Ledger
 from relight.watch.trace import trace_of
 
 TELLS = ("save.span", "drain.done")
+STEPS = "steps.done"
+CURVES_MAX, METRICS_MAX, POINTS_MAX = 200, 12, 4000
+"""Runs of which what was told of steps is kept, metrics of each, and points of each: of more, every other one is let go."""
 SAVES_MAX, TOLD_MAX = 500, 2000
 """Saves of which what was told is kept, of all runs together, and how much of each."""
 POLL_S = 2.0
@@ -52,6 +55,7 @@ class Around:
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
         self._told: OrderedDict[tuple[str, str, str], list[Heard]] = OrderedDict()
+        self._curves: OrderedDict[tuple[str, str], dict[str, dict[int, float | None]]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._looking: Looking | None = None
@@ -79,6 +83,11 @@ class Around:
             return None, []
         spans = [SpanRow(one.rank, one.part, one.start - trace.start, one.end - trace.start) for one in trace.spans]
         return trace.durable_s if trace.committed else None, spans
+
+    def curves(self, store: str, run: str) -> dict[str, dict[int, float | None]]:
+        """What was told of steps: a value a step, by metric; some of them, not all."""
+        with self._lock:
+            return {name: dict(points) for name, points in self._curves.get((store, run), {}).items()}
 
     def risk(self, store: str, run: str) -> float | None:
         """The last alarm's, while it counts; None if no process here tells of that run."""
@@ -149,6 +158,9 @@ class Around:
         for _ in range(ROUNDS_MAX):
             new = list(self._files.new())
             for one in new:
+                if one.name == STEPS and self._steps(one):
+                    touched.add((one.head.store, one.head.run))
+                    continue
                 id_ = one.fields.get("id")
                 if one.name not in TELLS or not isinstance(id_, str) or not 0 < len(id_) < 80:
                     continue
@@ -164,3 +176,35 @@ class Around:
             if not new:
                 break
         return touched
+
+    def _steps(self, one: Heard) -> bool:
+        """Keep what an event tells of steps; whether there was anything. It may say anything: it is a file's."""
+        steps, metrics = one.fields.get("steps"), one.fields.get("metrics")
+        if not isinstance(steps, list) or not isinstance(metrics, dict):
+            return False
+        if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
+            return False
+        kept: dict[str, dict[int, float | None]] = {}
+        for name, values in list(metrics.items())[:METRICS_MAX]:
+            if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80:
+                kept[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
+        if not kept:
+            return False
+        key = one.head.store, one.head.run
+        with self._lock:
+            known = self._curves.setdefault(key, {})
+            self._curves.move_to_end(key)
+            while len(self._curves) > CURVES_MAX:
+                self._curves.popitem(last=False)
+            for name, points in kept.items():
+                if name not in known and len(known) >= METRICS_MAX:
+                    continue
+                held = known.setdefault(name, {})
+                held.update(points)
+                if len(held) > POINTS_MAX:
+                    known[name] = dict(sorted(held.items())[::2])
+        return True
+
+
+def _finite(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None  # NaN is not less; an int may be longer

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
 from relight.catalog.find import resolve
-from relight.catalog.opened import open_checkpoint
+from relight.catalog.opened import Opened, open_checkpoint
+from relight.catalog.stored_as import stored_of
 from relight.catalog.whole import whole_of
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
@@ -19,6 +20,7 @@ from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
 from relight.serve.reader import Reader, RunState
 from relight.serve.scope import everything, reaches
+from relight.serve.spread import statistics_of
 from relight.serve.values import (
     AuditRow,
     CheckpointDetail,
@@ -35,6 +37,7 @@ from relight.serve.values import (
     RunRow,
     SaveRow,
     SettingsDetail,
+    Statistics,
     StorageDetail,
     StoreRow,
     TensorRow,
@@ -51,6 +54,8 @@ GLANCE_S = 0.15
 """How long a page may wait for a checkpoint's metadata, which is read once."""
 DIFF_GLANCE_S = 0.1
 SAVES_MAX, FACTS_MAX, SERIES_MAX = 50, 60, 2000
+VALUES_MAX = 8 << 30
+"""Bytes of a tensor that is read for a page."""
 WEEK_S = 7 * 86400.0
 _HEALTH = {"failed": 0, "late": 1, "good": 2, "idle": 3}
 _STATES = {SAME: "same", ONLY_A: "removed", ONLY_B: "added"}
@@ -126,7 +131,7 @@ class Index:
         saves = [self._save(store, run, one) for one in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
-            {name: _thinned(points) for name, points in state.series.items()},
+            {name: _thinned(points) for name, points in self._series(store, state).items()},
             saves,
             list(reversed(state.incidents)),
             parts,
@@ -146,11 +151,28 @@ class Index:
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
         """One. Its tensors come when its metadata has been read, which is once, and for a small one at once."""
         state, one = self.state(store, run), self.find(store, run, which)
-        job = self.jobs.ask(f"open {store}/{run}@{one.id}", 0, lambda _: self._opened(store, state, one))
-        tensors, facts = job.result_within(GLANCE_S) or ((), [("tensors", "being read: look again in a moment")])
+        tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
         row = _checkpoint_row(one, _tags_by_id(state.history.tags).get(one.id, ()), state.history.set_aside)
         verified = self.verified.get((store, run, one.id))
         return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified)
+
+    def values(self, store: str, run: str, which: str, path: str) -> Statistics | Working:
+        """Of one tensor of a checkpoint, from its bytes, which are verified on the way: read once, by a job, when somebody asks.
+
+        ``ConfigError`` for one that is too long to be read for a page."""
+        state, one = self.state(store, run), self.find(store, run, which)
+        metadata = self._metadata(store, state, one)
+        if metadata is None:
+            return Working(0.0, "the checkpoint is being read")
+        total = next((tensor.bytes for tensor in metadata[0] if tensor.path == path), 0)
+        if not total:
+            raise CheckpointNotFound(f"no tensor {path[:80]!r} with bytes in checkpoint {one.id}")
+        if total > VALUES_MAX:
+            said = f"{path[:80]!r} has {total / 1e9:.0f} GB, more than is read for a page"
+            raise ConfigError(said, hint="at a terminal: relight show RUN@WHICH --stats")
+        key = f"values {store}/{run}@{one.id} {path}"
+        job = self.jobs.ask(key, 2 * total, lambda advance: statistics_of(self._open(store, state, one), path, advance))
+        return job.result_within(DIFF_GLANCE_S) or Working(job.done, "its values are being read")
 
     def diff(self, a: str, b: str) -> DiffDetail | Working:
         """Two checkpoints as ``[STORE/]RUN@WHICH``. Tensors whose hashes are the same are not read; the others are, by a job."""
@@ -275,6 +297,12 @@ class Index:
             f"{last.kind}: {last.why}"[:200] if last is not None else None,
         )
 
+    def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
+        """What checkpoints say, and between them what processes of this machine have told of steps."""
+        told = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
+        both = {name: {**told.get(name, {}), **dict(state.series.get(name, ()))} for name in {*told, *state.series}}
+        return {name: sorted(points.items()) for name, points in both.items()}
+
     def _save(self, store: str, run: str, one: Checkpoint) -> SaveRow:
         url = self._readers[store].store.url
         seconds, spans = self._around.save(url, run, one.id) if self._around is not None else (None, [])
@@ -291,11 +319,15 @@ class Index:
                         break
         return found
 
+    def _metadata(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
+        """Of a checkpoint: read once, and for a small one at once; None as long as it is being read."""
+        job = self.jobs.ask(f"open {store}/{state.name}@{one.id}", 0, lambda _: self._opened(store, state, one))
+        return job.result_within(GLANCE_S)
+
     def _opened(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
-        opened = open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
-        whole = whole_of(opened)
-        coded = any(pack.stored is not None for part in opened.parts for pack in part.packs)
-        rows = [_tensor_row(tensor, None if coded else 1.0) for tensor in whole.tensors]  # of a coded one only chunks know
+        opened = self._open(store, state, one)
+        ways = stored_of(opened)
+        rows = [_tensor_row(tensor, *ways.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
         root = opened.root
         facts: list[tuple[str, Any]] = [
             ("reason", root.reason),
@@ -314,6 +346,9 @@ class Index:
         facts += [(f"environment {name}", value) for name, value in root.environment.items() if name != "argv"]
         return rows, [(name, str(value)[:500]) for name, value in facts if value not in ("", None)][:FACTS_MAX]
 
+    def _open(self, store: str, state: RunState, one: Checkpoint) -> Opened:
+        return open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
+
     def _named(self, spec: str) -> tuple[str, RunState, Checkpoint]:
         run, at, which = spec.rpartition("@")
         if not at or not run or not which:
@@ -329,10 +364,7 @@ class Index:
         return store, self.state(store, name), self.find(store, name, which)
 
     def _diff(self, a: str, b: str, sides: Sequence[tuple[str, RunState, Checkpoint]], advance: Progress) -> DiffDetail:
-        left, right = (
-            open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
-            for store, state, one in sides
-        )
+        left, right = (self._open(*side) for side in sides)
         found = diff(left, right, progress=advance)
         rows = []
         for one in found.tensors:
@@ -388,8 +420,8 @@ def _thinned(points: Sequence[tuple[T, Any]]) -> list[tuple[T, Any]]:
     return list(points[::-1][:: max(1, every)])[::-1]
 
 
-def _tensor_row(tensor: Any, ratio: float | None) -> TensorRow:
-    return TensorRow(tensor.name, tensor.shape, tensor.dtype, _bytes_of(tensor.shape, tensor.dtype), None, ratio)
+def _tensor_row(tensor: Any, codec: str | None, ratio: float) -> TensorRow:
+    return TensorRow(tensor.name, tensor.shape, tensor.dtype, _bytes_of(tensor.shape, tensor.dtype), codec, ratio)
 
 
 def _bytes_of(shape: Sequence[int], dtype: str) -> int:

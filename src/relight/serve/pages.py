@@ -19,6 +19,7 @@ from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
 from relight.serve.scope import Who
+from relight.serve.values import Statistics, Working
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
 _TEXT_MAX = 400
@@ -102,19 +103,31 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
 
 @page("/runs/{store}/{run}/checkpoints/{which}")
 def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "") -> HTMLResponse:
-    """One checkpoint; of one of its tensors more, if it is asked for."""
-    detail = request.app.state.index.checkpoint(store, run, which)
-    context = contents.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time())
+    """One checkpoint; of one of its tensors its values, too, if it is asked for."""
+    index, tensor = request.app.state.index, tensor[:_TEXT_MAX]
+    detail = index.checkpoint(store, run, which)
+    picked = contents.one_tensor(detail, tensor, _values(index, store, run, detail.row.id, tensor)) if tensor else None
+    waiting = bool(picked and picked["waiting"]) or not detail.tensors
     return shown(
         request,
         "checkpoint.html",
         of_run(store, run),
-        **context,
-        one_tensor=contents.one_tensor(detail, tensor[:_TEXT_MAX]),
+        live="?" if waiting else "",
+        **contents.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time()),
+        one_tensor=picked,
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/"), (run, of_run(store, run))],
         actions=allowed(request, views.actions_of_checkpoint(store, run, detail.row.id)),
     )
+
+
+def _values(index: Any, store: str, run: str, which: str, tensor: str) -> Statistics | Working | str:
+    """What there is of them, or in words why there is nothing: the rest of the page is there all the same."""
+    try:
+        found: Statistics | Working = index.values(store, run, which, tensor)
+    except RelightError as error:
+        return str(error)
+    return found
 
 
 @page("/compare")

@@ -8,7 +8,7 @@ from typing import Any
 from relight.serve.draw import Piece, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
 from relight.serve.pages_words import number, plural, share, size, when
-from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Working
+from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statistics, Working
 from relight.versions.difference import layer_of
 
 TENSORS_MAX = 200
@@ -73,27 +73,24 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
     }
 
 
-def one_tensor(detail: CheckpointDetail, path: str) -> dict[str, Any] | None:
-    """One tensor of a checkpoint: what is known of its values."""
+def one_tensor(detail: CheckpointDetail, path: str, told: Statistics | Working | str) -> dict[str, Any] | None:
+    """One tensor of a checkpoint, and what its values are; or how far they are read, or why they are not."""
     found = next((one for one in detail.tensors if one.path == path), None)
     if found is None:
         return None
-    told = found.statistics
     facts = [
         ("Shape", shape(found.shape), found.dtype),
         ("Size", size(found.bytes), found.codec or "as it is"),
         ("Stored", share(found.ratio), "of its size"),
     ]
-    if told is None:
-        return {
-            "path": found.path,
-            "facts": facts,
-            "histogram": None,
-            "says": "Its values have not been read. At a terminal: relight show RUN@WHICH --stats",
-        }
+    made = {"path": found.path, "facts": facts, "histogram": None, "waiting": False}
+    if isinstance(told, str):
+        return {**made, "says": told}
+    if isinstance(told, Working):
+        return {**made, "says": f"{told.says}: {share(told.done)} so far", "waiting": True}
     facts += [(name, number(value), "") for name, value in told.numbers]
     picture = histogram(told.edges, told.counts, f"values of {found.path}") if told.counts else None
-    return {"path": found.path, "facts": facts, "histogram": picture, "says": told.says}
+    return {**made, "histogram": picture, "says": told.says}
 
 
 def group_of(path: str) -> str:

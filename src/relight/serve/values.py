@@ -135,7 +135,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a tensor's values, once they have been read: numbers by name, and a histogram (one edge more than counts)."""
+    """Of a tensor's values: numbers by name, and a histogram (one edge more than counts)."""
 
     numbers: Sequence[tuple[str, float]]
     edges: Sequence[float] = ()
@@ -145,7 +145,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor. ``ratio``: what is stored of its bytes, 0 to 1; None: not known."""
+    """A tensor. ``codec``: how its chunks are stored, None: as they are. ``ratio``: what is stored of its bytes, 0 to 1."""
 
     path: str
     shape: Sequence[int]
@@ -153,7 +153,6 @@ class TensorRow:
     bytes: int
     codec: str | None = None
     ratio: float | None = None
-    statistics: Statistics | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,17 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     return StoreUnavailable(what, where=path)
 
 
+def is_memory(folder: str) -> bool:
+    """Whether what lies there lies in memory: direct I/O, which such a file system may take, then only means one copy more."""
+    try:
+        device = os.stat(folder).st_dev
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            there = f"{os.major(device)}:{os.minor(device)}"
+            return any(line.split(" ")[2:3] == [there] and " - tmpfs " in line for line in mounts)
+    except OSError:
+        return False
+
+
 class NewFile:
     """A new file from its creation to its durability. Not durable by name until its directory is fsynced."""
 

@@ -1,0 +1,97 @@
+"""Tensors' values out of a checkpoint: the pieces that a tensor lies in, numbers about them, and how they are spread over classes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from relight.catalog.opened import Opened
+from relight.catalog.read import Progress, read_tensors
+from relight.catalog.stats import StatsSink, stats, values_of
+from relight.format import Tensor
+from relight.layout import Sink
+
+CLASSES = 48
+Pieces = Sequence[tuple[int, Tensor]]
+"""One tensor, whole: ``(rank, what its part says)``."""
+
+
+def pieces_named(opened: Opened, wanted: Callable[[str], bool]) -> dict[str, Pieces]:
+    """The tensors whose names are wanted, in the order of the first rank that has them."""
+    found: dict[str, list[tuple[int, Tensor]]] = {}
+    for part in opened.parts:
+        for tensor in part.tensors:
+            if wanted(tensor.name):
+                found.setdefault(tensor.name, []).append((part.rank, tensor))
+    rows: dict[str, Pieces] = {}
+    for name, pieces in found.items():  # a piece without bytes says only that another part has them; of a single number, one is enough
+        held = [(rank, piece) for rank, piece in pieces if piece.length]
+        rows[name] = (held or pieces)[: None if pieces[0][1].shape else 1]
+    return rows
+
+
+def numbers_of(opened: Opened, rows: Iterable[Pieces], progress: Progress | None = None) -> list[dict[str, Any]]:
+    """``stats`` of each. Every chunk that holds any of it is read once, and checked; numbers are kept, bytes are not."""
+    rows = list(rows)
+    sinks = {(rank, piece.full_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row if piece.length}
+    _read(opened, sinks, progress)
+    return [stats(sinks[rank, piece.full_name] for rank, piece in row if piece.length) for row in rows]
+
+
+def spread_of(
+    opened: Opened, pieces: Pieces, least: float, most: float, progress: Progress | None = None
+) -> tuple[list[float], list[int]]:
+    """How many of the finite values lie in each of some classes of one width, from ``least`` to ``most``: edges, one more than counts.
+
+    Nothing where that range has no width that a number can have. Reads it once.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        edges = np.linspace(least, most, CLASSES + 1)
+    if not np.isfinite(edges).all() or not (np.diff(edges) > 0).all():
+        return [], []
+    sinks = {(rank, piece.full_name): _Classes(piece.dtype, piece.length, least, most) for rank, piece in pieces if piece.length}
+    _read(opened, sinks, progress)
+    return [float(one) for one in edges], [sum(sink.counts[place] for sink in sinks.values()) for place in range(CLASSES)]
+
+
+class _Classes:
+    """A sink that keeps how many values lie in each class. Memory: some times one chunk."""
+
+    def __init__(self, dtype: str, length: int, least: float, most: float) -> None:
+        self.dtype, self.length = dtype, length
+        self.counts = [0] * CLASSES
+        self._least, self._scale = least, CLASSES / (most - least)
+        self._lock = threading.Lock()
+
+    def view(self) -> memoryview | None:
+        """There is no memory to read into."""
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Count a run of elements in."""
+        import numpy as np
+
+        values = values_of(self.dtype, data)
+        if values is None or not values.size or values.dtype.kind == "c":
+            return
+        with np.errstate(invalid="ignore"):
+            wide = values.astype("f8")
+        if values.dtype.kind == "f":
+            wide = wide[np.isfinite(wide)]
+        places = np.clip(((wide - self._least) * self._scale).astype("i8"), 0, CLASSES - 1)
+        counted = np.bincount(places, minlength=CLASSES).tolist()
+        with self._lock:
+            self.counts = [one + more for one, more in zip(self.counts, counted, strict=True)]
+
+
+def _read(opened: Opened, sinks: Mapping[tuple[int, str], Sink], progress: Progress | None) -> None:
+    for part in opened.parts:
+        wanted: dict[int, Sink] = {
+            index: sinks[part.rank, tensor.full_name]
+            for index, tensor in enumerate(part.tensors)
+            if tensor.length and (part.rank, tensor.full_name) in sinks
+        }
+        read_tensors(opened, part, wanted, progress=progress)

@@ -1,0 +1,32 @@
+"""One tensor's values for a page: numbers, and how they are spread; read from the checkpoint, each byte verified."""
+
+from __future__ import annotations
+
+from relight.catalog.opened import Opened
+from relight.catalog.spread import numbers_of, pieces_named, spread_of
+from relight.errors import CheckpointNotFound
+from relight.serve.jobs import Progress
+from relight.serve.pages_words import number
+from relight.serve.values import Statistics
+
+NAMES = {"min": "Least", "mean": "Mean", "max": "Largest", "norm": "Norm", "nan": "NaN", "inf": "Infinite"}
+
+
+def statistics_of(opened: Opened, path: str, progress: Progress) -> Statistics:
+    """Two readings: one for the numbers, one for the classes between the least and the largest."""
+    pieces = pieces_named(opened, lambda name: name == path).get(path)
+    if not pieces:
+        raise CheckpointNotFound(f"no tensor {path[:80]!r} in this checkpoint")
+    (numbers,) = numbers_of(opened, [pieces], progress)
+    edges, counts = list[float](), list[int]()
+    if "min" in numbers:
+        edges, counts = spread_of(opened, pieces, float(numbers["min"]), float(numbers["max"]), progress)
+    counted = sum(counts)
+    says = f"{number(counted)} values in {len(counts)} classes; each byte was verified" if counts else ""
+    if not numbers:
+        says = "What this kind of number amounts to is not known."
+    elif "min" in numbers and numbers["min"] == numbers["max"]:
+        says = "All its values are the same."
+    elif "min" in numbers and not counts:
+        says = "Its values lie too far apart, or too close, for classes."
+    return Statistics([(NAMES[name], float(numbers[name])) for name in NAMES if name in numbers], edges, counts, says)
