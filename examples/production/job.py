@@ -31,6 +31,9 @@ class Job:
         self.small_disk = False
         self.bad = -1
         """The step whose batch makes the loss no number."""
+        self.legs: list[tuple[int, int]] = []
+        """Before which step the world changed, and how many nodes it had until then."""
+        self.nodes = NODES
         self.stages: list[tuple[str, float, int]] = []
         """What was planted, when, and at which step."""
         self.onlookers = Onlookers(self)
@@ -63,19 +66,19 @@ class Job:
             raise Unexpected(f"relight {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return done.stdout
 
-    def start(self, nodes: int = NODES) -> None:
-        """All nodes."""
-        port = free_port()
+    def start(self, nodes: int = NODES, *words: str, name: str = "node") -> None:
+        """So many nodes, with more words for the script."""
+        port, self.nodes = free_port(), nodes
         for node in range(nodes):
             command = [
                 sys.executable, "-m", "relight", "run", "--settings", str(HERE / "relight.toml"),
                 "--nnodes", str(nodes), "--nproc-per-node", str(EACH), "--local-addr", "127.0.0.1",
-                "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", self.name,
+                "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", f"{self.name}-{name}",
                 str(HERE / "train.py"), "--hot", str(self.hot), "--cold", self.cold, "--plant", str(self.plant),
-                "--steps", str(self.steps), "--seed", str(self.seed), "--losses", str(self.log), *self.arguments,
+                "--steps", str(self.steps), "--seed", str(self.seed), "--losses", str(self.log), *self.arguments, *words,
             ]  # fmt: skip
-            with (self.folder / f"node{node}.log").open("ab") as out:
-                environment = {**self.environment, "RELIGHT_NODE": f"node{node}"}
+            with (self.folder / f"{name}{node}.log").open("ab") as out:
+                environment = {**self.environment, "RELIGHT_NODE": f"{name}{node}"}
                 self.processes.append(
                     subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out, start_new_session=True)
                 )

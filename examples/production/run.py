@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from cloud import Cloud  # noqa: E402
-from job import Job  # noqa: E402
+from job import NODES, Job  # noqa: E402
 from report import write_report  # noqa: E402
 from said import Unexpected, expect  # noqa: E402
 from stages import STAGES, Stage, preempted  # noqa: E402
@@ -28,12 +28,13 @@ BUSY = "the next save came before it was sent"
 """What is said of peers on a machine that has too much to do."""
 
 
-def straight_run(folder: Path, cloud: Cloud, steps: int, seed: int, arguments: tuple[str, ...]) -> Job:
-    """The run to which nothing happens."""
+def straight_run(folder: Path, cloud: Cloud, steps: int, seed: int, legs: list[tuple[int, int]], arguments: tuple[str, ...]) -> Job:
+    """The run to which nothing happens, but that its world has the size that it is to have at each step."""
     job = Job(folder / "straight", cloud, steps, seed, arguments)
     try:
-        job.start()
-        job.end(0, "the run to which nothing happens")
+        for until, nodes in [*legs, (steps, NODES)]:
+            job.start(nodes, "--until", str(until))
+            job.end(0, f"the run to which nothing happens, to step {until}")
         made = steps - (arguments.count("--without"))
         expect(len(job.losses()) == job.lines() == made, f"{made} steps, each once")
         expect(not job.incidents(), "no incidents")
@@ -56,11 +57,11 @@ def compare(job: Job, straight: Job) -> None:
     expect(theirs.keys() <= ours.keys(), "no step is missing")
 
 
-def day(folder: Path, seed: int, steps: int, stages: list[Stage]) -> None:
+def day(folder: Path, seed: int, steps: int, stages: list[Stage], layout: tuple[str, ...]) -> None:
     """All of it."""
     rng = random.Random(seed)
     cloud = Cloud(folder)
-    job = Job(folder / "trouble", cloud, steps, seed)
+    job = Job(folder / "trouble", cloud, steps, seed, layout)
     try:
         cloud.start()
         for name in ("straight", "trouble"):
@@ -76,7 +77,8 @@ def day(folder: Path, seed: int, steps: int, stages: list[Stage]) -> None:
         for where in (str(job.hot), job.cold):
             job.relight("verify", where, fine=(0, 1) if preempted in stages else (0,))
         print(f"seed {seed}: {steps} steps to which nothing happens", flush=True)
-        straight = straight_run(folder, cloud, steps, seed, () if job.bad < 0 else ("--without", str(job.bad)))
+        without = () if job.bad < 0 else ("--without", str(job.bad))
+        straight = straight_run(folder, cloud, steps, seed, job.legs, (*layout, *without))
         compare(job, straight)
         print(job.relight("goodput", str(job.hot)))
         print(job.relight("incidents", str(job.hot)))
@@ -91,13 +93,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--tp", type=int, default=1, help="so many ranks share each feed-forward layer, beside FSDP2")
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
     parser.add_argument("--only", nargs="*", choices=[one.__name__ for one in STAGES], help="these stages")
     options = parser.parse_args()
     stages = [one for one in STAGES if options.only is None or one.__name__ in options.only]
     with tempfile.TemporaryDirectory(prefix="production-") as folder:
         try:
-            day((options.out or Path(folder)).resolve(), options.seed, options.steps, stages)
+            day((options.out or Path(folder)).resolve(), options.seed, options.steps, stages, ("--tp", str(options.tp)))
         except Unexpected as error:
             print(f"seed {options.seed}: NOT as expected: {error}", flush=True)
             return 1

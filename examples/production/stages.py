@@ -148,6 +148,37 @@ def damage(job: Job, step: int, rng: random.Random) -> None:
     expect(job.relight("verify", str(job.hot), fine=(1,)), f"verify finds the bit that was turned over in {pack.name}")
 
 
+def resized(job: Job, rng: random.Random) -> None:
+    """A node is taken away, and training goes on with half the world; later it is back."""
+    del rng
+    for nodes in (NODES // 2, NODES):
+        was = job.nodes
+        job.preempt()
+        last = max(job.losses())
+        expect(job.newest(str(job.hot)) == last, f"the last step of {was} nodes, {last}, was stored")
+        job.legs.append((last + 1, was))
+        before = job.lines()
+        job.start(nodes)
+        wait_until(lambda before=before: job.lines() >= before + 6, f"training goes on with {nodes} nodes")
+        row = job.rows()[before]
+        expect((row["step"], row["ranks"]) == (last + 1, nodes * EACH), f"{row['ranks']} ranks went on at step {row['step']}")
+    job.saves_again(str(job.hot))  # what comes later goes back no further than to this world
+    wait_until(lambda: job.newest(job.cold) > last, f"a checkpoint newer than step {last} in the object store")
+
+
+def doubled(job: Job, rng: random.Random) -> None:
+    """Somebody starts the same run a second time: one of both goes on, the other is fenced, ends, and says so."""
+    del rng
+    first = [*job.processes]
+    job.saves_again(str(job.hot))
+    job.start(name="other")
+    job.end(1, "the supervisors that were there first", first)
+    said = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
+    expect("another attempt has taken this run over" in said, "those that were there first say that another has taken the run over")
+    job.goes_on("two supervisors on one run")
+    expect(len(job.ranks()) == NODES * EACH, "one group of ranks trains")
+
+
 def lost(job: Job, rng: random.Random) -> None:
     """The power is cut, and behind it the near disk is empty: the object store has the run."""
     del rng
@@ -165,4 +196,4 @@ def lost(job: Job, rng: random.Random) -> None:
     expect(True, "and the new disk has checkpoints")
 
 
-STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, preempted, lost]
+STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, resized, preempted, doubled, lost]

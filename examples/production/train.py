@@ -1,8 +1,8 @@
-"""A GPT on real text under FSDP2: the production example's whole trainer. When and how it saves stands in relight.toml.
+"""A GPT on real text under FSDP2, and tensor parallelism if asked for: the production example's whole trainer. When and how it saves stands in relight.toml.
 
 ``relight run --nproc-per-node 4 train.py --hot DIRECTORY/RUN --cold s3://BUCKET/RUN --steps 400 --losses FILE``
 
-``--plant`` and ``--without`` are run.py's.
+``--plant``, ``--without`` and ``--until`` are run.py's.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from mischief import Mischief
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import relight
 from relight.demo.gpt import GPT
@@ -27,33 +28,38 @@ parser.add_argument("--hot", required=True, help="the run on a near disk")
 parser.add_argument("--cold", required=True, help="the run in an object store")
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--tp", type=int, default=1, help="so many ranks share each feed-forward layer")
 parser.add_argument("--losses", required=True, help="a file that gets a line a step")
 parser.add_argument("--without", type=int, default=-1, help="a step that is left out from the beginning")
+parser.add_argument("--until", type=int, help="the step before which this start ends")
 parser.add_argument("--plant", default="", help="a directory of trouble")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (ranks,))
+mesh = init_device_mesh("cpu", (ranks // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
+share, shares = mesh["dp"].get_local_rank(), mesh["dp"].size()  # of each batch; ranks that share layers have the same one
 mischief = Mischief(options.plant, rank)
 
 torch.manual_seed(options.seed)
 model = GPT(context=CONTEXT, width=64, layers=4, heads=4)
 for block in model.blocks:
-    fully_shard(block, mesh=mesh)
-fully_shard(model, mesh=mesh)
+    if options.tp > 1:
+        parallelize_module(block, mesh["tp"], {"forward_in": ColwiseParallel(), "forward_out": RowwiseParallel()})
+    fully_shard(block, mesh=mesh["dp"])
+fully_shard(model, mesh=mesh["dp"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-torch.manual_seed(options.seed + 1 + rank)  # dropout differs from rank to rank; Relight keeps each rank's generator
+torch.manual_seed(options.seed + 1 + share)  # dropout differs from share to share; Relight keeps each rank's generator
 
 text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long()
 
 
 def batch_of(step: int) -> torch.Tensor:
-    """This rank's share of the step's samples, which are the same however many there are."""
+    """This rank's share of the step's samples, which are the same however many ranks there are."""
     starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step))
-    return torch.stack([text[start : start + CONTEXT + 1] for start in starts[rank::ranks].tolist()])
+    return torch.stack([text[start : start + CONTEXT + 1] for start in starts[share::shares].tolist()])
 
 
 tiers = relight.Tiers(  # relight: near and far, each with what it keeps
@@ -61,7 +67,7 @@ tiers = relight.Tiers(  # relight: near and far, each with what it keeps
     cold=relight.tier(options.cold, keep=relight.keep(last=5, every=100)),
 )
 with relight.Checkpointer(tiers, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:  # relight:
-    for step in range(ckpt.restore(), options.steps):  # relight:
+    for step in range(ckpt.restore(), options.until or options.steps):  # relight:
         if ckpt.skips(step) or step == options.without:  # relight: a batch that broke the run before
             continue
         samples = batch_of(step)
