@@ -1,4 +1,6 @@
-"""A GPT on real text under FSDP2, and tensor parallelism if asked for: the production example's whole trainer. When and how it saves stands in relight.toml.
+"""A GPT on real text under FSDP2, and tensor parallelism if asked for: the production example's whole trainer.
+
+When and how it saves stands in relight.toml.
 
 ``relight run --nproc-per-node 4 train.py --hot DIRECTORY/RUN --cold s3://BUCKET/RUN --steps 400 --losses FILE``
 
