@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from relight.capture.rng import seed_generator, seed_host
 from relight.checkpointer.carried import carry
 
 SAID = "loader begins its epoch anew: it was saved without a word on how its samples are dealt out"
@@ -27,7 +28,7 @@ def test_as_many_ranks_take_all_of_it() -> None:
     """Nothing is left out, nothing is said."""
     root, components = parts()
     found = carry(root, components, rank=3, world=4, saved=4, key="k", own=[root] * 4)
-    assert found.root is root and found.components is components and found.notes == [] and found.seed is None
+    assert found.root is root and found.components is components and found.notes == [] and found.parted is None
 
 
 def test_fewer_ranks_keep_their_generators() -> None:
@@ -35,7 +36,7 @@ def test_fewer_ranks_keep_their_generators() -> None:
     root, components = parts()
     found = carry(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
     assert set(found.root) == set(root) - {"loader"} and set(found.components) == set(components) - {"loader"}
-    assert found.notes == ["4 ranks saved it and 2 ranks go on", SAID] and found.seed is None
+    assert found.notes == ["4 ranks saved it and 2 ranks go on", SAID] and found.parted is None
 
 
 def drawn(components: dict[str, object]) -> list[float]:
@@ -44,17 +45,21 @@ def drawn(components: dict[str, object]) -> list[float]:
 
 
 def test_ranks_that_were_not_there_draw_other_numbers() -> None:
-    """The same each time for the same checkpoint and rank, and different ones for each."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for key, rank in (("a", 2), ("a", 3), ("b", 2), ("a", 2)):
+    """The same each time for the same state and rank, and different ones for each; a rank that was there goes on where it was."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for state, rank in ((7, 2), (7, 3), (8, 2), (7, 2), (7, 0)):
         root, components = parts()
-        carried = carry(root, components, rank=rank, world=4, saved=2, key=key, own=[root] * 2)
-        assert {"rng", "mine", "also", "third", "loader"}.isdisjoint(carried.root)
+        carried = carry(root, components, rank=rank, world=4, saved=2, key="k", own=[root] * 2)
+        assert {"rng", "mine", "also", "third"} <= set(carried.root) and "loader" not in carried.root
         assert any("generators of ranks from 2 on" in one for one in carried.notes)
+        seed_host(state)  # as what was restored has them
+        for number, name in enumerate(("mine", "also", "third")):
+            seed_generator(components[name], state + number)
         carried.finish()
         numbers = drawn(components)
-        assert found.setdefault((key, rank), numbers) == numbers
-    assert len({tuple(one) for one in found.values()}) == 3
+        assert found.setdefault((state, rank), numbers) == numbers
+    assert len({one for (_, rank), numbers in found.items() if rank for one in numbers}) == 3 * 5
+    assert found[7, 0][-1] == random.Random(7).random()
 
 
 def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:

@@ -146,6 +146,20 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
         value.set_state(state["numpy_legacy"])
 
 
+def drawn_from_host() -> int:
+    """A number that follows from where this process's generators are; they go on behind it."""
+    return (random.getrandbits(64) << 64) | int(torch.randint(1 << 62, ()))
+
+
+def drawn_from(value: Any) -> int:
+    """The same of any generator."""
+    if isinstance(value, torch.Generator):
+        return int(torch.randint(1 << 62, (), generator=value, device=value.device))
+    if isinstance(value, random.Random):
+        return value.getrandbits(64)
+    return int(value.integers(1 << 62)) if hasattr(value, "bit_generator") else int(value.randint(1 << 31))
+
+
 def seed_host(seed: int) -> None:
     """Begin all of this process's generators anew; torch's of accelerators too."""
     random.seed(seed)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from relight.capture.dealt import Dealt, agreed, as_it_was, is_of
 from relight.capture.kinds import RNG, kind_of
 from relight.capture.loaders import dealt_in, own_generators, rest_state
-from relight.capture.rng import seed_generator, seed_host
+from relight.capture.rng import drawn_from, drawn_from_host, seed_generator, seed_host
 from relight.format import Digest
 
 
@@ -20,15 +20,19 @@ class Carried(NamedTuple):
     root: Mapping[Any, Any]
     components: Mapping[str, object]
     notes: list[str]
-    seed: int | None
-    """For the process's own generators; None if they go on where those of this rank were."""
+    parted: int | None
+    """The number of a rank that there was not: the process's own generators, and ``parting``, are another rank's as long as they are not
+    parted from it. None if they go on where those of this rank were."""
+    parting: list[object]
     seeded: list[tuple[object, int]]
-    """Generators that begin anew, and their seeds."""
+    """Generators of loaders that begin anew, and their seeds."""
 
     def finish(self) -> None:
-        """Give those generators their seeds, when all else is restored."""
-        if self.seed is not None:
-            seed_host(self.seed)
+        """Give those generators their seeds, when all else is restored: what follows from where they are, and the rank."""
+        if self.parted is not None:
+            seed_host(_seed(f"{drawn_from_host()}/{self.parted}"))
+            for one in self.parting:
+                seed_generator(one, _seed(f"{drawn_from(one)}/{self.parted}"))
         for generator, seed in self.seeded:
             seed_generator(generator, seed)
 
@@ -46,13 +50,13 @@ def carry(
     """Nothing is left out if ``world`` ranks go on with what as many ``saved``, and their loaders deal out to as many.
 
     Else a loader goes on with its share of what is left of its training epoch, if its samples were dealt out in an order that follows
-    from a seed, and begins that epoch anew if not; and generators of ranks that there were not get seeds that follow from ``key`` and
-    the rank. ``own``: what each rank that saved had of its own. Every rank comes to the same by itself.
+    from a seed, and begins that epoch anew if not; and generators of ranks that there were not get seeds that follow from those of the
+    rank whose state they take, and the rank: two runs that were the same so far stay the same. ``key`` is for what loaders draw from.
+    ``own``: what each rank that saved had of its own. Every rank comes to the same by itself.
     """
     if not isinstance(root, dict):
-        return Carried(root, components, [], None, [])
-    fresh = rank >= saved
-    out = {name for name, value in components.items() if kind_of(value) == RNG} if fresh else set()
+        return Carried(root, components, [], None, [], [])
+    out: set[str] = set()
     told: dict[Any, Any] = {}
     seeded: list[tuple[object, int]] = []
     notes: list[str] = []
@@ -69,20 +73,16 @@ def carry(
             seeded += found.seeded
             notes += found.notes
     if world == saved and not out and not told:
-        return Carried(root, components, [], None, [])
+        return Carried(root, components, [], None, [], [])
     if world != saved:
         notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} go on")
     if world > saved:
-        notes.append(f"generators of ranks from {saved} on begin anew, from the checkpoint's id")
-    seed = int.from_bytes(Digest(f"{key}/{rank}".encode()).digest()[:4], "little") if fresh else None
-    if seed is not None:
-        anew = [value for name, value in components.items() if name in out and kind_of(value) == RNG]
-        seeded += [(generator, seed + 1 + number) for number, generator in enumerate(anew)]
-        out.add("rng")
+        notes.append(f"generators of ranks from {saved} on begin anew, from where those of the others were")
+    parting = [value for name, value in components.items() if kind_of(value) == RNG] if rank >= saved else []
     return Carried(
         {name: node for name, node in {**root, **told}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
-        notes, seed, seeded,
+        notes, rank if rank >= saved else None, parting, seeded,
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], ran
     alike = [one for one in (*states[rank : rank + 1], *states) if is_of(dealt_in(one), found.rank)]
     seeded = []
     if not alike:
-        seed = int.from_bytes(Digest(f"{key}/{name}/{found.rank}".encode()).digest()[:4], "little")
+        seed = _seed(f"{key}/{name}/{found.rank}")
         seeded = [(generator, seed + number) for number, generator in enumerate(own_generators(loader).values())]
     return _Loader(rest_state(loader, found, alike[0] if alike else None), seeded, _said(name, loader, found))
 
@@ -115,6 +115,10 @@ def _said(name: str, loader: DataLoader[Any], found: Dealt) -> list[str]:
     if hasattr(loader.dataset, "state_dict"):
         said.append(f"{name}: the state of its data set is not carried over")
     return said
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(Digest(text.encode()).digest()[:4], "little")
 
 
 def _ranks(count: int) -> str:

@@ -250,7 +250,7 @@ def _restore(
             root = with_own(root, own, rank)
         else:
             root, own = joined.tree_of(rank), joined.own
-        carried = carry(root, components, rank=rank, world=world, saved=saved_by(opened.root), key=checkpoint.id, own=own)
+        carried = carry(root, components, rank=rank, world=world, saved=saved_by(opened.root), key=f"step {checkpoint.step}", own=own)
         plan = plan_restore(
             carried.components,
             part.tensors if joined is None else joined.tensors,

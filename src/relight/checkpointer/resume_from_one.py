@@ -282,7 +282,7 @@ def _planned(asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneW
     rank, world = ranks.world.rank, ranks.world.size
     tree, own = told.trees()
     root = with_own(tree, own, rank)
-    carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=checkpoint.id, own=own)
+    carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=f"step {checkpoint.step}", own=own)
     plan = plan_restore(
         carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
         elsewhere=True,
