@@ -92,7 +92,7 @@ def main() -> int:
     """Exit code 1 if anything was not as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--tp", type=int, default=1, help="so many ranks share each feed-forward layer, beside FSDP2")
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
     parser.add_argument("--only", nargs="*", choices=[one.__name__ for one in STAGES], help="these stages")
