@@ -4,6 +4,9 @@ A GPT trains on real text with AdamW, once in float32 and once with bfloat16 wei
 steps apart. Each kind of tensor is coded in chunks of 4 MiB, by each codec in turn, in an order drawn anew in each round; *of it* is what
 is stored over what was there; megabytes a second are of the raw bytes, processor time of one thread, medians. All of it is decoded and
 compared.
+
+``--model NAME=FILE`` codes the weights of a model, too, a ``.safetensors`` or a torch file as PyPI's packages ship them: as they are, and
+rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -75,6 +78,22 @@ def train(size: str, mixed: bool, warm: int, seed: int = 0) -> Iterator[tuple[in
             state["first moment"] = _flat([one["exp_avg"] for one in moments])
             state["second moment"] = _flat([one["exp_avg_sq"] for one in moments])
             yield step - warm, state
+
+
+def shipped(given: str) -> Iterator[tuple[str, memoryview, Kind]]:
+    """``NAME=FILE``: the model's floating-point tensors, back to back, by dtype, and as bfloat16."""
+    name, _, path = given.rpartition("=")
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        held = load_file(path)
+    else:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+        held = held.get("model_state", held)
+    tensors = [one for one in held.values() if isinstance(one, torch.Tensor) and one.dtype == torch.float32]
+    label = name or Path(path).stem
+    yield f"{label}, float32", _flat(tensors), Kind(4, True)
+    yield f"{label}, bfloat16", _flat([one.to(torch.bfloat16) for one in tensors]), Kind(2, True)
 
 
 def _flat(tensors: list[torch.Tensor]) -> memoryview:
@@ -169,12 +188,16 @@ def main() -> None:
     parser.add_argument("--size", choices=["S", "M"], default="S")
     parser.add_argument("--warm", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=FILE", help="a model that a package ships; again for more")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
     installed = others()
     rivals = [one for one in installed if isinstance(one, Codec)]
     cases: list[tuple[str, Codec, memoryview, Kind, memoryview | None]] = []
+    for given in options.model:
+        for label, data, kind in shipped(given):
+            cases += [(label, codec, data, kind, None) for codec in (ours(difference=False), *rivals)]
     for mixed in (False, True):
         states = dict(train(options.size, mixed, options.warm))
         last = states[max(APART)]

@@ -44,7 +44,7 @@ class Job:
         said = self.relight("keys", "new", "--signing", str(folder / "sign.key"))
         trust = next(line.split("RELIGHT_TRUST=")[1].strip() for line in said.splitlines() if "RELIGHT_TRUST=" in line)
         self.environment |= {
-            "RELIGHT_KEY": f"file:{folder / 'first.key'}",
+            "RELIGHT_KEY": f"file:{folder / 'first.key'} file:{folder / 'second.key'}",  # the second for when keys are exchanged
             "RELIGHT_SIGN": f"ed25519:file:{folder / 'sign.key'}",
             "RELIGHT_TRUST": trust,
         }
