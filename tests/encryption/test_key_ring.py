@@ -146,6 +146,22 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
     assert deaths >= 6
 
 
+def test_who_saves_while_keys_are_exchanged_goes_on(specs: list[str]) -> None:
+    """It knows what the store is encrypted with, which does not change: no key of its own opens it any more, and every save goes on. Once
+    the ring itself is another, it must not: what it would write, the leaked key could read."""
+    old, new = specs[:2]
+    inner = encrypted(old)
+    store = EncryptedStore(inner, Keychain.of(old))
+    save(store, 11)
+    rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
+    for step in (12, 13):
+        save(store, step)
+    assert sound(inner, new) >= 3
+    refuses(WrongKey, lambda: sound(inner, old))
+    rekey(inner, Keychain.of(new), leaked="*")
+    refuses(WrongKey, lambda: save(store, 14))
+
+
 @pytest.mark.parametrize("what", ["plain", "leaked", "revoked before"])
 def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> None:
     """Old and new key together open everything at each; done again it goes on; then no file is left under what leaked."""

@@ -333,6 +333,8 @@ class ObjectStore:
         """Within the deadline, or called off: a server may answer with one more page for ever."""
         import asyncio  # not needed to start a command
 
+        from relight.store.object_loop import run
+
         client, ask = self._clients().patient, self._call("list_with_delimiter_async")
         told: list[Any] = []
 
@@ -341,7 +343,7 @@ class ObjectStore:
 
         def work() -> None:
             try:
-                told.append((asyncio.run(listing()), None))
+                told.append((run(listing()), None))
             except BaseException as error:
                 told.append((None, error))
 
