@@ -247,7 +247,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     home = tmp_path_factory.mktemp("real")
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     optimizer = torch.optim.AdamW(model.parameters())
-    loop = relight.Checkpointer(str(home / "runs" / "real"), model=model, optimizer=optimizer, save=relight.every(steps=5))
+    queued = relight.Limits(when_busy="queue")  # each save is made, however fast steps are
+    loop = relight.Checkpointer(str(home / "runs" / "real"), model=model, optimizer=optimizer, save=relight.every(steps=5), limits=queued)
     for step in range(loop.restore(), 40):
         loss = model(torch.randn(8, 64)).square().mean()
         optimizer.zero_grad()
@@ -279,6 +280,10 @@ def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
         page.locator("#checkpoints tbody a").first.click()
         page.wait_for_selector("svg.treemap", timeout=20_000)
         page.screenshot(path=str(SHOTS / "real-checkpoint-390-light.png"), full_page=True)
+        page.locator("th.path a").first.click()
+        page.wait_for_selector("svg.histogram", timeout=20_000)
+        page.screenshot(path=str(SHOTS / "real-tensor-390-light.png"), full_page=True)
+        assert tab.axe() == []
         page.fill("input[name=name]", "best-of-all")
         page.click("button:text-is('Tag…')")
         page.click("main form button[type=submit]")
