@@ -161,3 +161,34 @@ def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None
         assert watched.failed([memory]).action == "smaller batch"
     finally:
         watched.close()
+
+
+def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_path: Path) -> None:
+    """By what another node of the same group has written since: not by an older stop, another group's, or a decision to go on."""
+    now = [1000.0]
+    store = open_bytes(tmp_path / "store")
+
+    def of(group: str) -> Supervisor:
+        made = Supervisor(Rules(), Patience(), "job", tmp_path / group, lambda: now[0], group=group)
+        made.begin([0], {})
+        made.started({0: os.getpid()})
+        made._book.at(store, "run")
+        return made
+
+    first, second, other = of("a"), of("a"), of("b")
+    try:
+        fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
+        other.failed([fenced])
+        first.failed([Worker(0, -9, 1.0)])
+        assert second.ended_elsewhere() == ""
+        assert first.failed([fenced]).action == "stop"
+        assert second.ended_elsewhere() == "", "not asked again so soon"
+        now[0] += 6.0
+        assert second.ended_elsewhere() == first.decision.reason  # type: ignore[union-attr]
+        now[0] += 6.0
+        time.sleep(0.01)
+        second._began = now[0]
+        assert second.ended_elsewhere() == "", "a life that began behind it knows nothing of it"
+    finally:
+        for one in (first, second, other):
+            one.close()

@@ -65,6 +65,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     workers: list[dict[str, Any]]
     stacks: dict[str, str] = {}
     after: After | None = None
+    group: str = ""
+    """Where its nodes meet: the same for all supervisors of one job, and another if it is started a second time elsewhere."""
 
     def past(self, here: str) -> tuple[Failure, Decision]:
         """What a decision goes by, on the machine of that name."""
@@ -77,7 +79,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return failure, Decision(self.action, self.reason, self.delay_s, sane(self.settings))
 
 
-def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int) -> Incident:
+def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "") -> Incident:
     """What is to be written down."""
     return Incident(
         id=f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}",
@@ -85,7 +87,7 @@ def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str,
         durable=failure.durable, words=failure.words, action=decision.action, reason=decision.reason, delay_s=decision.delay_s,
         settings=dict(decision.settings), clues=[_clue(clue) for clue in failure.clues[:20]],
         workers=[_worker(worker) for worker in facts.workers],
-        stacks={str(worker.rank): worker.stacks[-_STACKS_MAX:] for worker in facts.workers if worker.stacks},
+        stacks={str(worker.rank): worker.stacks[-_STACKS_MAX:] for worker in facts.workers if worker.stacks}, group=group,
     )  # fmt: skip
 
 
@@ -127,6 +129,12 @@ class Book:
     def where(self) -> str:
         """For people."""
         return f"{self._store.url.rstrip('/')}/{self._run}" if self._store is not None else str(self._directory)
+
+    def all(self) -> list[Incident]:
+        """What there is by now, of all machines if the run's store is known and answers; oldest first."""
+        with contextlib.suppress(RelightError, OSError):
+            return read_incidents(self._store, self._run) if self._store is not None else incidents_in(self._directory)
+        return []
 
     def write(self, one: Incident | After) -> None:
         """Whatever is in the way: a job goes on without its diary."""

@@ -20,6 +20,12 @@ from relight.observe import emit
 
 LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
 """What says that whoever holds the rendezvous cannot be reached. A connection lost once stays lost: torch's store makes no other."""
+
+
+class EndedElsewhere(Exception):
+    """Whoever holds the rendezvous is gone, as the job is over: another node has stopped it, and written down why."""
+
+
 _ASK_S = 0.25
 _ANSWER_S = 2.0
 _AGAIN_S = 1.0

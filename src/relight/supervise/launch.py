@@ -22,7 +22,7 @@ from relight.errors import ConfigError
 from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.agent import Agent
 from relight.supervise.foreseeing import Foreseeing
-from relight.supervise.joining import LOST, Joining
+from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.settings import Settings
@@ -90,7 +90,8 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if not options.no_python:
         arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
-    supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices))
+    group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
+    supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
     gauges = find_nvml() if settings.foreseen.foresee else None
     foreseeing = Foreseeing(
         settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname()
@@ -167,6 +168,9 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except RendezvousClosedError:
         return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
+    except EndedElsewhere as error:
+        closes = False  # it is gone
+        return Ended(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
     except LOST:

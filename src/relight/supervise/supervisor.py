@@ -58,6 +58,8 @@ _PREFIX = "relight-run-"
 _AGENT = "relight.agent.serve"
 """How the process that writes saves is started."""
 STRAGGLERS_EVERY_S = 1.0
+ELSEWHERE_EVERY_S = 5.0
+"""How often a node that cannot meet the others looks whether one of them has stopped the job."""
 ACCOUNT_S = 60.0
 """So often it is written down where the time went."""
 HEIR_S = 3.0
@@ -73,9 +75,10 @@ class Supervisor:
 
     def __init__(
         self, rules: Rules, patience: Patience, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
-        notices: Notices | None = None,
+        notices: Notices | None = None, group: str = "",
     ) -> None:  # fmt: skip
-        """``fallback``: where incidents are written while the run's store is not known."""
+        """``fallback``: where incidents are written while the run's store is not known. ``group``: where the job's nodes meet."""
+        self._group, self._looked_elsewhere = group, -math.inf
         self._notices = notices or Notices(())
         self._wanted, self._asker, self._drains = "", "", ""
         self._requests: Requests | None = None
@@ -197,7 +200,7 @@ class Supervisor:
         self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
         self._past.append(Past(failure, self.decision, now))
-        incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life)
+        incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group)
         self._book.write(incident)
         died = min((worker.died_at for worker in seen if worker.died_at), default=now)
         self._open = (incident, {"died": died, "noticed": noticed or died, "decided": self._clock()})
@@ -288,6 +291,18 @@ class Supervisor:
         """A rank has failed: the others hear of it at the end of their step, if no exchange tells them before."""
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
+
+    def ended_elsewhere(self) -> str:
+        """Why another node has stopped this job since its last life began here; empty if none has, or as long as it is not asked again.
+
+        What a node that cannot meet the others any more goes by: whoever held the rendezvous may be gone as the job is over."""
+        now = self._clock()
+        if now - self._looked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
+            return ""
+        self._looked_elsewhere = now
+        since = time.time() - (now - self._began)
+        stops = [one for one in self._book.all() if (one.group, one.action) == (self._group, "stop") and int(one.id[:13]) / 1000 > since]
+        return stops[-1].reason if stops else ""
 
     def handing_over_s(self, alive: Collection[int]) -> float:
         """How long one of these ranks has to begin to save what all held: for ever if one does, not at all if none can."""
