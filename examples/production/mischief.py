@@ -14,6 +14,11 @@ class Mischief:
     def __init__(self, folder: str, rank: int) -> None:
         self._folder, self._rank = Path(folder), rank
 
+    def over(self, step: int) -> bool:
+        """Whether the run ends before this step. The file says so long before."""
+        wish = self._folder / "until"
+        return wish.exists() and step >= int(wish.read_text())
+
     def during(self, step: int, loss: torch.Tensor) -> torch.Tensor:
         """Once a step: the loss as it comes out. ``bad-STEP``: the step's batch makes it no number, as often as it is tried.
         ``greedy-RANK``, which then goes: memory ends in the middle of the step."""

@@ -51,10 +51,10 @@ def draw(job: Job, path: Path) -> None:
     axes.plot([one["at"] - began for one in rows], [one["step"] for one in rows], ".", markersize=2.5, color=GOOD)
     for name, at, _ in job.stages:
         axes.axvline(at - began, color=INK, linewidth=0.5, linestyle=":")
-        axes.text(at - began, job.steps * 1.02, name, rotation=45, fontsize=7.5, color=INK, va="bottom")
+        axes.text(at - began, rows[-1]["step"] * 1.02, name, rotation=45, fontsize=7.5, color=INK, va="bottom")
     for one in incidents:
         axes.axvline(int(one["id"].split("-")[0]) / 1000 - began, color=LOST, linewidth=0.9)
-    axes.set_ylim(0, job.steps * 1.2)
+    axes.set_ylim(0, rows[-1]["step"] * 1.2)
     axes.set_xlabel("seconds; dotted: planted, red: incidents", fontsize=9, color=INK)
     axes.set_ylabel("step", fontsize=9, color=INK)
     for side in ("top", "right"):

@@ -24,13 +24,17 @@ from said import Unexpected, expect  # noqa: E402
 from stages import STAGES, Stage, preempted  # noqa: E402
 
 DISK_MB = 256
+APART, BEHIND = 15, 30
+"""Steps from one trouble to the next at least, and behind the last one."""
 BUSY = "the next save came before it was sent"
 """What is said of peers on a machine that has too much to do."""
 
 
-def straight_run(folder: Path, cloud: Cloud, steps: int, seed: int, legs: list[tuple[int, int]], arguments: tuple[str, ...]) -> Job:
+def straight_run(
+    folder: Path, cloud: Cloud, most: int, steps: int, seed: int, legs: list[tuple[int, int]], arguments: tuple[str, ...]
+) -> Job:
     """The run to which nothing happens, but that its world has the size that it is to have at each step."""
-    job = Job(folder / "straight", cloud, steps, seed, arguments)
+    job = Job(folder / "straight", cloud, most, seed, arguments)
     try:
         for until, nodes in [*legs, (steps, NODES)]:
             job.start(nodes, "--until", str(until))
@@ -57,28 +61,29 @@ def compare(job: Job, straight: Job) -> None:
     expect(theirs.keys() <= ours.keys(), "no step is missing")
 
 
-def day(folder: Path, seed: int, steps: int, stages: list[Stage], layout: tuple[str, ...]) -> None:
+def day(folder: Path, seed: int, most: int, stages: list[Stage], layout: tuple[str, ...]) -> None:
     """All of it."""
     rng = random.Random(seed)
     cloud = Cloud(folder)
-    job = Job(folder / "trouble", cloud, steps, seed, layout)
+    job = Job(folder / "trouble", cloud, most, seed, layout)
     try:
         cloud.start()
         for name in ("straight", "trouble"):
             cloud.new_bucket(f"{name}-store")
         job.mount(DISK_MB)
         job.start()
-        for number, stage in enumerate(stages, 1):
-            job.reach(steps * number // (2 * len(stages) + 2))  # what is planted last takes steps, too
+        for stage in stages:
+            job.reach(max(job.losses(), default=-1) + APART)
             print(f"seed {seed}, step {max(job.losses())}: {(stage.__doc__ or '').strip()}", flush=True)
             job.stages.append((stage.__name__, time.time(), max(job.losses())))
             stage(job, rng)
+        steps = job.ends_in(BEHIND)
         job.end(0, "the run with its troubles")
         for where in (str(job.hot), job.cold):
             job.relight("verify", where, fine=(0, 1) if preempted in stages else (0,))
         print(f"seed {seed}: {steps} steps to which nothing happens", flush=True)
         without = () if job.bad < 0 else ("--without", str(job.bad))
-        straight = straight_run(folder, cloud, steps, seed, job.legs, (*layout, *without))
+        straight = straight_run(folder, cloud, most, steps, seed, job.legs, (*layout, *without))
         compare(job, straight)
         print(job.relight("goodput", str(job.hot)))
         print(job.relight("incidents", str(job.hot)))
@@ -92,7 +97,7 @@ def main() -> int:
     """Exit code 1 if anything was not as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=5000, help="at most; it ends when all has been planted")
     parser.add_argument("--tp", type=int, default=1, help="so many ranks share each feed-forward layer, beside FSDP2")
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
     parser.add_argument("--only", nargs="*", choices=[one.__name__ for one in STAGES], help="these stages")

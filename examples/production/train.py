@@ -70,6 +70,8 @@ tiers = relight.Tiers(  # relight: near and far, each with what it keeps
 )
 with relight.Checkpointer(tiers, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:  # relight:
     for step in range(ckpt.restore(), options.until or options.steps):  # relight:
+        if mischief.over(step):
+            break
         if ckpt.skips(step) or step == options.without:  # relight: a batch that broke the run before
             continue
         samples = batch_of(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,11 @@ RUN = Path(__file__).parents[2] / "examples" / "production" / "run.py"
 @pytest.mark.timeout(900)
 def test_a_killed_rank_leaves_no_trace_in_a_single_loss(tmp_path: Path) -> None:
     """With all features on, and a rank killed, each step's loss is that of the run to which nothing happened."""
-    command = [sys.executable, str(RUN), "--steps", "120", "--only", "killed", "--out", str(tmp_path / "out")]
+    command = [sys.executable, str(RUN), "--only", "killed", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "it was taken for 'killed'" in done.stdout
     assert "nobody read the store to go on" in done.stdout
     assert (tmp_path / "out" / "report.md").exists() and (tmp_path / "out" / "timeline.png").stat().st_size > 10_000
-    assert "120 of 120 losses are, to the bit" in done.stdout
+    count = re.search(r"(\d+) of (\d+) losses are, to the bit", done.stdout)
+    assert count is not None and count[1] == count[2]
