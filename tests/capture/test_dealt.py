@@ -222,7 +222,7 @@ def test_one_process_and_many() -> None:
     job.begin(0)
     ledger += in_turn(job.steps(1))
     job, carried = resumed(job.save(), 1, make)
-    assert carried[0].notes == ["3 ranks saved it and one rank go on", "data goes on behind 12 of its epoch's 20 samples, dealt out to one rank now"]
+    assert carried[0].notes == ["3 ranks saved it and one rank goes on", "data goes on behind 12 of its epoch's 20 samples, dealt out to one rank now"]
     job.begin(0)
     assert ledger + in_turn(job.rest()) == order_of(20)
     alone = Job(1, lambda rank, world: DataLoader(torch.arange(20), 2, shuffle=True))

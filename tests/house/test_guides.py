@@ -11,7 +11,10 @@ from tests.store.servers import make_bucket, moto
 from tree import ROOT
 
 DOCS = ROOT / "docs"
-QUICK = ["comparison.md", "guides/one-gpu.md", "guides/from-deepspeed.md", "guides/from-megatron.md", "guides/from-transformers.md"]
+QUICK = [
+    "comparison.md", "guides/one-gpu.md", "guides/encryption.md", "guides/storing-less.md", "guides/from-deepspeed.md",
+    "guides/from-megatron.md", "guides/from-transformers.md",
+]  # fmt: skip
 SLOW = [
     "concepts.md", "guides/one-node.md", "guides/ray.md", "guides/from-dcp.md", "guides/from-lightning.md", "guides/from-orbax.md",
     "guides/from-torch-save.md",

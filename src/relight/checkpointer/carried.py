@@ -75,7 +75,7 @@ def carry(
     if world == saved and not out and not told:
         return Carried(root, components, [], None, [], [])
     if world != saved:
-        notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} go on")
+        notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} {'goes' if world == 1 else 'go'} on")
     if world > saved:
         notes.append(f"generators of ranks from {saved} on begin anew, from where those of the others were")
     parting = [value for name, value in components.items() if kind_of(value) == RNG] if rank >= saved else []

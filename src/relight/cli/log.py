@@ -65,18 +65,22 @@ def _graph(path: str, out: str | None, as_json: bool) -> None:
         return
     lines = draw(nodes)
     width = max((len(line.graph) for line in lines), default=0)
+    runs = max((len(escape(node.run)) for node in nodes), default=0)
+    steps = max((len(str(node.checkpoint.step)) for node in nodes), default=0)
     for line in lines:
-        click.echo(line.graph if line.node is None else f"{line.graph.ljust(width)}  {_node(line.node)}")
+        click.echo(line.graph if line.node is None else f"{line.graph.ljust(width)}  {_node(line.node, runs, steps)}")
     if not nodes:
         click.echo("no checkpoint yet")
 
 
-def _node(node: Node) -> str:
-    named = f" ({', '.join(node.tags)})" if node.tags else ""
+def _node(node: Node, runs: int, steps: int) -> str:
+    """What is known of it; names of runs and steps stand below each other in columns that wide."""
+    named = f"  ({', '.join(node.tags)})" if node.tags else ""
     flags = (" [set aside]" if node.set_aside else "") + (f" [{', '.join(node.begins)} begins here]" if node.begins else "")
-    what = f"{node.id} {escape(node.run)} step {node.checkpoint.step}"
+    what = f"{node.id}  {escape(node.run).ljust(runs)}  step {node.checkpoint.step:>{steps}}"
     tags = paint(escape(named), "green") if named else ""
-    return f"{what}{tags}{escape(flags)} {age(node.checkpoint.time)} {metrics_text(node.checkpoint.body.metrics)}".rstrip()
+    since, metrics = age(node.checkpoint.time), metrics_text(node.checkpoint.body.metrics)
+    return f"{what}  {since:<10}  {metrics}".rstrip() + tags + escape(flags)
 
 
 def _with_writers(found: OpenedRun) -> list[tuple[Record, str]]:

@@ -95,19 +95,24 @@ def _rich_table(columns: Sequence[str], cells: list[list[tuple[str, str]]], righ
     from rich.table import Table
     from rich.text import Text
 
+    least = 2 * (len(columns) - 1)
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         longest = max(_width(column), *(_width(row[i][0]) for row in cells))
+        narrowest = min(longest, 16) if column in wrap else longest
+        least += narrowest
         shown.add_column(
             column,
             justify="right" if column in right else "left",
             no_wrap=column not in wrap,
             overflow="fold",
-            min_width=min(longest, 16) if column in wrap else longest,
+            min_width=narrowest,
         )
     for row in cells:
         shown.add_row(*(Text(text, style) for text, style in row))
-    Console(highlight=False).print(shown)
+    console = Console(highlight=False)
+    console.width = max(console.width, least)  # a narrow terminal breaks lines; rich would cut them off
+    console.print(shown)
 
 
 def _width(text: str) -> int:
@@ -132,6 +137,18 @@ def facts_list(facts: Sequence[tuple[str, object]]) -> None:
             click.echo(fill(escape(value), columns, initial_indent=head, subsequent_indent=" " * (width + 4)))
         else:
             click.echo(head + escape(value))
+
+
+def hanging(text: str, indent: int) -> str:
+    """The text, indented; on a terminal what does not fit on its line goes on below, as far in."""
+    space = " " * indent
+    if not sys.stdout.isatty():
+        return space + text
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    columns = max(get_terminal_size().columns, indent + 24)
+    return fill(text, columns, initial_indent=space, subsequent_indent=space, break_on_hyphens=False, break_long_words=False)
 
 
 def plural(count: int, noun: str) -> str:
@@ -199,10 +216,12 @@ def progress(label: str, total: int) -> Iterator[Meter]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.text import Text
+    from rich.theme import Theme
 
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     # What goes to stdout stays there, also when that is a pipe: rich would send it to stderr.
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
+    quiet = {"bar.complete": "cyan", "progress.data.speed": "dim", "progress.download": "none", "progress.remaining": "dim"}
+    bar = Progress(*columns, console=Console(stderr=True, theme=Theme(quiet)), transient=True, redirect_stdout=False, redirect_stderr=False)
 
     def say(line: str) -> None:
         if sys.stdout.isatty():

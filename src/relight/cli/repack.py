@@ -41,7 +41,8 @@ def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> 
         click.echo(_NOTHING)
     else:
         freed = f"; {plural(len(report.freed), 'other')} needed no more" if report.freed else ""
-        click.echo(f"{plural(len(report.repacked), 'checkpoint')} stand by themselves now, {size(report.bytes)} written{freed}")
+        stand = "stands by itself" if len(report.repacked) == 1 else "stand by themselves"
+        click.echo(f"{plural(len(report.repacked), 'checkpoint')} {stand} now, {size(report.bytes)} written{freed}")
 
 
 _NOTHING = "nothing to do: they stand by themselves"

@@ -190,7 +190,7 @@ def _codecs(rows: Sequence[StoredAs]) -> None:
          row.coded, row.differences, row.elsewhere, row.derived]
         for row in rows
     ]  # fmt: skip
-    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "coded", "differences", "elsewhere", "derived"]
+    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "coded", "diffs", "elsewhere", "derived"]
     table(columns, cells, right=tuple(columns[2:]))
 
 

@@ -64,7 +64,8 @@ def new(name: str, role: str, scope: str, expires: str | None, path: Path | None
         emit_json({"id": token_id, "token": token, "name": name, "role": role, "scope": scope})
         return
     click.echo(token)
-    click.echo("it is not shown again: log in with it, or send it as Authorization: Bearer …", err=True)
+    log_in = "log in with it at the address that relight serve prints, or send it as Authorization: Bearer …"
+    click.echo(f"it is not shown again: {log_in}", err=True)
 
 
 @command.command("list")

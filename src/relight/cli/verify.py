@@ -14,7 +14,7 @@ from relight.catalog.locate import locate
 from relight.catalog.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.catalog.run import list_runs
 from relight.cli.common import OpenedRun, json_option, keep_events, open_run_at, read_run
-from relight.cli.output import emit_json, escape, paint, plural, progress, size
+from relight.cli.output import emit_json, escape, hanging, paint, plural, progress, size
 from relight.errors import RelightError, WrongKey
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
@@ -127,7 +127,7 @@ def _say(say: Callable[[str], None], label: str, one: Checkpoint, findings: list
     for finding in findings:
         held = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
         say(f"    {escape(finding.file)}")
-        say(f"      {escape(finding.detail)}{held}")
+        say(hanging(f"{escape(finding.detail)}{held}", 6))
 
 
 def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[Finding]) -> dict[str, Any]:

@@ -78,7 +78,8 @@ def _curves(axes: Axes, report: DemoReport, straight: Sequence[Finished], killed
         _handle(INSIDE, "D", "kill -9 inside a save"),
         _handle(RESUMED, ">", "resumed from here"),
     ]
-    axes.legend(handles=handles, loc="upper right", frameon=False, fontsize=10.5, labelcolor=INK, handlelength=2.2)
+    legend = axes.legend(handles=handles, loc="upper right", fontsize=10.5, labelcolor=INK, handlelength=2.2)
+    legend.get_frame().set(facecolor=axes.get_facecolor(), edgecolor="none", alpha=1)  # a kill's line ends at it
 
 
 def _lives(axes: Axes, report: DemoReport) -> None:

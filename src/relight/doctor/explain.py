@@ -37,7 +37,7 @@ def _of(words: str, section: str, means: str, do: str, command: str = "") -> Sym
 SYMPTOMS: tuple[Symptom, ...] = (
     # The narrower stand first: the first that fits a line is believed.
     _of(
-        r"ranks? saved it and .* go on|begins its epoch anew|goes on behind .* samples|[Rr]anks were not alike in it",
+        r"ranks? saved it and .* go(?:es)? on|begins its epoch anew|goes on behind .* samples|[Rr]anks were not alike in it",
         "… ranks saved it and … go on",
         "the number of ranks is another; what a loader could not go on with begins anew, and the message says why",
         "nothing, if the message's reason is fine; docs/guarantees.md has all reasons",

@@ -34,8 +34,14 @@ EVENTS: dict[str, tuple[int, str]] = {
     "restore.rates": (logging.WARNING, "learning rates were lowered, as the run went back"),
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),
     "log.damaged": (logging.WARNING, "a record of the run's log counts for nothing"),
-    "steps.done": (logging.DEBUG, "training went on: some of its steps since it was told last, and their metrics"),
-    "audit.failed": (logging.WARNING, "what was done could not be written into the audit log"),
+    "steps.done": (
+        logging.DEBUG,
+        "training went on: some of its steps since it was told last, one a second at most, and their metrics; by rank 0, each ten seconds",
+    ),
+    "audit.failed": (
+        logging.WARNING,
+        "what was done could not be written into the audit log: a job's own restore, which is not kept from it",
+    ),
     "save.requested": (logging.DEBUG, "a save was asked for"),
     "save.sealed": (logging.DEBUG, "a save's values are copied: training may change them, and the trainer may die"),
     "save.coalesced": (logging.INFO, "a save that was due is made later, as those before it are still being written"),

@@ -89,6 +89,16 @@ class Around:
         with self._lock:
             return {name: dict(points) for name, points in self._curves.get((store, run), {}).items()}
 
+    def damage(self, store: str, run: str) -> dict[str, str]:
+        """Checkpoints that were told to be damaged, or are not good for another reason, and why."""
+        seen = self._seen(store, run)
+        return dict(seen.bad) if seen is not None else {}
+
+    def over(self, store: str, run: str) -> bool:
+        """Whether the run's process has told that it came to its end."""
+        seen = self._seen(store, run)
+        return seen is not None and seen.heard_at is not None and not seen.active
+
     def risk(self, store: str, run: str) -> float | None:
         """The last alarm's, while it counts; None if no process here tells of that run."""
         seen = self._seen(store, run)

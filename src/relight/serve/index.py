@@ -14,7 +14,7 @@ from relight.catalog.stored_as import stored_of
 from relight.catalog.whole import whole_of
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
-from relight.log import Checkpoint
+from relight.log import Checkpoint, History
 from relight.policy.tiers import decode_tiers
 from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
@@ -111,7 +111,7 @@ class Index:
     def runs(self, after: str | None, limit: int) -> Page[RunRow]:
         """Of all stores, those first that need somebody."""
         now = self._clock()
-        ranked = sorted((_HEALTH[state.health(now)[0]], store, name) for store, name, state in self._all())
+        ranked = sorted((_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._all())
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
         picked, more = _page(ranked, keys, after, limit)
         rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
@@ -145,14 +145,13 @@ class Index:
         history = self.state(store, run).history
         newest_first = history.live[::-1]
         picked, more = _page(newest_first, [f"{one.seq:012d}" for one in newest_first], after, limit, reverse=True, known=_seq)
-        tags = _tags_by_id(history.tags)
-        return Page([_checkpoint_row(one, tags.get(one.id, ()), history.set_aside) for one in picked], more, len(newest_first))
+        return Page(self._listed(store, run, picked, history), more, len(newest_first))
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
         """One. Its tensors come when its metadata has been read, which is once, and for a small one at once."""
         state, one = self.state(store, run), self.find(store, run, which)
         tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
-        row = _checkpoint_row(one, _tags_by_id(state.history.tags).get(one.id, ()), state.history.set_aside)
+        row = self._listed(store, run, [one], state.history)[0]
         verified = self.verified.get((store, run, one.id))
         return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified)
 
@@ -277,9 +276,27 @@ class Index:
     def _all(self) -> list[tuple[str, str, RunState]]:
         return [(one.id, name, state) for one in self._readers.values() for name, state in one.now.runs.items() if reaches(one.id, name)]
 
+    def _health(self, store: str, state: RunState, now: float) -> tuple[str, str]:
+        """As the store has it; but a run whose process has told that it came to its end is not late."""
+        health, why = state.health(now)
+        if health == "late" and self._around is not None and self._around.over(self._readers[store].store.url, state.name):
+            return "idle", "it has come to its end"
+        return health, why
+
+    def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
+        """Checkpoints in a list: what their store says, and what processes of this machine have told of them."""
+        tags, set_aside = _tags_by_id(history.tags), history.set_aside
+        rows = [_checkpoint_row(one, tags.get(one.id, ()), set_aside) for one in chosen]
+        if self._around is None:
+            return rows
+        url = self._readers[store].store.url
+        bad = self._around.damage(url, run)
+        whys = [row.why or bad.get(row.id, "") for row in rows]
+        return [replace(row, seconds=self._around.save(url, run, row.id)[0], good=not why, why=why) for row, why in zip(rows, whys)]
+
     def _row(self, store: str, state: RunState, now: float) -> RunRow:
         live = state.history.live
-        health, why = state.health(now)
+        health, why = self._health(store, state, now)
         last = state.incidents[-1] if state.incidents else None
         return RunRow(
             store,

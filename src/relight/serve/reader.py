@@ -17,6 +17,7 @@ from relight.format.records import CommitBody, RetireBody, SweepBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.reclaim.recall import due_of
+from relight.serve.pages_words import span
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident
@@ -73,7 +74,7 @@ class RunState:
         if age > IDLE_AFTER_S and (self.gap_s is None or age > 10 * self.gap_s):
             return "idle", "no checkpoint for a day"
         if self.gap_s is not None and age > LATE_AFTER * self.gap_s + 60:
-            return "late", f"the last good checkpoint is {age:.0f} s old; they are {self.gap_s:.0f} s apart as a rule"
+            return "late", f"the last good checkpoint is {span(age)} old; they are {span(self.gap_s)} apart as a rule"
         return "good", ""
 
 

@@ -28,6 +28,9 @@ _PASSES = (408, 409, 425, 429)
 _WORDS_MAX = 400
 _FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507 Insufficient")
 _ACCESS = "check the credentials, and that they allow to list, read, write and delete there"
+_METADATA = ("169.254.169.254", "metadata.google.internal")
+"""Who is asked for credentials on a cloud's machine, if nothing else gives any."""
+_NO_KEYS = "no credentials were found: set them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a path on a disk"
 _S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
 
 
@@ -203,10 +206,12 @@ def translate(error: BaseException, doing: str, where: str) -> RelightError:
     if any(word in text for word in _FULL):
         return NoSpace(what, where=where, hint="raise the quota, or keep fewer checkpoints (relight prune)")
     status = _STATUS.search(text)
+    asked = any(host in text for host in _METADATA)
     fault = status is not None and 300 <= int(status[1]) < 500 and int(status[1]) not in _PASSES
     if fault or "builder error" in text or name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
-        return StoreUnavailable(what, where=where, retryable=False)
-    return StoreUnavailable(what, where=where, hint="is the server up, and the endpoint the right one?" if status is None else "")
+        return StoreUnavailable(what, where=where, hint=_NO_KEYS if asked else "", retryable=False)
+    hint = _NO_KEYS if asked else "is the server up, and the endpoint the right one?" if status is None else ""
+    return StoreUnavailable(what, where=where, hint=hint)
 
 
 def is_taken(error: BaseException) -> bool:

@@ -151,7 +151,8 @@ class Supervisor:
         """Their processes, by rank."""
         self._pids = dict(pids)
         self._goodput.see(self._clock(), "down" if self._past else "starting")
-        emit("run.life", f"life {self._life}: {len(pids)} processes started", life=self._life, ranks=len(pids))
+        processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
+        emit("run.life", f"life {self._life}: {processes} started", life=self._life, ranks=len(pids))
         if self._open is not None:
             self._open[1]["started"] = self._clock()
 
@@ -451,7 +452,7 @@ class Supervisor:
         self._book.write(after)
         emit(
             "run.recovered",
-            f"training again {after.seconds['all']:.2f} s behind the failure, from step {restored}: {lost} steps to do again",
+            f"training again {after.seconds['all']:.2f} s behind the failure, from step {max(restored, -1) + 1}: {lost} steps to do again",
             incident=incident.id, steps_lost=lost, seconds=after.seconds["all"],
         )  # fmt: skip
 

@@ -99,7 +99,7 @@ def _tile(tile: Tile, box: Box) -> Markup:
             "rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"
         ),
     ]
-    name = fitting(tile.short or tile.name, box.width - 10)
+    name = fitting(tile.short or tile.name, box.width - 24)
     if box.height > 17 and name and ("…" not in name or len(name) >= _CUT_LEAST):
         inside.append(text(box.x + 6, box.y + 15, name, klass="name"))
         if box.height > 33 and len(tile.says) * 6.2 < box.width - 10:

@@ -58,11 +58,15 @@ function chart(figure) {
     }
     ctx.restore();
   };
+  const wide = (from, to) => { // so that the first and the last mark are whole
+    const room = given.marks.length && to > from ? (to - from) / 100 : 0;
+    return room ? [from - room, to + room] : [from, to];
+  };
   const place = document.createElement("div");
   const options = {
     width: figure.clientWidth,
     height: Math.max(200, Math.min(320, figure.clientWidth * 0.3)),
-    scales: { x: { time: false } },
+    scales: { x: { time: false, range: (u, from, to) => wide(from, to) } },
     axes: [{ ...axis, values: (u, at) => at.map(short) }, { ...axis, size: 58, values: (u, at) => at.map(short) }],
     series: [{ label: given.unit }, ...given.curves.map((one, i) => ({ label: one.name, stroke: colour(`--l${i % 8}`), width: 1.6, spanGaps: false, points: { show: false } }))],
     hooks: { draw: [marks] },
