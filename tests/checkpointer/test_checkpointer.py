@@ -19,7 +19,7 @@ from torch import nn
 import relight
 import relight.store.local as local
 from relight.checkpointer import boundary
-from relight.observe import counters
+from relight.observe import counters, subscribe
 from relight.store.disk import Disk
 
 
@@ -50,6 +50,25 @@ def state_of(model: nn.Module) -> list[torch.Tensor]:
 @pytest.fixture
 def run(tmp_path: Path) -> str:
     return str(tmp_path / "store" / "run")
+
+
+def test_a_resume_says_which_generators_found_no_place(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was saved with more accelerators than there are goes on, and is told what of it could not be put back."""
+    from relight.capture import rng
+
+    with monkeypatch.context() as there:
+        there.setattr(rng, "device_states", lambda: {"xpu": [torch.get_rng_state(), torch.get_rng_state()]})
+        with relight.Checkpointer(run, model=make()[0]) as ckpt:
+            ckpt.restore()
+            ckpt.save(0)
+    told: list[Any] = []
+    undo = subscribe(told.append)
+    try:
+        with relight.Checkpointer(run, model=make()[0]) as ckpt:
+            assert ckpt.restore() == 1
+    finally:
+        undo()
+    assert any("xpu" in word for event in told if event.name == "environment.differs" for word in event.fields["differences"])
 
 
 def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: str) -> None:

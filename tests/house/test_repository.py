@@ -90,6 +90,17 @@ def test_the_package_says_that_it_is_typed_and_licensed() -> None:
     assert PROJECT["project"]["license"] == "Apache-2.0"
 
 
+def test_the_page_of_the_design_lists_rooms_in_the_linters_order() -> None:
+    """Who may import whom reads the same in ``docs/design.md`` and in ``pyproject.toml``: each room once, never above one that may import it."""
+    layers = [row.split(" | ") for row in PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]]
+    level = {room: number for number, row in enumerate(layers) for room in row}
+    rows = re.findall(r"^\| (`\w+`[^|]*) \|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
+    told = [re.findall(r"`(\w+)`", row) for row in rows]
+    assert sorted(room for row in told for room in row) == sorted(level)
+    numbers = [level[room] for row in told for room in row]
+    assert numbers == sorted(numbers) and all(len({level[room] for room in row}) == 1 for row in told)
+
+
 def test_every_ignored_rule_has_its_reason() -> None:
     """A rule of the linter is switched off in ``pyproject.toml`` with a word why."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

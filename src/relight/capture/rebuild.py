@@ -107,7 +107,7 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
     if kind == "numpy_scalar":
         import numpy as np
 
-        return np.frombuffer(meta[1], dtype=_numpy_dtype(meta[0]), count=1)[0]
+        return np.frombuffer(meta[1], dtype=numpy_dtype(meta[0]), count=1)[0]
     if kind == "sparse_coo":
         made = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], check_invariants=True)
         return made._coalesced_(bool(meta[1]))
@@ -129,7 +129,7 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
 def _array(data: torch.Tensor, meta: Any) -> Any:
     import numpy as np
 
-    dtype, shape = _numpy_dtype(meta[0]), tuple(meta[1])
+    dtype, shape = numpy_dtype(meta[0]), tuple(meta[1])
     if not isinstance(meta[1], tuple) or min(shape, default=0) < 0:
         raise ValueError("shape")
     if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():  # before anything of that size is made
@@ -138,7 +138,8 @@ def _array(data: torch.Tensor, meta: Any) -> Any:
     return raw.view(dtype).reshape(shape) if dtype.itemsize and raw.size else np.zeros(shape, dtype)
 
 
-def _numpy_dtype(text: Any) -> Any:
+def numpy_dtype(text: Any) -> Any:
+    """A dtype by what a leaf says of it; ``ValueError`` for one whose elements are no plain bytes."""
     import numpy as np
 
     dtype = np.dtype(str(text)[:64])

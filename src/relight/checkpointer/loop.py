@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -36,14 +35,15 @@ from relight.checkpointer.requested import request_of
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
-from relight.checkpointer.save_handle import Begun, Save
+from relight.checkpointer.save_handle import Save
 from relight.checkpointer.scheduled import Scheduled
 from relight.checkpointer.signals import ENDS, URGENT, Signals, is_urgent, spoken
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
+from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, RelightError, ReplicasDiffer, SaveFailed
+from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer, SaveFailed
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.observe import be_modest, emit, write_events
@@ -118,8 +118,7 @@ class Checkpointer(Holds):
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._background: Background | BackgroundElsewhere | None = None
-        self._begun: dict[int, Begun] = {}
-        self._outcomes: deque[Done] = deque()
+        self._under_way = UnderWay()
         self._due: str | None = None
         self._warmed, self._closed, self._failed_in_a_row, self._recall, self._trusted = False, False, 0, Recall(), Trusted(self._compact)
         self._components = options.check_components(state, components)
@@ -207,7 +206,7 @@ class Checkpointer(Holds):
         save = None
         if reason is not None:
             with self._saving():
-                if reason not in ENDS or self._last_moments.allow(step, [begun.save for begun in self._begun.values()], self._ranks):
+                if reason not in ENDS or self._last_moments.allow(step, self._under_way.saves, self._ranks):
                     save = self._save(step, spoken(reason), metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
@@ -335,7 +334,7 @@ class Checkpointer(Holds):
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
-        interval_s = self._schedule.interval(step, values, bool(self._begun))
+        interval_s = self._schedule.interval(step, values, bool(self._under_way))
         return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, interval_s)
 
     def _save(
@@ -386,8 +385,9 @@ class Checkpointer(Holds):
     def _in_background(self) -> Background | BackgroundElsewhere | None:
         if self._wants_background and self._background is None and self._attempt is not None:
             self._background = background_of(
-                self._ranks, self._attempt, self._components, self._keep, self._limits, self._outcome, self._on_sealed, self._trusted
-            )
+                self._ranks, self._attempt, self._components, self._keep, self._limits, self._under_way.on_done,
+                self._under_way.on_sealed, self._trusted,
+            )  # fmt: skip
         return self._background
 
     def _begin(
@@ -407,7 +407,7 @@ class Checkpointer(Holds):
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
-            self._begun[number] = Begun(save, numbers, self._last_saved_step)
+            self._under_way.add(number, Begun(save, numbers, self._last_saved_step))
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
                 state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
@@ -422,7 +422,7 @@ class Checkpointer(Holds):
             save.error = self._policy.tell(error, step, self._policy.retries)
         finally:
             if number is None:
-                self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
+                self._under_way.drop(save)
         if number is None:
             return None if save.error is None else self._count_failure(save)
         save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
@@ -432,31 +432,9 @@ class Checkpointer(Holds):
         self._best.learn(numbers)
         return save
 
-    def _on_sealed(self, number: int, seconds: float) -> None:
-        """In whichever thread copied last."""
-        begun = self._begun.get(number)
-        if begun is not None:
-            begun.save.say_sealed(seconds)
-
-    def _outcome(self, done: Done) -> None:
-        """In another thread: tell the handle; the loop hears of it at its next call."""
-        begun = self._begun.get(done.report.number)
-        if begun is None:
-            return
-        self._outcomes.append(done)
-        save, report = begun.save, done.report
-        if done.error is None:
-            save.timings.update(report.timings)
-            save._tell(bytes=report.stored_bytes, sealed=True, done=True)
-            save.say_durable(f"; step() took {save.timings.get('blocked', 0.0):.3f} s of it")
-        else:
-            save._tell(error=done.error)
-
     def _collect(self) -> None:
         """What has become of saves since the last call. Raises what the policy, or being superseded, asks for."""
-        while self._outcomes:
-            done = self._outcomes.popleft()
-            begun = self._begun.pop(done.report.number)
+        for begun, done in self._under_way.over():
             if done.error is None:
                 self._now_durable(begun, done)
                 continue
@@ -474,20 +452,14 @@ class Checkpointer(Holds):
         if self._background is not None:
             self._background.barrier()
             self._background.hurry()
-        ends = monotonic() + self._last_moments.bound(self._limits.deadline_s)
-        for begun in list(self._begun.values()):
-            try:
-                begun.save.wait(max(0.0, ends - monotonic()))
-            except RelightError as error:
-                if begun.save.error is None:
-                    emit("save.failed", f"the save at step {begun.save.step}: {error}", step=begun.save.step, kind=error.kind)
+        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s))
         if not quiet:
             self._collect()
 
     def _now_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
         self._last_moments.learn(begun.save.timings)
-        self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._begun))
+        self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._under_way))
         self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
@@ -556,8 +528,7 @@ class Checkpointer(Holds):
         """Whether the last step was saved for all ranks, where one has died and another can."""
         if self._attempt is None:
             return False
-        begun = [one.save for one in self._begun.values()]
-        if done := self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, begun):
+        if done := self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, self._under_way.saves):
             self._last_saved_step = self._boundary.step
         return done
 

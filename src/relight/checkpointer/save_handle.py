@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import NamedTuple
 
@@ -18,15 +18,6 @@ class Progress(NamedTuple):
     written: float
     eta_s: float | None
     """None as long as there is no rate."""
-
-
-class Begun(NamedTuple):
-    """A save that the agent has: what is to be known when it is done."""
-
-    save: Save
-    metrics: Mapping[str, float]
-    before: int | None
-    """The step that was saved before it, if this one fails."""
 
 
 class Save:

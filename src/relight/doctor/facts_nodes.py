@@ -49,7 +49,6 @@ class Told(msgspec.Struct, frozen=True):
     settings: dict[str, str] = {}
     """Names and digests: no value leaves the node."""
     mount: tuple[str, str, list[str]] | None = None
-    store_there: bool = False
     memory_bytes: int | None = None
     accelerators: int = 0
     limits: dict[str, int] = {}
@@ -68,7 +67,7 @@ def told_of(facts: Facts) -> Told:
     versions = {one.name: one.installed for one in machine.packages} | {"python": platform.python_version(), "relight": VERSION}
     return Told(
         machine.host, versions, _settings(), (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
-        facts.store.there and facts.store.error is None, machine.memory_bytes, machine.accelerators, dict(machine.limits),
+        machine.memory_bytes, machine.accelerators, dict(machine.limits),
     )  # fmt: skip
 
 

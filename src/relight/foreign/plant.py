@@ -235,11 +235,6 @@ def numpy_dtype(node: Any) -> Any:
     return dtype
 
 
-def in_memory(data: bytes, dtype: str, shape: tuple[int, ...], key: object) -> Whole:
-    """A tensor whose bytes are here."""
-    return Whole(dtype, shape, Bytes(data), key)
-
-
 def _is_text(value: str) -> bool:
     try:
         value.encode()

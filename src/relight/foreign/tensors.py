@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, UnsafeContent
@@ -252,21 +252,6 @@ class Tiled:
             _copy(source, begin, memoryview(room))
             place = (slice(lo - top, hi - top), *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
             out[place] = np.frombuffer(room, kind).reshape((hi - lo, *size[1:]))
-
-
-class Computed:
-    """Bytes that are made when they are wanted."""
-
-    def __init__(self, length: int, make: Callable[[int, memoryview], None]) -> None:
-        self.length, self._make = length, make
-
-    def view(self) -> memoryview | None:
-        """None: they are made when they are wanted."""
-        return None
-
-    def fill(self, start: int, into: memoryview) -> None:
-        """Make them."""
-        self._make(start, into)
 
 
 def _copy(source: Source, start: int, into: memoryview) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from relight.capture.rebuild import _numpy_dtype
+from relight.capture.rebuild import numpy_dtype
 from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import IncompatibleState, UnsafeContent
 from relight.foreign.archive import Archive, Kind, Storage
@@ -107,4 +107,4 @@ def _dtype_of(node: Any) -> Any:
     if not isinstance(node, Made) or node.name != "dtype":
         raise ValueError("no dtype")
     order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
-    return _numpy_dtype(f"{order}{node.args[0]}")
+    return numpy_dtype(f"{order}{node.args[0]}")

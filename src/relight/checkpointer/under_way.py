@@ -1,0 +1,82 @@
+"""Saves that the agent has: what became of each is told by other threads, and heard by the loop at its next call."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from time import monotonic
+from typing import NamedTuple
+
+from relight.agent import Done
+from relight.checkpointer.save_handle import Save
+from relight.errors import RelightError
+from relight.observe import emit
+
+
+class Begun(NamedTuple):
+    """A save that the agent has: what is to be known when it is done."""
+
+    save: Save
+    metrics: Mapping[str, float]
+    before: int | None
+    """The step that was saved before it, if this one fails."""
+
+
+class UnderWay:
+    """Those of one Checkpointer, by their numbers. True as long as there are any of which the loop has not heard."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, Begun] = {}
+        self._outcomes: deque[Done] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    @property
+    def saves(self) -> list[Save]:
+        """Their handles, the oldest first."""
+        return [begun.save for begun in self._begun.values()]
+
+    def add(self, number: int, begun: Begun) -> None:
+        """The agent is about to have it."""
+        self._begun[number] = begun
+
+    def drop(self, save: Save) -> None:
+        """The agent does not have it after all."""
+        self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
+
+    def on_sealed(self, number: int, seconds: float) -> None:
+        """In whichever thread copied last."""
+        begun = self._begun.get(number)
+        if begun is not None:
+            begun.save.say_sealed(seconds)
+
+    def on_done(self, done: Done) -> None:
+        """In another thread: tell the handle; the loop hears of it at its next call."""
+        begun = self._begun.get(done.report.number)
+        if begun is None:
+            return
+        self._outcomes.append(done)
+        save, report = begun.save, done.report
+        if done.error is None:
+            save.timings.update(report.timings)
+            save._tell(bytes=report.stored_bytes, sealed=True, done=True)
+            save.say_durable(f"; step() took {save.timings.get('blocked', 0.0):.3f} s of it")
+        else:
+            save._tell(error=done.error)
+
+    def over(self) -> Iterator[tuple[Begun, Done]]:
+        """What has become of saves since the last call, one after the other: whoever stops in between hears of the rest the next time."""
+        while self._outcomes:
+            done = self._outcomes.popleft()
+            yield self._begun.pop(done.report.number), done
+
+    def wait(self, seconds: float) -> None:
+        """Until nothing is being written any more, no longer than so many seconds. What failed unheard is told."""
+        ends = monotonic() + seconds
+        for save in self.saves:
+            try:
+                save.wait(max(0.0, ends - monotonic()))
+            except RelightError as error:
+                if save.error is None:
+                    emit("save.failed", f"the save at step {save.step}: {error}", step=save.step, kind=error.kind)
