@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from relight.commit import Attempt
 from relight.policy.going_back import SPLIT
 from relight.pulse import SETTING, Beat, Page
 from relight.store import LocalStore, open_bytes
+from relight.store.memory import MemoryStore
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Decision, Facts, Failure, Worker
 from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each, read_incidents
 from relight.supervise.limits import Patience
 from relight.supervise.supervisor import Supervisor
+from relight.supervise.taken_over import taken_over
 
 
 def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path) -> None:
@@ -192,3 +195,42 @@ def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_pa
     finally:
         for one in (first, second, other):
             one.close()
+
+
+def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tmp_path: Path) -> None:
+    """Its own processes took charge, one life after the other; then somebody else's did. Who never was in charge knows nothing of it."""
+    store = open_bytes(tmp_path / "store")
+
+    def life(watched: Supervisor, number: int) -> Decision:
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid() if number else 1})
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=number + 1, url=str(tmp_path / "store"), run="run"))
+        watched.look()
+        return watched.failed([Worker(0, -9, 1.0)])
+
+    mine, nobody = (Supervisor(Rules(), Patience(), "job", tmp_path / name) for name in ("mine", "nobody"))
+    try:
+        Attempt.begin(store, "run")  # by this process, which is rank 0 of the second life
+        assert life(mine, 0).action == "resume" and life(mine, 1).action == "resume"
+        script = "import sys; from relight.store import open_bytes; from relight.commit import Attempt; Attempt.begin(open_bytes(sys.argv[1]), 'run')"
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True)
+        found = life(mine, 2)
+        assert found.action == "stop" and "taken this run over" in found.reason and "SIGKILL" in found.reason
+        assert life(nobody, 0).action == "resume"
+        (tmp_path / "store" / "relight.json").rename(tmp_path / "away")
+        assert life(mine, 3).action != "end"
+    finally:
+        mine.close()
+        nobody.close()
+
+
+def test_a_log_that_cannot_be_read_in_time_holds_nobody_up() -> None:
+    """Nor one that cannot be read at all: the job goes on as if nobody had asked."""
+    class Slow(MemoryStore):
+        def get(self, key: str, limit: int) -> bytes:
+            time.sleep(5)
+            return super().get(key, limit)
+
+    began = time.monotonic()
+    assert not taken_over(Slow(), "run", {"a:1"}, 0.2) and time.monotonic() - began < 3
+    assert not taken_over(MemoryStore(), "run", {"a:1"})

@@ -15,6 +15,7 @@ _WAITS = ("storage", "network", "hardware")
 """What may be over by itself, later."""
 SPLIT_MAX = 16
 DAY_S = 86400.0
+FENCED = "another attempt has taken this run over: it is in charge now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Past(NamedTuple):
 def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) -> Decision:
     """What to do. ``history``: of this job, oldest first. Same facts, same decision."""
     if failure.kind == "fenced":
-        return Decision("stop", "another attempt has taken this run over: it is in charge now")
+        return Decision("stop", FENCED)
     if failure.kind == "preemption":
         return Decision("end", f"{failure.why}: whoever wants the machine back starts the job again")
     stuck, alike = _without_progress(failure, history), _alike(failure, history)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job
+from relight.supervise.taken_over import taken_over
 from relight.typed import from_json_bytes
 
 DIRECTORY = "incidents"
@@ -135,6 +136,10 @@ class Book:
         with contextlib.suppress(RelightError, OSError):
             return read_incidents(self._store, self._run) if self._store is not None else incidents_in(self._directory)
         return []
+
+    def taken_over(self, own: Collection[str]) -> bool:
+        """Whether somebody else has taken charge of the run since one of ``own`` did."""
+        return bool(own) and self._store is not None and taken_over(self._store, self._run, own)
 
     def write(self, one: Incident | After) -> None:
         """Whatever is in the way: a job goes on without its diary."""

@@ -42,7 +42,7 @@ from relight.store import open_bytes
 from relight.supervise import stacks
 from relight.supervise.agents import AgentWatch
 from relight.supervise.classify import classify
-from relight.supervise.decide import Past, Rules, decide
+from relight.supervise.decide import FENCED, Past, Rules, decide
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import TRAINING, Goodput
@@ -79,6 +79,8 @@ class Supervisor:
     ) -> None:  # fmt: skip
         """``fallback``: where incidents are written while the run's store is not known. ``group``: where the job's nodes meet."""
         self._group, self._looked_elsewhere = group, -math.inf
+        self._charges: set[str] = set()
+        """The processes here that were rank 0, as a log names who writes it: only that takes charge of a run."""
         self._notices = notices or Notices(())
         self._wanted, self._asker, self._drains = "", "", ""
         self._requests: Requests | None = None
@@ -150,6 +152,8 @@ class Supervisor:
     def started(self, pids: Mapping[int, int]) -> None:
         """Their processes, by rank."""
         self._pids = dict(pids)
+        if 0 in pids:
+            self._charges.add(f"{socket.gethostname()[:64]}:{pids[0]}")
         self._goodput.see(self._clock(), "down" if self._past else "starting")
         processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
         emit("run.life", f"life {self._life}: {processes} started", life=self._life, ranks=len(pids))
@@ -200,6 +204,8 @@ class Supervisor:
         self._goodput.failed(now, failure.kind)
         self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
+        if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
+            self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group)
         self._book.write(incident)
