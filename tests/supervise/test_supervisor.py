@@ -204,7 +204,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
     def life(watched: Supervisor, number: int) -> Decision:
         told = watched.begin([0], {})
         watched.started({0: os.getpid() if number else 1})
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=number + 1, url=str(tmp_path / "store"), run="run"))
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run"))
         watched.look()
         return watched.failed([Worker(0, -9, 1.0)])
 
