@@ -66,6 +66,22 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         assert "firing" in page and "memory fills up" in page
 
 
+def test_what_was_told_of_a_run_counts_on_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose process has ended is idle, not late, however long ago its saves are; a checkpoint that was found damaged is not good."""
+    events = tmp_path / "events"
+    monkeypatch.setenv("RELIGHT_EVENTS", str(events))
+    root = make_store(tmp_path / "runs", 2, 3)
+    live = Run(open_bytes(str(root)), "run-000").history().live
+    at = time.time()
+    damaged = {"event": "verify.damaged", "id": live[0].id, "step": live[0].step, "kind": "corrupt_checkpoint", "file": "pack", "time": at}
+    keep_events(events, str(root), {"event": "attempt.ended", "run": "run-000", "time": at}, damaged, run="run-000")
+    monkeypatch.setattr("relight.serve.reader.LATE_AFTER", -3.0)
+    with serving([root], tmp_path) as server:
+        until(lambda: [one["good"] for one in server.get("/api/v1/runs/runs/run-000/checkpoints").json()["rows"]], [True, True, False])
+        rows = {one["run"]: (one["health"], one["why"]) for one in server.get("/api/v1/runs").json()["rows"]}
+        assert rows["run-000"] == ("idle", "it has come to its end") and rows["run-001"][0] == "late"
+
+
 def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that were told lie between those of checkpoints, which count before them; what is no such event changes nothing."""
     events = tmp_path / "events"

@@ -79,6 +79,8 @@ def test_errors_say_what_happened_and_no_secret() -> None:
     assert isinstance(denied, StoreUnavailable) and not denied.retryable and "credentials" in denied.hint
     assert isinstance(translate(FileNotFoundError("404"), "reading", "key"), CheckpointNotFound)
     assert isinstance(translate(Exception("status code: 507 Insufficient Storage"), "writing", "key"), NoSpace)
+    nobody = translate(Exception("Error performing PUT http://169.254.169.254/latest/api/token in 1s - connection refused"), "opening", "key")
+    assert "no credentials were found" in nobody.hint
     passing = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: {}: x"
     assert translate(Exception(passing.format("503 Slow Down")), "reading", "key").retryable
     assert not translate(Exception(passing.format("400 Bad Request")), "reading", "key").retryable
