@@ -55,7 +55,12 @@ def addresses(server: Server) -> list[str]:
         found.append(re.sub(r"\{(\w+)\}", lambda part: parts[part[1]], path))
     found += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
     spec = f"?a=runs/{name}@{ids[3]}&b=runs/{name}@{ids[40]}"
-    return [one + spec if one in ("/compare", "/api/v1/diff") else one for one in found]
+    latest = f"/api/v1/runs/runs/{name}/checkpoints/latest"
+    ends = time.monotonic() + 20
+    while not (tensors := server.get(latest).json()["tensors"]) and time.monotonic() < ends:
+        time.sleep(0.05)
+    asks = {"/compare": spec, "/api/v1/diff": spec, f"{latest}/values": f"?path={tensors[0]['path']}"}
+    return [one + asks.get(one, "") for one in found]
 
 
 def least(server: Server, address: str, tries: int = TRIES) -> tuple[float, Any]:
