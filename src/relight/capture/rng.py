@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -146,9 +147,14 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
         value.set_state(state["numpy_legacy"])
 
 
-def drawn_from_host() -> int:
-    """A number that follows from where this process's generators are; they go on behind it."""
-    return (random.getrandbits(64) << 64) | int(torch.randint(1 << 62, ()))
+def part_host(seed_of: Callable[[int], int]) -> None:
+    """Begin each of this process's generators anew, from what ``seed_of`` makes of a number drawn from that one alone: a script may have
+    seeded torch's, and left Python's to chance."""
+    torch.manual_seed(seed_of(int(torch.randint(1 << 62, ()))))
+    random.seed(seed_of(random.getrandbits(64)))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed_of(int(numpy.random.randint(1 << 31))) % 2**32)
 
 
 def drawn_from(value: Any) -> int:
@@ -158,15 +164,6 @@ def drawn_from(value: Any) -> int:
     if isinstance(value, random.Random):
         return value.getrandbits(64)
     return int(value.integers(1 << 62)) if hasattr(value, "bit_generator") else int(value.randint(1 << 31))
-
-
-def seed_host(seed: int) -> None:
-    """Begin all of this process's generators anew; torch's of accelerators too."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
 
 
 def seed_generator(value: Any, seed: int) -> None:

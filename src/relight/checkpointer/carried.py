@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from relight.capture.dealt import Dealt, agreed, as_it_was, is_of
 from relight.capture.kinds import RNG, kind_of
 from relight.capture.loaders import dealt_in, own_generators, rest_state
-from relight.capture.rng import drawn_from, drawn_from_host, seed_generator, seed_host
+from relight.capture.rng import drawn_from, part_host, seed_generator
 from relight.format import Digest
 
 
@@ -30,7 +30,7 @@ class Carried(NamedTuple):
     def finish(self) -> None:
         """Give those generators their seeds, when all else is restored: what follows from where they are, and the rank."""
         if self.parted is not None:
-            seed_host(_seed(f"{drawn_from_host()}/{self.parted}"))
+            part_host(lambda drawn: _seed(f"{drawn}/{self.parted}"))
             for one in self.parting:
                 seed_generator(one, _seed(f"{drawn_from(one)}/{self.parted}"))
         for generator, seed in self.seeded:
