@@ -3,12 +3,14 @@
 The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: without processes
 that wait, with such as have done their imports, and with such as have run the script up to ``relight.standby()``. torchrun is given a
 store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo do not find each other again,
-and the job does not come back at all.
+and the job does not come back at all. NVIDIA's ``ft_launcher`` (torchrun's agent, with heartbeats beside it) starts the job that torchrun
+starts with DCP; where it is not installed its row says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -31,17 +33,27 @@ JOB = Path(__file__).with_name("restart_job.py")
 PATIENCE_S = 300.0
 SETTLED_S = 20.0
 """Until whoever does things ahead has done them: a job fails hours behind its start."""
-WAYS = ["torch.save", "DCP", "Relight", "Relight, spares", "Relight, standby"]
+WAYS = ["torch.save", "DCP", "DCP, ft_launcher", "Relight", "Relight, spares", "Relight, standby"]
+LAUNCHERS = {"ft_launcher": "nvidia_resiliency_ext.fault_tolerance.launcher"}
+"""Of a way that says which; torchrun otherwise."""
 
 
 def command(way: str, folder: Path, parameters: int) -> list[str]:
     """What is started."""
     job = [str(JOB), way, str(folder), str(parameters)]
     if not way.startswith("Relight"):
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *job]
+        launcher = LAUNCHERS.get(way.partition(", ")[2], "torch.distributed.run")
+        return [sys.executable, "-m", launcher, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *job]
     spares = "false" if way == "Relight" else "true"
     (folder / "relight.toml").write_text(f"[supervise]\nspares = {spares}\n")
     return [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", *job]
+
+
+def missing(way: str) -> str:
+    """Why it cannot be measured here; empty otherwise."""
+    package = LAUNCHERS.get(way.partition(", ")[2], "").partition(".")[0]
+    there = not package or importlib.util.find_spec(package) is not None
+    return "" if there else f"{package} is not installed; pip install --no-deps -r requirements/bench.in"
 
 
 def lines(folder: Path) -> list[tuple[int, int, float]]:
@@ -106,7 +118,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    ways = options.only or WAYS
+    asked = options.only or WAYS
+    left_out = {way: why for way in asked if (why := missing(way))}
+    for way, why in left_out.items():
+        print(f"{way:16} not measured: {why}")
+    ways = [way for way in asked if way not in left_out]
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(options.rounds):
         for way in rng.sample(ways, len(ways)):
@@ -120,13 +136,13 @@ def main() -> None:
             took = f"{one['seconds']:7.2f} s, {one['new_s']:7.2f} s to a new one"
             print(f"round {number + 1}/{options.rounds}  {way:16} {took}, {again}", flush=True)
         if options.out and number + 1 < options.rounds:
-            write(options, summary_of(found), found)  # whoever has to stop it has what there is
+            write(options, summary_of(found), found, left_out)  # whoever has to stop it has what there is
     summary = summary_of(found)
     for way, one in summary.items():
         took = f"{one['median_s']:.2f} s ({one['least_s']:.2f}–{one['most_s']:.2f}), {one['new_s']:.2f} s to a new one"
         print(f"{way:16} {took} {one['parts'] or ''}")
     if options.out:
-        write(options, summary, found)
+        write(options, summary, found, left_out)
 
 
 def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -143,11 +159,14 @@ def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str,
     return summary
 
 
-def write(options: argparse.Namespace, summary: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]]) -> None:
+def write(
+    options: argparse.Namespace, summary: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]], left_out: Mapping[str, str]
+) -> None:
     """What was found, and how."""
     rounds = min(map(len, found.values()))
     asked = {"parameters": options.parameters, "rounds": rounds, "seed": options.seed, "every": options.every}
-    options.out.write_text(json.dumps({"machine": describe(options.dir), **asked, "ways": summary, "rows": found}, indent=1) + "\n")
+    told = {"machine": describe(options.dir), **asked, "ways": summary, "left_out": left_out, "rows": found}
+    options.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -193,11 +193,11 @@ class Job:
         before = self.newest(where)
         wait_until(lambda: self.newest(where) > before, f"a checkpoint newer than step {before} at {where}")
 
-    def incidents(self) -> list[dict[str, Any]]:
-        """As ``relight incidents`` tells them, oldest first."""
-        if not self.hot.exists():
+    def incidents(self, where: str = "") -> list[dict[str, Any]]:
+        """As ``relight incidents`` tells them, oldest first; of the near disk, unless said otherwise."""
+        if not where and not self.hot.exists():
             return []
-        found: list[dict[str, Any]] = json.loads(self.relight("incidents", str(self.hot), "--json", fine=(0, 1)) or "[]")
+        found: list[dict[str, Any]] = json.loads(self.relight("incidents", where or str(self.hot), "--json", fine=(0, 1)) or "[]")
         return sorted(found, key=lambda one: one["id"])
 
     def events(self, *names: str) -> list[dict[str, Any]]:

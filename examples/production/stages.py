@@ -199,6 +199,7 @@ def lost(job: Job, rng: random.Random) -> None:
     there = job.newest(job.cold)
     expect(there > 0, f"the object store has step {there}")
     job.stop()
+    told = len(job.incidents(job.cold))
     for one in job.disk.iterdir():
         shutil.rmtree(one) if one.is_dir() else one.unlink()
     before = job.lines()
@@ -207,7 +208,8 @@ def lost(job: Job, rng: random.Random) -> None:
     first = job.rows()[before]["step"]
     expect(first > there, f"it went on at step {first}, not at the beginning")
     job.saves_again(str(job.hot))
-    expect(True, "and the new disk has checkpoints")
+    wait_until(lambda: len(job.incidents()) >= told > 0, "what happened is told on the new disk too")
+    expect(True, f"and the new disk has checkpoints, and the {told} incidents from before")
 
 
 STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, resized, preempted, doubled, lost]

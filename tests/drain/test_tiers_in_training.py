@@ -16,6 +16,7 @@ import torch
 import relight
 from relight.agent import reach
 from relight.catalog import Run
+from relight.catalog.diary import DIRECTORY
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format.records import CommitBody
 from relight.observe import counters
@@ -59,9 +60,12 @@ def background(request: pytest.FixtureRequest) -> bool:
 
 
 def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> None:
-    """What was saved on a disk is in the bucket when the run ends; with the disk wiped it goes on from there, to the bit, and on the disk."""
+    """What was saved on a disk is in the bucket when the run ends; with the disk wiped it goes on from there, to the bit, and on the disk,
+    which has the run's diary again as well."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=f"{s3}/cold/run")
     whole, _ = train(relight.Tiers(hot=tmp_path / "whole" / "run"), 9, background=background)
+    incident = f"run/{DIRECTORY}/0000000000001-abc.json"
+    LocalStore(tmp_path / "hot").put_once(incident, b"{}")
     first, _ = train(tiers, 5, background=background)
     assert steps(f"{s3}/cold")[-1] == 4
     wait_for_agent(tmp_path / "hot")
@@ -71,6 +75,7 @@ def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> No
     assert first + second == whole
     assert steps(str(tmp_path / "hot"))[-1] == 8 and steps(f"{s3}/cold")[-1] == 8
     wait_for_agent(tmp_path / "hot")
+    assert LocalStore(tmp_path / "hot").get(incident, 9) == b"{}"
 
 
 def test_a_tier_s_relative_path_is_meant_from_where_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool) -> None:

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 import relight
+from relight.catalog.diary import DIRECTORY
 from relight.store import open_bytes
-from relight.supervise.incidents import DIRECTORY, read_accounts, read_incidents
+from relight.supervise.incidents import read_accounts, read_incidents
 from relight.typed import from_json_bytes, from_msgpack
 
 AT_ONCE = """

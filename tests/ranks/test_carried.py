@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from relight.capture.rng import seed_generator
 from relight.checkpointer.carried import carry
 
+HANDED = ("handed over: mine", "handed over: also", "handed over: third")
 SAID = "loader begins its epoch anew: it was saved without a word on how its samples are dealt out"
 
 
@@ -28,7 +29,7 @@ def test_as_many_ranks_take_all_of_it() -> None:
     """Nothing is left out, nothing is said."""
     root, components = parts()
     found = carry(root, components, rank=3, world=4, saved=4, key="k", own=[root] * 4)
-    assert found.root is root and found.components is components and found.notes == [] and found.parted is None
+    assert found.root is root and found.components is components and found.notes == []
 
 
 def test_fewer_ranks_keep_their_generators() -> None:
@@ -36,7 +37,7 @@ def test_fewer_ranks_keep_their_generators() -> None:
     root, components = parts()
     found = carry(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
     assert set(found.root) == set(root) - {"loader"} and set(found.components) == set(components) - {"loader"}
-    assert found.notes == ["4 ranks saved it and 2 ranks go on", SAID] and found.parted is None
+    assert found.notes == ["4 ranks saved it and 2 ranks go on", SAID]
 
 
 def drawn(components: dict[str, object]) -> list[float]:
@@ -47,16 +48,17 @@ def drawn(components: dict[str, object]) -> list[float]:
 def test_ranks_that_were_not_there_draw_other_numbers() -> None:
     """The same each time for the same state and rank, and different ones for each; a rank that was there goes on where it was."""
     found: dict[tuple[int, int], list[float]] = {}
+    alike = [{name: str(one) for name in ("torch", "python", *HANDED)} for one in range(4)]
     for state, rank in ((7, 2), (7, 3), (8, 2), (7, 2), (7, 0)):
         root, components = parts()
-        carried = carry(root, components, rank=rank, world=4, saved=2, key="k", own=[root] * 2)
+        carried = carry(root, components, rank=rank, world=4, saved=2, key="k", own=[root] * 2, alike=alike)
         assert {"rng", "mine", "also", "third"} <= set(carried.root) and "loader" not in carried.root
-        assert any("generators of ranks from 2 on" in one for one in carried.notes)
         torch.manual_seed(state + 100)  # as what was restored has them
         random.seed(state + 100)
         for number, name in enumerate(("mine", "also", "third")):
             seed_generator(components[name], state + number)
-        carried.finish()
+        carried.finish(rank, [{name: str(one % 2) for name in alike[0]} for one in range(4)])
+        assert carried.notes[-1] == "generators of ranks 2, 3 begin anew, from where those of others were"
         numbers = drawn(components)
         assert found.setdefault((state, rank), numbers) == numbers
     assert len({one for (_, rank), numbers in found.items() if rank for one in numbers}) == 3 * 5

@@ -14,6 +14,7 @@ import pytest
 from tests.cli.at_hand import fill, request
 from tests.serve.made_server import Server, serving
 
+from relight.catalog.diary import DIRECTORY
 from relight.catalog.run import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
@@ -24,7 +25,6 @@ from relight.serve.scope import asking
 from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, Task, Tasks
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import DIRECTORY
 from relight.supervise.requests import Requests
 
 

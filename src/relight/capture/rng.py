@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from relight.format import Digest
+
 
 def host_states() -> dict[str, Any]:
     """Python's, numpy's legacy and torch's CPU generator."""
@@ -147,14 +149,34 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
         value.set_state(state["numpy_legacy"])
 
 
-def part_host(seed_of: Callable[[int], int]) -> None:
-    """Begin each of this process's generators anew, from what ``seed_of`` makes of a number drawn from that one alone: a script may have
-    seeded torch's, and left Python's to chance."""
-    torch.manual_seed(seed_of(int(torch.randint(1 << 62, ()))))
-    random.seed(seed_of(random.getrandbits(64)))
+def part_host(kind: str, seed_of: Callable[[int], int]) -> None:
+    """Begin one of this process's own generators, by its name in ``host_states``, anew, from what ``seed_of`` makes of a number drawn from
+    that one alone: a script may have seeded torch's, and left Python's to chance. Accelerators' begin anew with torch's."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if kind == "torch":
+        torch.manual_seed(seed_of(int(torch.randint(1 << 62, ()))))
+    elif kind == "python":
+        random.seed(seed_of(random.getrandbits(64)))
+    elif numpy is not None:
         numpy.random.seed(seed_of(int(numpy.random.randint(1 << 31))) % 2**32)
+
+
+def place_of(state: Any) -> str:
+    """Sixteen letters for where a generator is: the same for the same state."""
+    found = Digest()
+    _add(found, state)
+    return str(found.hexdigest())[:16]
+
+
+def _add(to: Any, state: Any) -> None:
+    if isinstance(state, dict):
+        for name in sorted(state, key=str):
+            to.update(f"{name}=".encode())
+            _add(to, state[name])
+    elif hasattr(state, "numpy"):
+        to.update(state.numpy().tobytes())
+    else:
+        to.update(state.tobytes() if hasattr(state, "tobytes") else f"{state!r};".encode())
 
 
 def drawn_from(value: Any) -> int:

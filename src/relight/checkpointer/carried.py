@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from relight.capture.dealt import Dealt, agreed, as_it_was, is_of
-from relight.capture.kinds import RNG, kind_of
 from relight.capture.loaders import dealt_in, own_generators, rest_state
-from relight.capture.rng import drawn_from, part_host, seed_generator
+from relight.capture.rng import seed_generator
+from relight.checkpointer.seeded_alike import anew, begin_anew, sources, taken_from
 from relight.format import Digest
 
 
@@ -20,19 +20,19 @@ class Carried(NamedTuple):
     root: Mapping[Any, Any]
     components: Mapping[str, object]
     notes: list[str]
-    parted: int | None
-    """The number of a rank that there was not: the process's own generators, and ``parting``, are another rank's as long as they are not
-    parted from it. None if they go on where those of this rank were."""
-    parting: list[object]
     seeded: list[tuple[object, int]]
     """Generators of loaders that begin anew, and their seeds."""
+    alike: Sequence[Mapping[str, str]]
+    """Of each rank where its generators were; empty if each goes on where it was."""
 
-    def finish(self) -> None:
-        """Give those generators their seeds, when all else is restored: what follows from where they are, and the rank."""
-        if self.parted is not None:
-            part_host(lambda drawn: _seed(f"{drawn}/{self.parted}"))
-            for one in self.parting:
-                seed_generator(one, _seed(f"{drawn_from(one)}/{self.parted}"))
+    def finish(self, rank: int = 0, now: Sequence[Mapping[str, str]] = ()) -> None:
+        """Seed what begins anew, when all else is restored: by what follows from where it is, and the rank. ``now``: of each rank where
+        its generators are, if there was ``alike``."""
+        numbers = anew(self.alike, now) if now else []
+        several = [number for number, one in enumerate(numbers) if one]
+        if several:
+            self.notes.append(f"generators of {_named(several)} begin anew, from where those of others were")
+            begin_anew(numbers[rank], self.components, _seed)
         for generator, seed in self.seeded:
             seed_generator(generator, seed)
 
@@ -46,16 +46,18 @@ def carry(
     saved: int,
     key: str,
     own: Sequence[Mapping[Any, Any]],
+    alike: Sequence[Mapping[str, str]] = (),
 ) -> Carried:
     """Nothing is left out if ``world`` ranks go on with what as many ``saved``, and their loaders deal out to as many.
 
     Else a loader goes on with its share of what is left of its training epoch, if its samples were dealt out in an order that follows
-    from a seed, and begins that epoch anew if not; and generators of ranks that there were not get seeds that follow from those of the
-    rank whose state they take, and the rank: two runs that were the same so far stay the same. ``key`` is for what loaders draw from.
-    ``own``: what each rank that saved had of its own. Every rank comes to the same by itself.
+    from a seed, and begins that epoch anew if not. Generators of ranks that the script has seeded alike stay alike; those that would draw
+    what strangers draw, as there were no such ranks, get seeds that follow from where they are, and the rank: two runs that were the same
+    so far stay the same. ``key`` is for what loaders draw from. ``own``: what each rank that saved had of its own. ``alike``: of each rank
+    where its generators are, if ``world`` is not ``saved``. Every rank comes to the same by itself.
     """
     if not isinstance(root, dict):
-        return Carried(root, components, [], None, [], [])
+        return Carried(root, components, [], [], ())
     out: set[str] = set()
     told: dict[Any, Any] = {}
     seeded: list[tuple[object, int]] = []
@@ -73,16 +75,14 @@ def carry(
             seeded += found.seeded
             notes += found.notes
     if world == saved and not out and not told:
-        return Carried(root, components, [], None, [], [])
+        return Carried(root, components, [], [], ())
     if world != saved:
         notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} {'goes' if world == 1 else 'go'} on")
-    if world > saved:
-        notes.append(f"generators of ranks from {saved} on begin anew, from where those of the others were")
-    parting = [value for name, value in components.items() if kind_of(value) == RNG] if rank >= saved else []
+    source = sources(alike, saved)[rank] if world != saved and alike else {}
     return Carried(
-        {name: node for name, node in {**root, **told}.items() if name not in out},
+        {name: node for name, node in {**taken_from(root, own, source), **told}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
-        notes, rank if rank >= saved else None, parting, seeded,
+        notes, seeded, alike if world != saved else (),
     )  # fmt: skip
 
 
@@ -119,6 +119,11 @@ def _said(name: str, loader: DataLoader[Any], found: Dealt) -> list[str]:
 
 def _seed(text: str) -> int:
     return int.from_bytes(Digest(text.encode()).digest()[:4], "little")
+
+
+def _named(several: Sequence[int]) -> str:
+    some = ", ".join(map(str, several[:4]))
+    return f"rank {some}" if len(several) == 1 else f"ranks {some}{f' and {len(several) - 4} more' if len(several) > 4 else ''}"
 
 
 def _ranks(count: int) -> str:

@@ -22,6 +22,7 @@ from relight.checkpointer.near import Near
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
+from relight.checkpointer.seeded_alike import seeded_by_all
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
 from relight.format.collector import collector_paused
@@ -242,6 +243,8 @@ def _restore(
     with together(ranks, f"opening checkpoint {checkpoint.id}"):  # nobody goes on to what is exchanged by all while another gives up
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         opened = replace(opened, spares=tuple(spares))
+    saved = saved_by(opened.root)
+    alike = seeded_by_all(ranks.world, components) if ranks is not None and world != saved else ()
     with together(ranks, f"planning to restore checkpoint {checkpoint.id}"), collector_paused():
         part, look = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
@@ -250,7 +253,7 @@ def _restore(
             root = with_own(root, own, rank)
         else:
             root, own = joined.tree_of(rank), joined.own
-        carried = carry(root, components, rank=rank, world=world, saved=saved_by(opened.root), key=f"step {checkpoint.step}", own=own)
+        carried = carry(root, components, rank=rank, world=world, saved=saved, key=f"step {checkpoint.step}", own=own, alike=alike)
         plan = plan_restore(
             carried.components,
             part.tensors if joined is None else joined.tensors,
@@ -275,7 +278,7 @@ def _restore(
     result.bytes_read, result.source = reading.bytes_read, reading.source
     plan.finish()
     if only is None:
-        carried.finish()
+        carried.finish(rank, seeded_by_all(ranks.world, components) if ranks is not None and carried.alike else ())
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = opened.root.environment

@@ -36,6 +36,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
 from relight.checkpointer.resume import Resumed, first_good, resume, say_suspect
 from relight.checkpointer.rolled_back import roll_back_if_told
+from relight.checkpointer.seeded_alike import seeded_by_all
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.collector import collector_paused
@@ -244,8 +245,9 @@ def _restore(
                     for index in range(len(one.packs)):
                         look(number, index)
     told = from_msgpack(ranks.world.tell(word if ranks.leads else None, 0, doing), _Manifest)
+    alike = seeded_by_all(ranks.world, asked.components) if ranks.world.size != told.saved else ()
     with together(ranks, doing), collector_paused():
-        plan, carried = _planned(asked, told, checkpoint, ranks)
+        plan, carried = _planned(asked, told, checkpoint, ranks, alike)
     plan.refuse(ranks.nowhere(plan.unused))
     needs = {index: _boxes(sink, told.tensors[index]) for index, sink in plan.sinks.items() if told.tensors[index].length}
     result.bytes_read, result.source = 0, "memory"
@@ -260,8 +262,10 @@ def _restore(
             raise error
     with together(ranks, doing):
         plan.finish()
-        if asked.only is None:
-            carried.finish()
+    if asked.only is None:
+        now = seeded_by_all(ranks.world, asked.components) if carried.alike else ()
+        with together(ranks, doing):
+            carried.finish(ranks.world.rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = told.environment
@@ -278,11 +282,14 @@ def _manifest(opened: Opened, joined: Whole) -> bytes:
     return msgspec.msgpack.encode(told)
 
 
-def _planned(asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneWriter) -> tuple[RestorePlan, Carried]:
+def _planned(
+    asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
+) -> tuple[RestorePlan, Carried]:
     rank, world = ranks.world.rank, ranks.world.size
     tree, own = told.trees()
     root = with_own(tree, own, rank)
-    carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=f"step {checkpoint.step}", own=own)
+    key = f"step {checkpoint.step}"
+    carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=key, own=own, alike=alike)
     plan = plan_restore(
         carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
         elsewhere=True,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from relight.catalog.diary import DIRECTORY as INCIDENTS
 from relight.catalog.find import metric_value
 from relight.catalog.opened import open_checkpoint
 from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, tiers_of
@@ -23,7 +24,6 @@ from relight.reclaim import SweepPlan, plan_sweep
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
 from relight.store.around import guard_of
-from relight.supervise.incidents import DIRECTORY as INCIDENTS
 from relight.supervise.incidents import Incident, once_each, read_incidents
 
 _CHECKED_MAX = 8

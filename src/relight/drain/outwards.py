@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Run
+from relight.catalog.diary import level_diaries
 from relight.catalog.tiers import Merged, drained_to, merge, newest_seq, open_tier, pace_of, reach_all, tiers_of
 from relight.commit.attempt import take_over
 from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
@@ -54,7 +56,8 @@ def drain(
 
     For the attempt in charge of the nearest tier: when another has taken charge of it, or of a tier, nothing more is copied there.
     ``at_pace``: what the attempt's schedule saves is copied as often as it says; otherwise the newest is in any case.
-    Retention of each tier runs behind its copies. Memory: what copying takes. What cannot be read near is passed over, and told.
+    Retention of each tier runs behind its copies; the run's incidents and accounts are brought to it and, if only it has them, back.
+    Memory: what copying takes. What cannot be read near is passed over, and told.
     """
     near, report = Run(store, run), Drained()
     for tier in tiers_of(near.history()):
@@ -94,6 +97,8 @@ class _Way:
         store, run = open_tier(tier, guard_of(self._near.store))
         log = Log(store, run)
         charge = take_over(log, self._attempt, attempts[:-1])
+        with contextlib.suppress(RelightError):  # what cannot be written this time is written before the next copy
+            level_diaries(self._near.store, store, self._near.name)
         while not self._stop():
             history = self._near.history()
             if history.attempts[-1] != self._attempt:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from relight.catalog.diary import DIRECTORY
 from relight.catalog.run import Run
 from relight.drill.copies import CopyRehearsal
 from relight.drill.live import Live, rehearsals_of
@@ -23,7 +24,6 @@ from relight.drill.stage import CannotTry, Job, Wrong, own_store
 from relight.drill.target import Target
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
-from relight.supervise.incidents import DIRECTORY
 from relight.transfer import execute_copy, plan_copy
 
 R = TypeVar("R", Rehearsal, CopyRehearsal)

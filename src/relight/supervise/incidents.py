@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX
 from relight.errors import RelightError
 from relight.log.identity import now_text
 from relight.policy.going_back import sane
@@ -24,11 +25,8 @@ from relight.supervise.goodput import once_each as once_each_job
 from relight.supervise.taken_over import taken_over
 from relight.typed import from_json_bytes
 
-DIRECTORY = "incidents"
-_BYTES_MAX = 8 << 20
 _STACKS_MAX = 64 << 10
 _TAIL = 40
-_ACCOUNT = ".account.json"
 
 
 class After(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,7 +156,7 @@ class Book:
             (self._directory / self._account(self._accounts - 1)).unlink(missing_ok=True)
 
     def _account(self, count: int) -> str:
-        return f"{self._number}.{count:06d}{_ACCOUNT}"
+        return f"{self._number}.{count:06d}{ACCOUNT}"
 
     def _put(self, name: str, one: msgspec.Struct) -> bool:
         """Whether it is in the store."""
@@ -171,7 +169,7 @@ class Book:
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(data)
-            if not name.endswith(_ACCOUNT):  # which the next one replaces
+            if not name.endswith(ACCOUNT):  # which the next one replaces
                 self._left.append(name)
         return False
 
@@ -188,7 +186,7 @@ class Book:
 def read_incidents(store: ByteStore, run: str) -> list[Incident]:
     """A run's, oldest first; what cannot be read is left out."""
     names = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
-    return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX)))
+    return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)))
 
 
 def once_each(incidents: list[Incident]) -> list[Incident]:
@@ -202,12 +200,12 @@ def read_accounts(store: ByteStore, run: str) -> list[Account]:
     newest = {
         entry.name.partition(".")[0]: entry.name
         for entry in sorted(store.list(f"{run}/{DIRECTORY}"), key=lambda entry: entry.name)
-        if entry.name.endswith(_ACCOUNT)
+        if entry.name.endswith(ACCOUNT)
     }
     found = []
     for name in newest.values():
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), Account))
+            found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX), Account))
     return once_each_job(found)
 
 
@@ -219,7 +217,7 @@ def incidents_in(directory: Path) -> list[Incident]:
 
 def _joined(names: list[str], read: Any) -> Iterator[Incident]:
     for name in names:
-        if name.endswith((".after.json", _ACCOUNT)):
+        if name.endswith((".after.json", ACCOUNT)):
             continue
         with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
             found = from_json_bytes(read(name), Incident)

@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX
 from relight.errors import CheckpointNotFound, RelightError
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job
-from relight.supervise.incidents import DIRECTORY, After, Incident, once_each
+from relight.supervise.incidents import After, Incident, once_each
 from relight.typed import from_json_bytes
 
-BYTES_MAX = 8 << 20
 FILES_MAX = 2000
 """Of what a run's directory of incidents holds, the newest."""
-_ACCOUNT, _AFTER, _JSON = ".account.json", ".after.json", ".json"
+_AFTER, _JSON = ".after.json", ".json"
 CRASHES_S = 3600.0
 NO_CRASH = ("preemption",)
 T = TypeVar("T")
@@ -58,11 +58,11 @@ class Diary:
             return [], []
         names = names[-FILES_MAX:]
         self.names = tuple(names)
-        newest = {name.partition(".")[0]: name for name in names if name.endswith(_ACCOUNT)}
+        newest = {name.partition(".")[0]: name for name in names if name.endswith(ACCOUNT)}
         self._accounts = {name: self._get(self._accounts, name, Account) for name in newest.values()}
         afters = [name for name in names if name.endswith(_AFTER)]
         self._afters = {name: self._get(self._afters, name, After) for name in afters}
-        incidents = [name for name in names if not name.endswith((_ACCOUNT, _AFTER))]
+        incidents = [name for name in names if not name.endswith((ACCOUNT, _AFTER))]
         self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
         found = [self._joined(name, one) for name, one in self._incidents.items() if one is not None]
         accounts = once_each_job([one for one in self._accounts.values() if one is not None])
@@ -77,5 +77,5 @@ class Diary:
             found: T | None = known[name]
             return found
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            return from_json_bytes(self._store.get(f"{self._prefix}/{name}", BYTES_MAX), kind)
+            return from_json_bytes(self._store.get(f"{self._prefix}/{name}", FILE_BYTES_MAX), kind)
         return None

@@ -1,0 +1,84 @@
+"""Incidents and accounts of a run are on every tier: they outlive the near disk (test_tiers_in_training: and come back)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.drain.test_drain import begin
+from tests.log.test_log_stale_listings import save
+
+from relight.catalog.diary import DIRECTORY, level_diaries
+from relight.drain import drain
+from relight.errors import StoreUnavailable
+from relight.store import LocalStore
+from relight.supervise.goodput import Account
+from relight.supervise.incidents import Book, read_accounts
+
+
+def account(seconds: float) -> Account:
+    """Of a job that has trained for so long."""
+    return Account("train.py", "2026-01-01T10:00:00Z", seconds, {"training": seconds}, {}, {}, 7, 0)
+
+
+def names(store: LocalStore) -> set[str]:
+    """Of the diary's files."""
+    return {entry.name for entry in store.list(f"run/{DIRECTORY}")}
+
+
+def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
+    """Drained with the saves; of an account only the newest."""
+    attempt = begin(tmp_path)
+    book = Book(tmp_path / "elsewhere")
+    book.at(attempt.store, "run")
+    attempt.store.put_once(f"run/{DIRECTORY}/0000000000001-abc.json", b"{}")
+    far = LocalStore(tmp_path / "far")
+    for step in range(3):
+        book.keep(account(60.0 * (step + 1)))
+        save(attempt, step)
+        drain(attempt.store, "run")
+        assert names(far) == names(attempt.store) and len(names(far)) == 2, "the account before is gone there too"
+    assert [one.seconds for one in read_accounts(far, "run")] == [180.0]
+
+
+def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is made and told of; the diary comes with the next."""
+    attempt = begin(tmp_path)
+    attempt.store.put_once(f"run/{DIRECTORY}/0000000000001-abc.json", b"{}")
+    save(attempt, 0)
+    real = LocalStore.put_once
+
+    def put_once(self: LocalStore, key: str, data: bytes) -> bool:
+        if DIRECTORY in key:
+            raise StoreUnavailable("no room", where=key)
+        return real(self, key, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "put_once", put_once)
+        report = drain(attempt.store, "run")
+    assert len(report.copied) == 1 and not report.errors
+    drain(attempt.store, "run")
+    assert names(LocalStore(tmp_path / "far")) == {"0000000000001-abc.json"}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_both_have_the_union_and_only_the_newest_accounts(tmp_path: Path, seed: int) -> None:
+    """Whatever each had before; a second time nothing is written."""
+    rng = random.Random(seed)
+    stores = [LocalStore(tmp_path / name) for name in ("a", "b")]
+    incidents, newest = set(), {}
+    for store in stores:
+        for number in rng.sample(range(9), rng.randrange(5)):
+            name = f"{number:013d}-abc.json"
+            incidents.add(name)
+            store.put_once(f"run/{DIRECTORY}/{name}", b"{}")
+        for number in rng.sample(range(4), rng.randrange(4)):
+            count = rng.randrange(1, 5)
+            name = f"{number:013d}-def.{count:06d}.account.json"
+            newest[number] = max(newest.get(number, ""), name)
+            store.put_once(f"run/{DIRECTORY}/{name}", b"{}")
+    written = level_diaries(stores[0], stores[1], "run")
+    for store in stores:
+        assert (names(store) if incidents or newest else set()) == incidents | set(newest.values())
+    assert level_diaries(stores[0], stores[1], "run") == 0 and written >= 0
