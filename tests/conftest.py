@@ -1,10 +1,14 @@
-"""For all tests: no setting of the person who runs them reaches what is tested."""
+"""For all tests: no setting of the person who runs them reaches what is tested, and no secret of theirs gets out."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import pytest
+from tests.leaks import NOTED, leaks, noted_secrets
+
+__all__ = ["noted_secrets"]
 
 _LONG = ("ranks", "supervise", "drill", "agent", "simulate", "crash", "exact", "prove", "damage")
 """Rooms whose files take longest: given out first, so that several workers end at about the same time."""
@@ -22,3 +26,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RELIGHT_EVENTS", "0")  # nothing is kept but by tests that look at it
     monkeypatch.setenv("RELIGHT_BACKGROUND", "0")  # most tests look at what a save did the moment it returns; tests of the agent ask for it
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that has let a secret out has failed, whatever it says."""
+    report = yield
+    if report.when == "teardown" and report.outcome == "passed" and NOTED in item.stash:
+        found = leaks(item.stash[NOTED], report.sections)
+        if found:
+            report.outcome, report.longrepr = "failed", f"secrets in {found}"
+    return report

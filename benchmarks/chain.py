@@ -1,0 +1,110 @@
+"""``python -m benchmarks.chain``: restoring through a chain of ten differences, against a checkpoint that stands by itself.
+
+A GPT in training; eleven saves, a step apart, under ``Compact(codecs="always", full_every=16)``: each but the first is coded as its
+differences from the one before. Then the first and the last are restored in turns, with the page cache emptied before each, every byte
+verified; and the same state as it was saved without ``compact=``. Read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import relight
+from benchmarks.cached import let_go
+from benchmarks.machine import describe
+from benchmarks.workloads import build
+from relight.catalog import Run, read_tensors
+from relight.layout import Bytes
+from relight.store import LocalStore
+
+LENGTH = 10
+
+
+def make(folder: Path, size: str) -> dict[str, tuple[str, str, int]]:
+    """The run, the checkpoint and the stored bytes of each way."""
+    found = {}
+    for way, compact in (("chain", relight.Compact(codecs="always", full_every=16)), ("as it is", None)):
+        work = build(size, seed=0)
+        run = folder / way.replace(" ", "-") / "run"
+        with relight.Checkpointer(
+            run, model=work.model, optimizer=work.optimizer, compact=compact, limits=relight.Limits(when_busy="queue")
+        ) as ckpt:
+            ckpt.restore()
+            work.train()
+            for step in range(LENGTH + 1 if compact is not None else 1):
+                work.train()
+                ckpt.save(step).wait(120)
+        for one in Run(LocalStore(run.parent), run.name).history().live:
+            number = len(one.body.requires)
+            name = way if compact is None else {0: "by itself", LENGTH: f"behind {LENGTH} differences"}.get(number)
+            if name is not None:
+                found[name] = (str(run), one.id, one.body.new_bytes)
+    return found
+
+
+def restored(run: str, checkpoint_id: str, rooms: dict[int, bytearray]) -> float:
+    """Seconds until all of it, verified, is in memory that is there; of the store alone, whatever an agent has."""
+    path = Path(run)
+    let_go(path.parent)
+    began = perf_counter()
+    run_there = Run(LocalStore(path.parent), path.name)
+    one = run_there.history().find(checkpoint_id)
+    assert one is not None
+    opened = run_there.open(one)
+    for part in opened.parts:
+        for index, tensor in enumerate(part.tensors):
+            if len(rooms.setdefault(index, bytearray())) != tensor.length:
+                rooms[index] = bytearray(tensor.length)
+        read_tensors(opened, part, {index: Bytes(rooms[index]) for index in range(len(part.tensors))})
+    return perf_counter() - began
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--size", default="S", help="S (0.12 GB) or M (1.5 GB)")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chain-", dir=options.dir))
+    try:
+        ways = make(folder, options.size)
+        rooms: dict[int, bytearray] = {}
+        rounds: list[dict[str, float]] = []
+        for number in range(options.rounds + 1):  # the first one makes the memory
+            told = {
+                way: round(restored(run, one, rooms), 4)
+                for way, (run, one, _) in random.Random(number).sample(list(ways.items()), len(ways))
+            }
+            rounds += [told] if number else []
+            print("  ".join(f"{way} {told[way]:.3f} s" for way in ways), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found = {way: {"median_s": statistics.median(one[way] for one in rounds), "stored_bytes": ways[way][2]} for way in ways}
+    last = f"behind {LENGTH} differences"
+    ratios = {way: round(statistics.median(one[last] / one[way] for one in rounds), 3) for way in ways if way != last}
+    for way, one in found.items():
+        print(f"{way:24} {one['median_s']:.3f} s, {one['stored_bytes'] / 1e6:.0f} MB stored")
+    print(f"{last}: {ratios}")
+    if options.out:
+        told_all: dict[str, Any] = {
+            "machine": describe(options.dir),
+            "size": options.size,
+            "ways": found,
+            "ratios": ratios,
+            "rounds": rounds,
+        }
+        options.out.write_text(json.dumps(told_all, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
