@@ -10,8 +10,8 @@ from matplotlib.figure import Figure as Drawing
 from relight.supervise.goodput import TRAINING, Account
 
 PAPER, INK = "#fbfaf7", "#22262e"
-GOOD, WORK = "#1e3a5f", ("#5b7a9d", "#93a8bf", "#c3cedb")
-LOST = ("#b5482f", "#d98e5f", "#e9c46a", "#8c5e58", "#c9ada7", "#7d4f50")
+GOOD, WORK = "#1e3a5f", ("#5b7a9d", "#93a8bf", "#c3cedb", "#3f7f7a", "#7fb3a8", "#bcd8d0", "#6b6f8e", "#a9acc6")
+LOST = ("#b5482f", "#d98e5f", "#e9c46a", "#8c5e58", "#c9ada7", "#7d4f50", "#a4643a", "#d3b88c", "#5e3b3c")
 
 
 def draw(accounts: list[Account], path: Path) -> None:
