@@ -517,3 +517,18 @@ def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, seen=-1, mean=torch.zeros(2))
     assert (ckpt.restore(), ckpt["seen"]) == (4, 30)
     assert ckpt["mean"].tolist() == [3.0, 3.0]
+
+
+def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
+    """Five of it by name, and how many more; nothing where all fits."""
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(9))
+    relight.Checkpointer(tmp_path / "run", model=layers).save(0)
+    told: list[str] = []
+    undo = subscribe(lambda event: told.append(str(event.fields.get("differences"))))
+    for count, said in ((2, "model/2.weight: in the checkpoint (float32 [2, 2]), but not in the module; model/3.weight"), (9, "")):
+        told.clear()
+        fewer = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(count))
+        relight.Checkpointer(tmp_path / "run", model=fewer).restore(strict=False)
+        found = [one for one in told if "strict=False left out" in one]
+        assert len(found) == bool(said) and all(said in one and "; and 2 more" in one for one in found), found
+    undo()

@@ -17,6 +17,8 @@ from relight.layout import Sink
 
 FIRST, STATE, LOADERS, LAST = range(4)
 """When something is done: the lower the earlier."""
+SAID_MAX = 5
+"""Of what was left out."""
 
 
 @dataclass
@@ -43,6 +45,9 @@ class RestorePlan:
                 hint="strict=False restores what fits; only=[patterns] restores a part; map={'old/*': 'new/*'} renames",
             )
         self.skipped += wrong
+        if wrong:
+            some = "; ".join(sorted(wrong)[:SAID_MAX]) + (f"; and {len(wrong) - SAID_MAX} more" if len(wrong) > SAID_MAX else "")
+            self.notes.append(f"strict=False left out what does not fit: {some}")
 
     def finish(self) -> None:
         """Set what is not tensors: loaders before generators, as making an iterator draws random numbers."""

@@ -282,7 +282,7 @@ def _restore(
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = opened.root.environment
-    result.notes = [*opened.root.exact, *carried.notes, *plan.notes] if only is None else []
+    result.notes = [*opened.root.exact, *carried.notes, *plan.notes] if only is None else plan.notes
     micro = opened.root.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
 

@@ -269,7 +269,7 @@ def _restore(
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = told.environment
-    result.notes = [*told.exact, *carried.notes, *plan.notes] if asked.only is None else []
+    result.notes = [*told.exact, *carried.notes, *plan.notes] if asked.only is None else plan.notes
     micro = told.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
 
