@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
-from relight.supervise.joining import Joining
+from relight.supervise.joining import EndedElsewhere, Joining
 
 
 class Handler:
@@ -88,3 +88,21 @@ def test_what_is_no_loss_is_told() -> None:
     joining = Joining(lambda: Handler(RendezvousClosedError("over")), 60)  # type: ignore[arg-type,return-value]
     with pytest.raises(RendezvousClosedError):
         joining.num_nodes_waiting()
+
+
+def test_nobody_waits_for_those_who_have_ended_the_job() -> None:
+    """Whoever was left behind may hold the rendezvous itself by now, and would wait there until its patience ends."""
+    joining = Joining(lambda: Handler(meets=threading.Event()), 60)  # type: ignore[arg-type,return-value]
+    looks = iter(["", "", "fenced"])
+    joining.over = lambda: next(looks)
+    began = time.monotonic()
+    with pytest.raises(EndedElsewhere, match="fenced"):
+        joining.next_rendezvous()
+    assert time.monotonic() - began < 5
+
+
+def test_what_goes_wrong_at_the_meeting_is_raised_there() -> None:
+    """As if it had been asked in the same thread."""
+    joining = Joining(lambda: Handler(meets=RendezvousClosedError("over")), 60)  # type: ignore[arg-type,return-value]
+    with pytest.raises(RendezvousClosedError):
+        joining.next_rendezvous()

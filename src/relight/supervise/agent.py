@@ -51,6 +51,7 @@ class Agent(LocalElasticAgent):
         super().__init__(shutdown_timeout=grace_s or shutdown_timeout, **kwargs)  # type: ignore[arg-type]
         self._others_s = shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
+        joining.over = supervisor.ended_elsewhere
         self._decision: Decision | None = None
         self._told: dict[str, str] = {}
         self._lives = 0

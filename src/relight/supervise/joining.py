@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
-    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStateError,
@@ -26,6 +25,7 @@ class EndedElsewhere(Exception):
     """Whoever holds the rendezvous is gone, as the job is over: another node has stopped it, and written down why."""
 
 
+T = TypeVar("T")
 _ASK_S = 0.25
 _ANSWER_S = 2.0
 _AGAIN_S = 1.0
@@ -38,11 +38,17 @@ class Joining(RendezvousHandler):
     def __init__(self, make: Callable[[], RendezvousHandler], patience_s: float) -> None:
         self._make, self._patience_s = make, patience_s
         self._inner = make()
-        self._asked: _Ask | None = None
+        self._asked: _Ask[int] | None = None
+        self.over: Callable[[], str] = str
+        """Why the job is over for all, as somebody else has written down; empty if it is not."""
         self._lost_at: float | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """With a new connection, if the one there was is lost, or does not answer: it may be minutes until one that was cut does again."""
+        """With a new connection, if the one there was is lost, or does not answer: it may be minutes until one that was cut does again.
+
+        ``EndedElsewhere`` if the job is over: the others will not come. One that is on the machine where they meet holds the rendezvous
+        itself once whoever held it is gone, and would wait for them there.
+        """
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.join(_ANSWER_S)
@@ -50,7 +56,14 @@ class Joining(RendezvousHandler):
                 self._is_lost(_NOBODY)
         if self._lost_at is not None:
             self._inner = self._make()
-        return self._inner.next_rendezvous()
+        meets = _Ask(self._inner.next_rendezvous)
+        while meets.is_alive():
+            meets.join(_ASK_S)
+            if meets.is_alive() and (why := self.over()):
+                raise EndedElsewhere(why)
+        if meets.error is not None:
+            raise meets.error
+        return meets.found
 
     def joined(self) -> None:
         """It is held by somebody."""
@@ -116,13 +129,14 @@ class Joining(RendezvousHandler):
         return self._lost_at is None and self._inner.shutdown()
 
 
-class _Ask(threading.Thread):
+class _Ask(threading.Thread, Generic[T]):
     """A question that may take as long as a connection takes to be given up; who asked need not wait for it, nor the process at its end."""
 
-    def __init__(self, question: Callable[[], int]) -> None:
+    found: T
+
+    def __init__(self, question: Callable[[], T]) -> None:
         super().__init__(name="relight-rendezvous", daemon=True)
         self._question = question
-        self.found = 0
         self.error: Any = None
         self.start()
 
@@ -130,5 +144,5 @@ class _Ask(threading.Thread):
         """Ask it."""
         try:
             self.found = self._question()
-        except (RuntimeError, ValueError, OSError, RendezvousError) as error:
+        except Exception as error:  # noqa: BLE001 whatever it is, who asked is told
             self.error = error
