@@ -22,9 +22,9 @@ def account(seconds: float) -> Account:
     return Account("train.py", "2026-01-01T10:00:00Z", seconds, {"training": seconds}, {}, {}, 7, 0)
 
 
-def names(store: LocalStore) -> set[str]:
+def names(store: LocalStore, run: str = "run") -> set[str]:
     """Of the diary's files."""
-    return {entry.name for entry in store.list(f"run/{DIRECTORY}")}
+    return {entry.name for entry in store.list(f"{run}/{DIRECTORY}")}
 
 
 def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
@@ -62,23 +62,34 @@ def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path,
     assert names(LocalStore(tmp_path / "far")) == {"0000000000001-abc.json"}
 
 
+def test_who_is_to_stop_writes_nothing_more(tmp_path: Path) -> None:
+    """A drain that has outlived its job: the near disk may be another one by now, with other keys."""
+    stores = [LocalStore(tmp_path / name) for name in ("near", "far")]
+    for number in range(5):
+        stores[1].put_once(f"run/{DIRECTORY}/{number:013d}-abc.json", b"{}")
+    stops = iter([False, False, True])
+    assert level_diaries(stores[0], "run", stores[1], "run", lambda: next(stops)) == 2
+    assert len(names(stores[0])) == 2
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_both_have_the_union_and_only_the_newest_accounts(tmp_path: Path, seed: int) -> None:
     """Whatever each had before; a second time nothing is written."""
     rng = random.Random(seed)
     stores = [LocalStore(tmp_path / name) for name in ("a", "b")]
     incidents, newest = set(), {}
-    for store in stores:
+    runs = ("run", "elsewhere")
+    for store, run in zip(stores, runs, strict=True):
         for number in rng.sample(range(9), rng.randrange(5)):
             name = f"{number:013d}-abc.json"
             incidents.add(name)
-            store.put_once(f"run/{DIRECTORY}/{name}", b"{}")
+            store.put_once(f"{run}/{DIRECTORY}/{name}", b"{}")
         for number in rng.sample(range(4), rng.randrange(4)):
             count = rng.randrange(1, 5)
             name = f"{number:013d}-def.{count:06d}.account.json"
             newest[number] = max(newest.get(number, ""), name)
-            store.put_once(f"run/{DIRECTORY}/{name}", b"{}")
-    written = level_diaries(stores[0], stores[1], "run")
-    for store in stores:
-        assert (names(store) if incidents or newest else set()) == incidents | set(newest.values())
-    assert level_diaries(stores[0], stores[1], "run") == 0 and written >= 0
+            store.put_once(f"{run}/{DIRECTORY}/{name}", b"{}")
+    written = level_diaries(stores[0], "run", stores[1], "elsewhere")
+    for store, run in zip(stores, runs, strict=True):
+        assert (names(store, run) if incidents or newest else set()) == incidents | set(newest.values())
+    assert level_diaries(stores[0], "run", stores[1], "elsewhere") == 0 and written >= 0

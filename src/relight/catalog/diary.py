@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from relight.errors import CheckpointNotFound
 from relight.store import ByteStore
 
@@ -11,37 +13,43 @@ ACCOUNT = ".account.json"
 FILE_BYTES_MAX = 8 << 20
 
 
-def level_diaries(near: ByteStore, far: ByteStore, run: str) -> int:
-    """Give both stores what only one of them has of the run's diary; how many files were written.
+def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False) -> int:
+    """Give both tiers what only one of them has of the run's diary, which may have another name there; how many files were written.
 
     Outwards, so that it outlives the near disk; back, so that a run which goes on behind an empty disk has a past again. Files are
     written once and never change, so whoever is disturbed here, or does it a second time, does no harm. Costs two listings, and each
-    new file once. What the stores raise comes through.
+    new file once. What the stores raise comes through. Once ``stop()`` is true nothing more is written: whoever works for a job that is
+    gone may hold keys of a store that is, and what it wrote where another one is by now could not be read.
     """
-    ours, theirs = _names(near, run), _names(far, run)
-    return _bring(near, ours, far, theirs, run) + _bring(far, theirs, near, ours, run)
+    here, there = f"{run}/{DIRECTORY}", f"{far_run}/{DIRECTORY}"
+    ours, theirs = _names(near, here), _names(far, there)
+    return _bring(near, here, ours, far, there, theirs, stop) + _bring(far, there, theirs, near, here, ours, stop)
 
 
-def _names(store: ByteStore, run: str) -> set[str]:
+def _names(store: ByteStore, where: str) -> set[str]:
     try:
-        return {entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json")}
+        return {entry.name for entry in store.list(where) if not entry.is_dir and entry.name.endswith(".json")}
     except CheckpointNotFound:
         return set()
 
 
-def _bring(source: ByteStore, has: set[str], destination: ByteStore, there: set[str], run: str) -> int:
+def _bring(
+    source: ByteStore, out_of: str, has: set[str], destination: ByteStore, into: str, there: set[str], stop: Callable[[], bool]
+) -> int:
     written, newest, stale = 0, _newest(has), _newest(there)
     for name in sorted(has - there):
         number = _number(name)
         if number and (name != newest[number] or stale.get(number, "") > name):
             continue  # an account that a newer one has replaced
         try:
-            data = source.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)
+            data = source.get(f"{out_of}/{name}", FILE_BYTES_MAX)
         except CheckpointNotFound:  # replaced since
             continue
-        written += destination.put_once(f"{run}/{DIRECTORY}/{name}", data)
+        if stop():
+            break
+        written += destination.put_once(f"{into}/{name}", data)
         if number in stale:
-            destination.delete(f"{run}/{DIRECTORY}/{stale[number]}")
+            destination.delete(f"{into}/{stale[number]}")
     return written
 
 

@@ -32,6 +32,8 @@ from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore
 
+FAULTS_SAID = 5
+
 
 @dataclass(slots=True)
 class Resumed:
@@ -115,6 +117,7 @@ def _walk(
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                     view = Log(store, run).read()
                 behind = read_further(further, view is None or not fold(view).live)
+                refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
     if view is None and ranks is None and not further:
         return result
     for fault in view.faults if view is not None else ():
@@ -153,6 +156,19 @@ def _walk(
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
+
+
+def refuse_nothing(view: View | None, further: Sequence[Reach], which: str | int, where: str) -> None:
+    """``CorruptCheckpoint`` for the latest of a run of which there is nothing but records that count for nothing: damaged, or signed by
+    somebody who is not trusted here. It is not to be taken for a fresh one, and begun anew."""
+    if which != "latest" or view is None or not view.faults or fold(view).live or any(one.history.live for one in further):
+        return
+    raise CorruptCheckpoint(
+        f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
+        where=where,
+        details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SAID]],
+        hint="name who has signed them in trust=; relight verify shows all damage; to begin anew, give the run another name",
+    )
 
 
 def first_good(

@@ -34,7 +34,7 @@ from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
-from relight.checkpointer.resume import Resumed, first_good, resume, say_suspect
+from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, resume, say_suspect
 from relight.checkpointer.rolled_back import roll_back_if_told
 from relight.checkpointer.seeded_alike import seeded_by_all
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
@@ -201,7 +201,9 @@ def _listed(
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                 view = Log(store, run).read()
             near = _looked(view, result) if view is not None else History()
-            places = [Reach("store", store, run, view), *read_further(further, not near.live)]
+            behind = read_further(further, not near.live)
+            refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
+            places = [Reach("store", store, run, view), *behind]
             merged = merge([place.history for place in places]) if further else Merged(near, {one.id: [Copy(0, one)] for one in near.live})
             say_suspect(merged.history, which)
             shelves = _Shelves(places, merged.copies, set())

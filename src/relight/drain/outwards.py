@@ -98,7 +98,7 @@ class _Way:
         log = Log(store, run)
         charge = take_over(log, self._attempt, attempts[:-1])
         with contextlib.suppress(RelightError):  # what cannot be written this time is written before the next copy
-            level_diaries(self._near.store, store, self._near.name)
+            level_diaries(self._near.store, self._near.name, store, run, self._stop)
         while not self._stop():
             history = self._near.history()
             if history.attempts[-1] != self._attempt:
