@@ -33,7 +33,7 @@ from relight.commit.together import OthersFailed
 from relight.doctor import explain
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
 from relight.doctor.finding import all_checks
-from relight.errors import ConfigError, RelightError, SaveFailed
+from relight.errors import ConfigError, CorruptCheckpoint, RelightError, SaveFailed
 from relight.log import Log, fold
 from relight.observe import subscribe
 from relight.store import open_bytes
@@ -120,6 +120,16 @@ def damaged_record(tmp_path: Path) -> str:
     return at_hand.in_child("ls", tmp_path / "runs" / "demo").err
 
 
+def nothing_that_counts(folder: Path) -> str:
+    """All that a run's log holds is damaged."""
+    relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).save(0)
+    for path in (folder / "run" / "log").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CorruptCheckpoint) as error:
+        relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).restore()
+    return printed(error.value)
+
+
 def silent_tier(tmp_path: Path) -> str:
     (tmp_path / "far" / "demo").mkdir(parents=True)
     (tmp_path / "far" / "demo" / "log").write_text("no directory")
@@ -159,6 +169,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "… ranks saved it and … go on": other_ranks,
     "A checkpoint is passed over": damaged_pack,
     "A record of the log counts for nothing": damaged_record,
+    "This run has no checkpoint that counts, and … records of its log that count for nothing": nothing_that_counts,
     "The nearest tier has no checkpoint, and … may have some, but does not answer": silent_tier,
     "Attempt … was superseded by attempt … there": other_job,
     "… came damaged, and whole when read once more": flipped_on_the_way,

@@ -22,6 +22,7 @@ BROAD_MAY_STAND = {
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",
+    "supervise/joining.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
     "watch/notify.py": "a plug-in of apprise may fail in any way: told by its kind, and the next target is tried",

@@ -91,6 +91,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight doctor STORE",
     ),
     _of(
+        r"this run has no checkpoint that counts, and \d+ records",
+        "This run has no checkpoint that counts, and … records of its log that count for nothing",
+        "its log is damaged, or somebody has signed it whom trust= does not name",
+        "name who has signed it; or restore the log from a copy; a run that shall begin anew gets another name",
+        "relight verify RUN",
+    ),
+    _of(
         r"the nearest tier has no checkpoint, and",
         "The nearest tier has no checkpoint, and … may have some, but does not answer",
         "its checkpoints may be where nobody can look now",
