@@ -20,6 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -91,6 +92,23 @@ def test_nothing_in_the_metadata_is_executed(folder: Path, tmp_path: Path, proto
         (folder / ".metadata").write_bytes(pickle.dumps(Canary(tmp_path / "sang") if place == "alone" else told, protocol=protocol))
         assert "mkdir" in refused(folder, UnsafeContent).what
     assert not (tmp_path / "sang").exists()
+
+
+class OfOlderPython:
+    """An enum's member, as Python up to 3.11.3 pickled them."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_older_pythons_wrote_is_read(folder: Path, protocol: int) -> None:
+    """Whatever the protocol."""
+    told = metadata(folder)
+    assert told.storage_meta is not None
+    told.storage_meta.modules = [OfOlderPython()]  # type: ignore[list-item]
+    (folder / ".metadata").write_bytes(pickle.dumps(told, protocol=protocol))
+    assert interop.read(folder)["n"] == {"step": 3, "text": "x"}
 
 
 def test_nothing_in_a_value_is_executed(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ _TABLE: dict[str, Any] = {
     f"{_HOME}.filesystem._StorageInfo": Class("_StorageInfo"),
     "torch.serialization._get_layout": Call(_nothing),
     "torch.Size": Call(_size),
-    "builtins.getattr": Call(_nothing),
+    "builtins.getattr": Call(_nothing),  # of an enum's member, as Python up to 3.11.3 wrote them
+    "__builtin__.getattr": Call(_nothing),  # the same, in protocol 2
     "pathlib.PosixPath": Call(_nothing),
     "pathlib.WindowsPath": Call(_nothing),
     "pathlib._local.PosixPath": Call(_nothing),
