@@ -75,7 +75,7 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 def leaks(watched: Watched, printed: Iterable[tuple[str, str]]) -> list[str]:
     """Where secrets of the test are; ``printed`` is what was caught of its output and logs, by name."""
-    files = list(_files(watched.folder)) if watched.folder is not None and (watched.secrets or _has_keys(watched.folder)) else []
+    files = list(_files(watched.folder)) if watched.folder is not None else []
     secrets = watched.secrets | {secret for path in files if (secret := _key_in(path))}
     if not secrets:
         return []
@@ -89,10 +89,6 @@ def leaks(watched: Watched, printed: Iterable[tuple[str, str]]) -> list[str]:
         if not kept and any(one in data for one in looked_for):
             found.append(str(path))
     return found
-
-
-def _has_keys(folder: Path) -> bool:
-    return any(_key_in(path) for path in _files(folder))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -6,7 +6,6 @@ As the library saves them in training: bfloat16 weights over float32 masters, a 
 are drawn, so a second run writes others.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from fingerprints import hashed
 
 os.environ.update(RELIGHT_BACKGROUND="1", RELIGHT_EVENTS="0")
 
@@ -56,13 +56,8 @@ def train(run: Path, **options: object) -> dict[str, dict[str, str]]:
                 "base/weight": base.weight, "model/weight": model.weight, "master/weight": master.weight,
                 "average/weight": average.weight.to(torch.bfloat16).float(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"],
             }  # fmt: skip
-            expected[str(save.id)] = {name: hashed(one.detach()) for name, one in tensors.items()}
+            expected[str(save.id)] = {name: hashed(one) for name, one in tensors.items()}
     return expected
-
-
-def hashed(tensor: torch.Tensor) -> str:
-    """Of its bytes."""
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def main(target: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from blake3 import blake3
+from fingerprints import every_byte, hashed
 
 import relight
 from relight.catalog import Run, candidates, verify_checkpoint
@@ -24,11 +23,6 @@ EVERY_BYTE = "565a24f41164105cbdf8ed8d5874c5b868ceacaf62c19247c7c2958e1ddd3855"
 """Over all files' names and bytes. It never changes: what was stored is stored."""
 WIDTH = 48
 STORES = ("coded", "encrypted")
-
-
-def hashed(tensor: torch.Tensor) -> str:
-    """Of its bytes."""
-    return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 @pytest.fixture
@@ -46,11 +40,7 @@ def keys(golden: Path, name: str) -> dict[str, str]:
 
 def test_they_are_what_they_were() -> None:
     """Not a bit of the golden files ever changes, and none comes or goes."""
-    everything = blake3()
-    for path in sorted(path for path in GOLDEN.rglob("*") if path.is_file()):
-        data = path.read_bytes()
-        everything.update(f"{path.relative_to(GOLDEN).as_posix()}\n{len(data)}\n".encode() + data)
-    assert everything.hexdigest() == EVERY_BYTE
+    assert every_byte(GOLDEN) == EVERY_BYTE
 
 
 @pytest.mark.parametrize("name", STORES)

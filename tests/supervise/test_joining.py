@@ -101,6 +101,16 @@ def test_nobody_waits_for_those_who_have_ended_the_job() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_connection_is_not_tried_again_for_a_job_that_is_over() -> None:
+    """Whoever held the rendezvous is gone for good; what was lost is the cause."""
+    joining = Joining(Handler, 60)  # type: ignore[arg-type]
+    joining.over = lambda: "fenced"
+    error = RendezvousConnectionError("gone")
+    with pytest.raises(EndedElsewhere, match="fenced") as found:
+        joining.lost(error)
+    assert found.value.__cause__ is error
+
+
 def test_what_goes_wrong_at_the_meeting_is_raised_there() -> None:
     """As if it had been asked in the same thread."""
     joining = Joining(lambda: Handler(meets=RendezvousClosedError("over")), 60)  # type: ignore[arg-type,return-value]

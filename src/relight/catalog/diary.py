@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from relight.errors import CheckpointNotFound
 from relight.store import ByteStore
@@ -26,6 +26,11 @@ def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop:
     return _bring(near, here, ours, far, there, theirs, stop) + _bring(far, there, theirs, near, here, ours, stop)
 
 
+def newest_accounts(names: Iterable[str]) -> dict[str, str]:
+    """Of each number, oldest first, the name that tells something, out of all files' names."""
+    return {number: name for name in sorted(names) if (number := _number(name))}
+
+
 def _names(store: ByteStore, where: str) -> set[str]:
     try:
         return {entry.name for entry in store.list(where) if not entry.is_dir and entry.name.endswith(".json")}
@@ -36,7 +41,7 @@ def _names(store: ByteStore, where: str) -> set[str]:
 def _bring(
     source: ByteStore, out_of: str, has: set[str], destination: ByteStore, into: str, there: set[str], stop: Callable[[], bool]
 ) -> int:
-    written, newest, stale = 0, _newest(has), _newest(there)
+    written, newest, stale = 0, newest_accounts(has), newest_accounts(there)
     for name in sorted(has - there):
         number = _number(name)
         if number and (name != newest[number] or stale.get(number, "") > name):
@@ -56,7 +61,3 @@ def _bring(
 def _number(name: str) -> str:
     """Of an account; empty for anything else."""
     return name.partition(".")[0] if name.endswith(ACCOUNT) else ""
-
-
-def _newest(names: set[str]) -> dict[str, str]:
-    return {number: name for name in sorted(names) if (number := _number(name))}

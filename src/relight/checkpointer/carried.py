@@ -54,7 +54,7 @@ def carry(
     from a seed, and begins that epoch anew if not. Generators of ranks that the script has seeded alike stay alike; those that would draw
     what strangers draw, as there were no such ranks, get seeds that follow from where they are, and the rank: two runs that were the same
     so far stay the same. ``key`` is for what loaders draw from. ``own``: what each rank that saved had of its own. ``alike``: of each rank
-    where its generators are, if ``world`` is not ``saved``. Every rank comes to the same by itself.
+    where its generators are; empty if ``world`` is ``saved``. Every rank comes to the same by itself.
     """
     if not isinstance(root, dict):
         return Carried(root, components, [], [], ())
@@ -78,11 +78,11 @@ def carry(
         return Carried(root, components, [], [], ())
     if world != saved:
         notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} {'goes' if world == 1 else 'go'} on")
-    source = sources(alike, saved)[rank] if world != saved and alike else {}
+    source = sources(alike, saved)[rank] if alike else {}
     return Carried(
         {name: node for name, node in {**taken_from(root, own, source), **told}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
-        notes, seeded, alike if world != saved else (),
+        notes, seeded, alike,
     )  # fmt: skip
 
 

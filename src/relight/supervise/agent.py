@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from relight.supervise.classify import is_a_loss
 from relight.supervise.decide import agreed
 from relight.supervise.facts import Decision, Worker
-from relight.supervise.joining import LOST, EndedElsewhere, Joining
+from relight.supervise.joining import LOST, Joining
 from relight.supervise.procfs import look_at
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
@@ -66,9 +66,6 @@ class Agent(LocalElasticAgent):
                 self._agree(worker_group)
             except LOST as error:
                 self._joining.lost(error)
-                why = self._supervisor.ended_elsewhere()
-                if why:
-                    raise EndedElsewhere(why) from error
             else:
                 return self._joining.joined()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX
+from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.errors import RelightError
 from relight.log.identity import now_text
 from relight.policy.going_back import sane
@@ -197,13 +197,8 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
 
 def read_accounts(store: ByteStore, run: str) -> list[Account]:
     """Where the time of a run's jobs went, one for each, oldest first; what cannot be read is left out."""
-    newest = {
-        entry.name.partition(".")[0]: entry.name
-        for entry in sorted(store.list(f"{run}/{DIRECTORY}"), key=lambda entry: entry.name)
-        if entry.name.endswith(ACCOUNT)
-    }
     found = []
-    for name in newest.values():
+    for name in newest_accounts(entry.name for entry in store.list(f"{run}/{DIRECTORY}")).values():
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
             found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX), Account))
     return once_each_job(found)

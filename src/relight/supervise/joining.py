@@ -72,12 +72,14 @@ class Joining(RendezvousHandler):
         self._lost_at = None
 
     def lost(self, error: Exception) -> None:
-        """It could not be reached: wait a little, or raise ``error`` if that has lasted too long."""
+        """It could not be reached: wait a little, or raise ``error`` if that has lasted too long; ``EndedElsewhere`` if the job is over."""
         self._is_lost(_NOBODY)
         assert self._lost_at is not None
         if time.monotonic() - self._lost_at > self._patience_s:
             raise error
         time.sleep(_AGAIN_S)
+        if why := self.over():
+            raise EndedElsewhere(why) from error
 
     def num_nodes_waiting(self) -> int:
         """How many want to join, as far as is known. Ranks that train do not need the rendezvous, and are not to be ended, nor left without

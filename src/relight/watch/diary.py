@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX
+from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.errors import CheckpointNotFound, RelightError
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
@@ -58,8 +58,7 @@ class Diary:
             return [], []
         names = names[-FILES_MAX:]
         self.names = tuple(names)
-        newest = {name.partition(".")[0]: name for name in names if name.endswith(ACCOUNT)}
-        self._accounts = {name: self._get(self._accounts, name, Account) for name in newest.values()}
+        self._accounts = {name: self._get(self._accounts, name, Account) for name in newest_accounts(names).values()}
         afters = [name for name in names if name.endswith(_AFTER)]
         self._afters = {name: self._get(self._afters, name, After) for name in afters}
         incidents = [name for name in names if not name.endswith((ACCOUNT, _AFTER))]
