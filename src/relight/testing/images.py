@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-IMAGE_BYTES = 32 << 20
+IMAGE_BYTES = 64 << 20
+"""Twice of what the fullest of some thousand lives came to: one that is told its disk is full has lost nothing, and shows nothing."""
 SHUTDOWN = {"default": 0, "log flushed": 1, "log not flushed": 2}
 """How the power goes (``EXT4_IOC_SHUTDOWN``; XFS's has the same number): behind everything, behind the running transaction, or at once."""
 
