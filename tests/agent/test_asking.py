@@ -83,6 +83,15 @@ def test_when_one_is_through_the_other_is_waited_for(server: Server) -> None:
     assert server._writes()
 
 
+def test_making_room_for_others_is_not_waited_for(server: Server) -> None:
+    """The save is committed and told; to remove older ones a checkpoint is read back, which takes as long as it is large. Whoever takes the
+    place of a trainer that died behind its save is told at once what there is."""
+    job = at_work(server)
+    assert server._writes()
+    job.told = True
+    assert not server._writes()
+
+
 def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
     """None is, once all are there: a commit that takes its time is not a wait for others."""
     from relight.commit import together

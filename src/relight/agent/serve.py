@@ -100,6 +100,8 @@ class Job:
     """Ranks whose parts were not there when it looked last."""
     checkpoint: str = ""
     """What it is of; known since it waits."""
+    told: bool = False
+    """Whether what became of it has been told: what is left to do is to remove older ones."""
 
 
 class Server:
@@ -246,10 +248,11 @@ class Server:
         session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
 
     def _writes(self) -> bool:
-        """Whether something is being written that may be a checkpoint soon. Not: what waits for parts that nobody makes any more."""
+        """Whether something is being written that may be a checkpoint soon. Not: what waits for parts that nobody makes any more; nor what
+        is one already, though a sound one is being sought so that older ones may go, which takes as long as reading it."""
         now = time.monotonic()
         with self._lock:
-            return self._pending > sum(self._is_stuck(job, now) for job in self._active)
+            return self._pending > sum(job.told or self._is_stuck(job, now) for job in self._active)
 
     def _has_unheard(self) -> bool:
         """Whether a trainer has ended of which not all was heard yet: it may have sealed a save that nobody here knows of. Who has said
@@ -394,8 +397,10 @@ class Server:
         if job.session.open:
             job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
         self._tell(job.session, report)
+        with self._lock:
+            job.told = True
         if report.error is None:
-            found = writer.prune()
+            found = writer.prune(lambda: job.session.open and not self._ending)
             if found is not None:
                 self._tell(job.session, Told(*found))
             self._drain(writer)

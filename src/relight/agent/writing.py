@@ -180,19 +180,20 @@ class Writer:
         """Whether what is saved is to go further."""
         return bool(tiers_of(fold(self._log.read())))
 
-    def prune(self) -> tuple[str, str, dict[str, Any]] | None:
-        """Retire what the rules no longer keep; the event to tell, None for none."""
+    def prune(self, still: Callable[[], bool]) -> tuple[str, str, dict[str, Any]] | None:
+        """Retire what the rules no longer keep; the event to tell, None for none. Given up where ``still`` says False while a checkpoint is
+        read for that: whoever takes the trainer's place needs the disk and the processor, and does it behind its own next save."""
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            report = self._room.prune()
+            report = self._room.prune(still=still)
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:
             return "prune.failed", f"old checkpoints could not be removed this time: {error}", {"kind": error.kind}
         finally:
             self._attempt.distrust(self._room.verified)
-        if not report.retired:
+        if report is None or not report.retired:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
 

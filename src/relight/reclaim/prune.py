@@ -141,9 +141,19 @@ def execute(
     return PruneReport(retired, [*deleted, *also_deleted], [*left, *also_left])
 
 
-def prune_a_share(store: ByteStore, run: str, rules: Keep, *, verified: dict[str, bool], log: Log, epoch: int) -> PruneReport:
-    """What an attempt does behind each of its saves: plan, and remove the usual share. Raises as ``plan_prune`` and ``execute`` do."""
-    plan = plan_prune(store, run, rules, verified=verified, log=log)
+def prune_a_share(
+    store: ByteStore,
+    run: str,
+    rules: Keep,
+    *,
+    verified: dict[str, bool],
+    log: Log,
+    epoch: int,
+    progress: Callable[[int], None] | None = None,
+) -> PruneReport:
+    """What an attempt does behind each of its saves: plan, and remove the usual share. Raises as ``plan_prune`` and ``execute`` do, and
+    what ``progress`` raises, which is told of each chunk that is read."""
+    plan = plan_prune(store, run, rules, verified=verified, progress=progress, log=log)
     return execute(plan, store, epoch=epoch, log=log, at_most=plan.usual_share)
 
 

@@ -16,6 +16,10 @@ _PAUSES_S = 0.2, 5.0
 """Between two looks at the log: the first pause, which doubles, and the longest."""
 
 
+class _NoLonger(Exception):
+    """Nobody is there any more for whom room is made."""
+
+
 @dataclass(slots=True)
 class Room:
     """The room of one attempt's run in one tier. ``leads``: whether it may remove what is not needed there."""
@@ -50,10 +54,19 @@ class Room:
             pause = min(2 * pause, _PAUSES_S[1])
         return time.monotonic() - began if told else 0.0
 
-    def prune(self, need: int = 0) -> PruneReport:
-        """Remove what the rules no longer keep, or would not with ``need`` of the capacity gone. Raises as ``prune_a_share`` does."""
-        rules = self._less(need)
-        return prune_a_share(self.store, self.run, rules, verified=self.verified, log=self.log, epoch=self.epoch)
+    def prune(self, need: int = 0, still: Callable[[], bool] = lambda: True) -> PruneReport | None:
+        """Remove what the rules no longer keep, or would not with ``need`` of the capacity gone; None, and nothing removed, if ``still``
+        says False while a checkpoint that stays is being read. Raises as ``prune_a_share`` does."""
+
+        def go_on(_: int) -> None:
+            if not still():
+                raise _NoLonger
+
+        rules, log = self._less(need), self.log
+        try:
+            return prune_a_share(self.store, self.run, rules, verified=self.verified, log=log, epoch=self.epoch, progress=go_on)
+        except _NoLonger:
+            return None
 
     def _less(self, need: int) -> Keep:
         return self.rules if self.rules.capacity is None else replace(self.rules, capacity=max(0, self.rules.capacity - need))
@@ -64,7 +77,8 @@ class Room:
 
     def _make(self, need: int) -> bool:
         """Remove what may go; whether anything went."""
-        return bool(self.prune(need).retired)
+        report = self.prune(need)
+        return report is not None and bool(report.retired)
 
     def _comes_free(self, history: History, need: int) -> bool:
         """Whether there would be room if everything were where it is to go."""

@@ -1,0 +1,46 @@
+"""Room that is made behind a save: given up as soon as nobody is there for whom it is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.log.test_log_stale_listings import save
+
+from relight.commit import Attempt
+from relight.log import Log, fold
+from relight.policy import Keep, keep
+from relight.reclaim import Room
+from relight.store import LocalStore
+
+
+def test_nothing_is_removed_once_nobody_is_there(tmp_path: Path) -> None:
+    """A checkpoint that stays has to be read first. That stops at the next chunk, says nothing of the checkpoint, and is done by the next."""
+    store = LocalStore(tmp_path)
+    attempt = Attempt.begin(store, "run")
+    ids = [save(attempt, step) for step in range(3)]
+    room = Room(store, "run", keep(last=1), attempt.place.log, attempt.epoch)
+    asked: list[bool] = []
+
+    def gone() -> bool:
+        asked.append(False)
+        return False
+
+    assert room.prune(still=gone) is None
+    assert asked == [False] and not room.verified
+    assert [one.id for one in fold(Log(store, "run").read()).live] == ids
+    report = room.prune()
+    assert report is not None and report.retired == ids[:2]
+
+
+def test_who_keeps_everything_is_not_asked(tmp_path: Path) -> None:
+    """Nothing is read, and so nothing given up."""
+    store = LocalStore(tmp_path)
+    attempt = Attempt.begin(store, "run")
+    save(attempt, 1)
+
+    def never() -> bool:
+        pytest.fail("nothing was to be read")
+
+    report = Room(store, "run", Keep(), attempt.place.log, attempt.epoch).prune(still=never)
+    assert report is not None and not report.retired
