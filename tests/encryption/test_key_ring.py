@@ -20,6 +20,7 @@ from relight.keys import Keychain, resolve, write_key_file
 from relight.layout import Bytes, Item
 from relight.log import read_store
 from relight.store import ByteStore, LocalStore, MemoryStore
+from relight.store.base import Entry
 from relight.store.encrypted import EncryptedStore
 from relight.store.keyring import slots_in
 from relight.testing.mortal import Killed, Mortal
@@ -263,6 +264,36 @@ def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> No
             thread.join()
         assert len(slots_in(inner)) == 1
         assert [stores[0].get(f"run/{number}", 9) for number in range(8)] == [b"%d" % number for number in range(8)]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_slot_that_comes_between_two_looks(specs: list[str], at: int) -> None:
+    """Of two that begin a store, one looks for slots before the other has made one, and at the directory behind it: no key is wrong for that."""
+    inner = MemoryStore()
+    keychain = Keychain.of(specs[0])
+
+    class Late(MemoryStore):
+        looks = 0
+
+        def list(self, prefix: str) -> Iterator[Entry]:
+            if prefix != KEYS_DIR:
+                return inner.list(prefix)
+            self.looks += 1
+            if self.looks == at:  # who looked before found nothing
+                EncryptedStore(inner, keychain).put_once("run/other", b"other")
+            return iter([*inner.list(prefix)])
+
+        def __getattribute__(self, name: str) -> Any:
+            return object.__getattribute__(self, name) if name in ("list", "looks", "__dict__") else getattr(inner, name)
+
+    late = EncryptedStore(Late(), keychain)
+    assert late.put_once("run/late", b"late")
+    assert late.get("run/other", 9) == b"other" and len(slots_in(inner)) == 1
+    (slot,) = slots_in(inner)
+    inner.delete(f"{KEYS_DIR}/{slot.file}")
+    inner.put_once(f"{KEYS_DIR}/{slot.file}", b"nonsense")
+    with pytest.raises(WrongKey, match="none of the keys at hand"):
+        EncryptedStore(inner, keychain).get("run/late", 9)
 
 
 def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:

@@ -111,7 +111,8 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
     for step in (1, 2):
         save(EncryptedStore(inner, Keychain.of(specs[0])), step)
     pack = next(key for key in inner._files if "pack-" in key)
-    inner._files[pack] = b"x" + bytes(inner._files[pack])[1:]
+    held = bytes(inner._files[pack])
+    inner._files[pack] = bytes([held[0] ^ 1]) + held[1:]
     report = rekey(inner, Keychain.of(specs[:2]), leaked=kek(specs[0]), keep=Keychain.of(specs[1]))
     assert report.damaged == 1 and report.files > 8
     assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -31,6 +32,8 @@ from relight.keys import Keychain, Provider
 from relight.store.base import ByteStore
 
 SLOTS_MAX = 10_000
+_LOOKS, _PAUSE_S = 6, 0.02
+"""How often it is looked for slots that can be read, where there is something, and the pause between two looks."""
 
 
 class Ring(NamedTuple):
@@ -108,7 +111,7 @@ def require_encrypted(inner: ByteStore) -> str:
 def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ring:
     """The ring of the store. ``make``: the store may be new, and has one then. ``WrongKey`` if none of these keys opens it."""
     store_id = require_encrypted(inner) if make else store_id_of(inner)
-    for _ in range(3):
+    for left in reversed(range(_LOOKS)):
         slots = slots_in(inner)
         keys: dict[bytes, Secret] = {}
         newest: tuple[int, bytes] | None = None
@@ -122,7 +125,11 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ri
                 newest = max(newest or (0, b""), (slot.generation, ring))
         if newest is not None:
             return Ring(store_id, keys, newest[1])
-        if slots or any(True for _ in inner.list(KEYS_DIR)):
+        there = bool(slots) or any(True for _ in inner.list(KEYS_DIR))
+        if there and not slots and left:  # what was not there a moment ago: somebody is making the store
+            time.sleep(_PAUSE_S)
+            continue
+        if there:
             raise WrongKey(
                 f"none of the keys at hand opens this store: {_named(keychain.providers)}",
                 where=inner.url, hint=f"it is opened by {_labels(slots)}; a key that was revoked opens nothing any more",
