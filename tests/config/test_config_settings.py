@@ -42,7 +42,7 @@ NEEDS = {
 VALUES: dict[str, Any] = {
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
     "checkpoint.keep.metric": "val", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
-    "checkpoint.compact.codecs": "always", "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
+    "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
     "supervise.lr_cut": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",

@@ -16,7 +16,7 @@ from relight.format.cipher import MAGIC, PAGE_BYTES, TAG_BYTES, TRAILER_BYTES, s
 from relight.keys import Keychain, write_key_file
 from relight.log import require_store
 from relight.store import PAGE, LocalStore, MemoryStore, page_buffer, put
-from relight.store.encrypted import BATCH_PAGES, EncryptedStore
+from relight.store.encrypted import WRITE_PAGES, EncryptedStore
 from relight.store.striped import StripedStore
 from relight.testing.store_suite import StoreSuite, read_all, refuses, write_all
 
@@ -82,7 +82,7 @@ def files(store: EncryptedStore) -> dict[str, bytes | bytearray]:
     return store.inner._files
 
 
-SIZES = [1, 15, 16, PAGE - 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, BATCH_PAGES * PAGE_BYTES + 5, 2 * BATCH_PAGES * PAGE_BYTES]
+SIZES = [1, 15, 16, PAGE - 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, WRITE_PAGES * PAGE_BYTES + 5, 2 * WRITE_PAGES * PAGE_BYTES]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -177,11 +177,11 @@ def test_what_the_store_refuses_is_said(tmp_path: Path, keychain: Keychain) -> N
 
     store = EncryptedStore(Full(), keychain)
     require_store(store)
-    writer = store.write("a/b", 8 * BATCH_PAGES * PAGE_BYTES)
+    writer = store.write("a/b", 8 * WRITE_PAGES * PAGE_BYTES)
 
     def write() -> None:
         for at in range(8):
-            writer.write_at(at * BATCH_PAGES * PAGE_BYTES, memoryview(bytes(BATCH_PAGES * PAGE_BYTES)))
+            writer.write_at(at * WRITE_PAGES * PAGE_BYTES, memoryview(bytes(WRITE_PAGES * PAGE_BYTES)))
         writer.finish()
 
     refuses(StoreUnavailable, write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 
 import numpy as np
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relight
-from relight.format import codecs
+from relight.format import entropy
 from relight.format.codecs import BYTES, Kind, Way, choose, decode, encode, kind_of, needs_base
 from relight.format.dtypes import DTYPES, dtype_named
-from relight.format.planes import elements, join, split, widths_of
+from relight.format.entropy import compress
+from relight.format.planes import BLOCK_BYTES, Rooms, elements, join, split, widths_of
 
 KINDS = sorted({kind_of(dtype) for dtype in DTYPES.values()})
 METHODS = ("raw", "entropy", "repeats")
@@ -138,8 +140,8 @@ def test_few_rows_of_many() -> None:
 def test_planes(width: int) -> None:
     """Every cut, turned or not, with differences or not, longer than a block and not a multiple of it."""
     rng = np.random.default_rng(width)
-    values = elements(rng.bytes(width * 70_001), width)
-    base = elements(rng.bytes(width * 70_001), width)
+    length = BLOCK_BYTES + width * 7_001
+    values, base = elements(rng.bytes(length), width), elements(rng.bytes(length), width)
     for single in range(width + 1):
         widths = widths_of(width, single)
         assert sum(widths) == width and (single == 0 or widths[: min(single, width)] == (1,) * min(single, width))
@@ -195,10 +197,55 @@ def test_lengths_that_lie() -> None:
     for other in (0, length - 2, length - 1, length + 2):
         with pytest.raises(relight.CorruptCheckpoint):
             decode(memoryview(stored), memoryview(bytearray(other)))
-    bomb = codecs.zstd.compress(bytes(1 << 30))
+    bomb = entropy.zstd.compress(bytes(1 << 30))
     chunk = bytes((1, 1, 1)) + struct.pack("<BI", 17, len(bomb)) + bomb
     with pytest.raises(relight.CorruptCheckpoint):
         decode(memoryview(chunk), memoryview(bytearray(4096)))
+
+
+@pytest.mark.parametrize(("changed", "method"), [(0.002, "repeats"), (0.02, "repeats"), (0.4, "entropy")])
+def test_repetitions_are_looked_for_where_that_gains(changed: float, method: str) -> None:
+    """Differences most of which are nothing: the fewer there are, the more. Where an entropy coder alone comes to as little, it is used."""
+    rng = np.random.default_rng(7)
+    before = rng.integers(0, 1 << 16, 1 << 20).astype("<u2")
+    after = before + ((rng.random(1 << 20) < changed) * rng.integers(1, 600, 1 << 20)).astype("<u2")
+    data, base = memoryview(after).cast("B"), memoryview(before).cast("B")
+    way = choose(data, Kind(2, True), base)
+    assert way is not None and way.difference and way.methods[0] == method
+    planes = split(elements(data, 2), way.widths, turned=True, base=elements(base, 2))
+    by = {one: len(compress(planes[0].data.cast("B"), one)) / len(planes[0]) for one in METHODS[1:]}
+    other = by["entropy" if method == "repeats" else "repeats"]
+    assert by[method] < other + 0.03
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_of_which_a_hundredth_changed(seed: int) -> None:
+    """They come to what changed, though a sample may have met none of them, or hardly any."""
+    rng = np.random.default_rng(seed)
+    before = rng.normal(0, 1, (1 << 14, 64)).astype("<f4")
+    after = before.copy()
+    touched = rng.permutation(1 << 14)[: (1 << 14) // 100]
+    after[touched] = rng.normal(0, 1, (len(touched), 64)).astype("<f4")
+    data, base = memoryview(after.reshape(-1)).cast("B"), memoryview(before.reshape(-1)).cast("B")
+    way = choose(data, Kind(4, True), base)
+    assert way is not None and way.difference
+    stored = encode(data, way, base)
+    assert stored is not None and len(stored) <= 1.2 * len(touched) * 64 * 4
+
+
+def test_memory_that_is_there_is_used_again() -> None:
+    """A chunk decoded behind others touches next to no page for the first time: a new page costs as much as decoding what is in it."""
+    data = bfloat16(weights(1 << 21))
+    way = choose(data, Kind(2, True))
+    assert way is not None and "entropy" in way.methods
+    stored, into, rooms = encode(data, way), memoryview(bytearray(len(data))), Rooms()
+    assert stored is not None
+    for _ in range(3):
+        decode(memoryview(stored), into, rooms=rooms)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for _ in range(10):
+        decode(memoryview(stored), into, rooms=rooms)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 10 * len(data) // 4096 // 4
 
 
 def test_differences_without_their_base() -> None:
@@ -216,6 +263,6 @@ def test_differences_without_their_base() -> None:
 def test_where_zstd_has_no_switch_for_literals() -> None:
     """Then it is done without."""
     data = bfloat16(weights(5000))
-    without = codecs.entropy_options(1999)
-    assert 1999 not in without and 1002 in codecs.entropy_options()
-    assert len(codecs.zstd.compress(data, options=without)) < len(data)
+    without = entropy.entropy_options(1999)
+    assert 1999 not in without and 1002 in entropy.entropy_options()
+    assert len(entropy.zstd.compress(data, options=without)) < len(data)

@@ -12,6 +12,8 @@ from packaging.utils import canonicalize_name
 from tree import PRODUCT, ROOT, files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+NEEDS_A_GPU = {"nvidia-nvcomp-cu12"}
+"""Of no use on the machines that CI has: `make gpu` takes what is there."""
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 
 
@@ -55,11 +57,11 @@ def test_the_lock_is_complete() -> None:
 
 
 def test_the_pins_are_releases_that_the_package_accepts() -> None:
-    """What is tested is something that a user may install: base, and every extra."""
+    """What is tested is something that a user may install: base, and every extra but what needs a GPU."""
     locked = pins("test.txt") | pins("torch.txt")
     wanted = [*PROJECT["project"]["dependencies"], *sum(PROJECT["project"]["optional-dependencies"].values(), [])]
     for need in map(Requirement, wanted):
-        if need.name != "relight":
+        if need.name != "relight" and need.name not in NEEDS_A_GPU:
             assert need.specifier.contains(locked[canonicalize_name(need.name)]), str(need)
 
 

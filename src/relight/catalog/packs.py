@@ -149,8 +149,12 @@ class StoredReader:
                 into[:] = stored
                 continue
             from relight.format.codecs import decode  # numpy takes a tenth of a second to import, and most packs are files
+            from relight.format.planes import Rooms
 
-            decode(stored, into, into if one.base is not None else None)
+            planes: Rooms | None = getattr(self._rooms, "planes", None)
+            if planes is None:
+                planes = self._rooms.planes = Rooms()
+            decode(stored, into, into if one.base is not None else None, planes)
 
     def _derive(self, stored: memoryview, into: memoryview) -> None:
         """A chunk of others in this pack, none of which is derived itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,10 @@ from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, stored_file
 from relight.format.stored import CHAIN_MAX, OWN, Piece
 from relight.policy.compact import Choice, Compact, Experience, choose
+
+if TYPE_CHECKING:
+    from relight.commit.on_gpu import OnGpu
+    from relight.format.entropy import Compress
 
 
 class Where(NamedTuple):
@@ -100,10 +104,29 @@ class Smaller:
     chosen: Choice | None = None
     """What the save that is being made is; None if it was not asked for."""
 
+    gpu: OnGpu | None = None
+    no_gpu: str = ""
+    """Why there is none, once it was looked for."""
+
     def choice(self, threads: int, lanes: int = 1) -> Choice:
         """What the next save is to be. ``lanes``: how many packs at once are written of one that is stored as it is."""
         self.chosen = choose(self.rules, self.seen, threads, lanes)
+        if self.chosen.coded and self.rules.coder == "gpu":
+            self.coder()
+            why = self.no_gpu if self.gpu is None else self.gpu.why_not
+            who = f"by processors: {why}" if why else "by nvCOMP, on the GPU"
+            self.chosen = self.chosen._replace(reason=f"{self.chosen.reason}; {who}")
         return self.chosen
+
+    def coder(self) -> Compress:
+        """Who makes frames of planes. A GPU is looked for once, if one is asked for."""
+        from relight.format.entropy import compress
+
+        if self.rules.coder == "gpu" and self.gpu is None and not self.no_gpu:
+            from relight.commit.on_gpu import on_gpu  # with numpy, which takes a tenth of a second to import
+
+            self.gpu, self.no_gpu = on_gpu()
+        return compress if self.gpu is None else self.gpu.compress
 
     def distrust(self, verified: Mapping[str, bool]) -> None:
         """``verified``: which checkpoints were found to verify, or not. What is damaged is stored anew."""

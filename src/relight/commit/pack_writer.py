@@ -20,9 +20,14 @@ from relight.format import Digest
 from relight.layout import Source
 from relight.layout.sources import copy_from
 from relight.store import PAGE, Writer, page_buffer
+from relight.world import step_back
 
 SLAB_BYTES = 16 << 20
 THREADS = 2
+WRITES_AT_ONCE = 2
+"""So that the device has something to do while one who waited for it is being woken."""
+HASHERS_BEHIND = 5
+"""By so much nicer than the writer are those who hash: the device is not to wait for them."""
 _AHEAD = 16
 """Chunks that may be hashed ahead of what is written: enough to keep the threads busy, few enough to stop soon."""
 
@@ -177,26 +182,41 @@ def _fill(
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
     hashes: list[bytes] = []
     started = time.monotonic()
-    with ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash") as pool:
+    with (
+        ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
+        ThreadPoolExecutor(min(WRITES_AT_ONCE, pace.threads), thread_name_prefix="relight-write") as writers,
+    ):
         jobs: deque[Future[bytes]] = deque()
+        writes: deque[Future[None]] = deque()
         chunks = deque(_ranges(plan.chunks))
+        telling = threading.Lock()
+
+        def write(offset: int, length: int) -> None:
+            padded = -(-length // writer.align) * writer.align
+            writer.write_at(offset, image[offset : offset + padded])
+            if pace.progress is not None:
+                with telling:
+                    pace.progress(length)
 
         def hash_on(there: int) -> None:
             while chunks and len(jobs) < _AHEAD and chunks[0][1] <= there:
                 begin, end = chunks.popleft()
-                jobs.append(pool.submit(_hash, image[begin:end]))
+                jobs.append(hashers.submit(_hash, image[begin:end]))
+
+        def written(left: int) -> None:
+            while len(writes) > left:
+                writes.popleft().result()
 
         for offset in range(0, plan.size, slab_bytes):
             length = min(slab_bytes, plan.size - offset)
             hash_on(plan.size if plan.until is None else plan.until(offset + length))
-            padded = -(-length // writer.align) * writer.align
-            writer.write_at(offset, image[offset : offset + padded])
+            writes.append(writers.submit(write, offset, length))
+            written(WRITES_AT_ONCE - 1)
             while jobs and jobs[0].done():
                 hashes.append(jobs.popleft().result())
-            if pace.progress is not None:
-                pace.progress(length)
             if pace.bytes_per_second:
                 time.sleep(max(0.0, (offset + length) / pace.bytes_per_second - (time.monotonic() - started)))
+        written(0)
         while len(hashes) < len(plan.chunks):
             hash_on(plan.size)
             hashes.append(jobs.popleft().result())

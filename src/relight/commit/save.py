@@ -245,7 +245,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
         known = smaller.known(request.before, request.vouched)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:
             known = audited(smaller, plan, known, request.vouched.wrong)
-        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace, smaller.rules)
+        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace, smaller.rules, smaller.coder())
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
     smaller.met(spent.bytes, spent.seconds)
@@ -258,7 +258,7 @@ def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: 
     if smaller.rules.codecs != "never":
         from relight.commit.smaller import sampled
 
-        smaller.sampled(sampled(plan))
+        smaller.sampled(sampled(plan, smaller.coder()))
 
 
 def root_of(

@@ -7,6 +7,7 @@ chunks. Chunks are hashed and coded by a few threads, ahead of what is written.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,9 +21,11 @@ from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
+from relight.format.entropy import Compress, compress
 from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
 from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
+from relight.format.planes import Rooms
 from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, Compact, lossy_way
@@ -38,6 +41,7 @@ SAMPLED = 6
 READ_MAX = 1.5
 """What a reader may have to read of a chunk, all that it differs from included, over the chunk itself: so long are chains at most."""
 _NO_BYTES = memoryview(b"")
+_OWN = threading.local()
 
 
 class _Chunk(NamedTuple):
@@ -65,6 +69,7 @@ class _Coder(NamedTuple):
     """How chunks are stored that need not be exact, by their numbers."""
     same: Mapping[int, tuple[bytes, Where]] = {}
     """Of chunks that are what they were, by their numbers: the hash, and where they are. They are not read."""
+    by: Compress = compress
 
     def make(self, number: int, at: int, data: memoryview) -> _Chunk:
         """Of chunk ``number``, which begins at byte ``at`` of the pack."""
@@ -87,13 +92,14 @@ class _Coder(NamedTuple):
             return _Chunk(value, None, derived, DERIVED)
         earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
+        rooms = _rooms()
         way = choose(data, kind, base)
         if way is not None and way.difference and self.known.before is not None:
-            body = encode(data, way, base)
+            body = encode(data, way, base, rooms, self.by)
             if body is not None and self._may_stand(where, len(body), len(data)):
                 return _Chunk(value, None, body, True, where)
             way = choose(data, kind)
-        body = None if way is None else encode(data, way)
+        body = None if way is None else encode(data, way, None, rooms, self.by)
         return _Chunk(value, None, data if body is None else body, body is not None)
 
     def _may_stand(self, where: Where | None, stored: int, length: int) -> bool:
@@ -102,14 +108,22 @@ class _Coder(NamedTuple):
         return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()
 
 
+def _rooms() -> Rooms:
+    """This thread's memory for coding."""
+    found: Rooms | None = getattr(_OWN, "rooms", None)
+    if found is None:
+        found = _OWN.rooms = Rooms()
+    return found
+
+
 def write_smaller_packs(
-    store: ByteStore, prefix: str, plan: SavePlan, known: Known, coded: bool, pace: Pace, rules: Compact
+    store: ByteStore, prefix: str, plan: SavePlan, known: Known, coded: bool, pace: Pace, rules: Compact, by: Compress = compress
 ) -> tuple[list[Pack], float]:
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
     took, in seconds. ``known``: what need not be written, or not all of it; ``coded``: whether what is written is coded, where it becomes
-    smaller."""
+    smaller; ``by``: who makes frames of planes."""
     written = [
-        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, coded, rules), pace)
+        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, coded, rules)._replace(by=by), pace)
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
@@ -212,7 +226,7 @@ def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kin
     return {0: BYTES} | {number: kind_of(dtype_named(dtype)) for number, ((dtype, _), _, _) in enumerate(held, 1)}
 
 
-def sampled(plan: SavePlan) -> tuple[float, float] | None:
+def sampled(plan: SavePlan, by: Compress = compress) -> tuple[float, float] | None:
     """What a few chunks of the largest kinds come to, coded, as a share of them; and seconds a byte, of one thread. None if there is
     nothing to sample. Cost: coding ``SAMPLED`` chunks."""
     by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int, Kind]]] = {}
@@ -221,14 +235,15 @@ def sampled(plan: SavePlan) -> tuple[float, float] | None:
             by_class.setdefault((dtype, role), []).append((length, pack, at, kind_of(dtype_named(dtype))))
     classes = sorted(by_class.values(), key=lambda held: -sum(length for length, *_ in held))[:SAMPLED]
     raw = coded = spent = 0.0
+    clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
     for held in classes:
         weight = sum(length for length, *_ in held)
         length, pack, at, kind = held[len(held) // 2]
         data = _range(pack, at, length)
-        before = time.thread_time()
+        before = clock()
         way = choose(data, kind)
-        body = None if way is None else encode(data, way)
-        spent += (time.thread_time() - before) * weight / length
+        body = None if way is None else encode(data, way, by=by)
+        spent += (clock() - before) * weight / length
         coded += (length if body is None else len(body)) * weight / length
         raw += weight
     return (coded / raw, spent / raw) if raw else None

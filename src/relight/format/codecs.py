@@ -11,7 +11,7 @@ A coded chunk is
 byte 0                1, the version of this coding
 byte 1                an element's bytes (1, 2, 4, 8); + 16: floating point; + 32: differences
 byte 2                how many planes follow
-5 bytes a plane       its width times 16, + 1 if a zstd frame; then the stored length, little-endian
+5 bytes a plane       its width times 16, + 1 if zstd frames; then the stored length, little-endian
 the planes            one after the other, the uppermost first
 ====================  ====================================================================================
 
@@ -20,24 +20,16 @@ in that order. Cost, on one core: about a gigabyte a second, and two back. Memor
 
 from __future__ import annotations
 
-import contextlib
 import struct
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.format.dtypes import DType
-from relight.format.planes import Elements, elements, join, split, widths_of
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from relight.format.entropy import Compress, compress, decompress
+from relight.format.planes import Elements, Rooms, elements, join, split, widths_of
 
 VERSION = 1
 GAIN = 0.97
@@ -45,21 +37,16 @@ GAIN = 0.97
 DIFFERENCE_GAIN = 0.95
 """What differences must come to of what the chunk comes to by itself: they cost a reader another chunk."""
 SAMPLES, SAMPLE_BYTES = 4, 16 << 10
-REPEATS = 0.9
-"""Repetitions are looked for if a sample comes to less than this of what it comes to without."""
-
-SPARSE = 0.2
-"""What comes to less than this is mostly one value. An entropy coder alone spends a bit on each byte of it: repetitions are looked for."""
+REPEATS, REPEATS_LEAST = 0.9, 0.02
+"""Repetitions are looked for if a sample comes to less than the first of what it comes to without, and to less by the second of itself:
+looking takes twice the time."""
+MOSTLY_ALIKE = 0.07
+"""They are looked for, too, where a sample comes to less than that without: nearly all of it is one byte, as where little was touched.
+Long runs are stepped over as fast as anything, and what the sample has not met lies in between."""
 
 _FLOATING, _DIFFERENCES = 16, 32
 _PLANE = struct.Struct("<BI")
 _HEAD_BYTES = 3
-_WINDOW_LOG = 17
-_LITERALS = 1002
-"""zstd's switch for coding literals whatever the level: one of those it calls experimental, and has had since its version 1.3."""
-_C, _D = zstd.CompressionParameter, zstd.DecompressionParameter
-_REPEATING: Mapping[int, int] = {_C.compression_level: 1}
-_ENTROPY: Mapping[int, int] = {_C.strategy: zstd.Strategy.fast, _C.hash_log: 6, _C.min_match: 7, _C.window_log: _WINDOW_LOG}
 
 
 class Kind(NamedTuple):
@@ -104,15 +91,18 @@ def choose(data: memoryview, kind: Kind, base: memoryview | None = None) -> Way 
     return best if best.share <= GAIN else None
 
 
-def encode(data: memoryview, way: Way, base: memoryview | None = None) -> bytes | None:
-    """``data`` coded that way; None if it did not become smaller. ``base`` must be given where the way has differences."""
+def encode(
+    data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress
+) -> bytes | None:
+    """``data`` coded that way; None if it did not become smaller. ``base`` must be given where the way has differences. ``rooms``: this
+    thread's, kept from one chunk to the next. ``by``: makes frames of planes."""
     values = elements(data, way.kind.width)
     earlier = elements(base, way.kind.width) if way.difference and base is not None else None
-    planes = split(values, way.widths, turned=way.kind.floating, base=earlier)
+    planes = split(values, way.widths, turned=way.kind.floating, base=earlier, rooms=rooms)
     heads, bodies = [], []
     for plane, method in zip(planes, way.methods, strict=True):
         raw = plane.data.cast("B")
-        body = raw if method == "raw" else _compress(raw, method)
+        body = raw if method == "raw" else by(raw, method)
         coded = len(body) < len(raw)
         bodies.append(body if coded else raw)
         heads.append(_PLANE.pack(plane.itemsize * 16 + coded, len(bodies[-1])))
@@ -126,20 +116,21 @@ def needs_base(stored: memoryview) -> bool:
     return len(stored) > 1 and bool(stored[1] & _DIFFERENCES)
 
 
-def decode(stored: memoryview, into: memoryview, base: memoryview | None = None) -> None:
-    """The chunk that was coded, into memory of its length. ``base`` may be that memory itself.
+def decode(stored: memoryview, into: memoryview, base: memoryview | None = None, rooms: Rooms | None = None) -> None:
+    """The chunk that was coded, into memory of its length. ``base`` may be that memory itself. ``rooms``: as for ``encode``.
 
     ``CorruptCheckpoint`` if it is no coded chunk of that length, or its base is not. Nothing beyond the length that is asked for is
     ever made, whatever the bytes say.
     """
-    width, floating, difference, planes = _planes(stored, len(into))
+    rooms = rooms or Rooms()
+    width, floating, difference, planes = _planes(stored, len(into), rooms)
     if difference and (base is None or len(base) != len(into)):
         raise _wrong("it holds differences from a chunk that is not there")
     values = np.frombuffer(into, np.dtype(f"<u{width}"))
-    join(planes, values, turned=floating, base=elements(base, width) if difference and base is not None else None)
+    join(planes, values, turned=floating, base=elements(base, width) if difference and base is not None else None, rooms=rooms)
 
 
-def _planes(stored: memoryview, length: int) -> tuple[int, bool, bool, list[Elements]]:
+def _planes(stored: memoryview, length: int, rooms: Rooms) -> tuple[int, bool, bool, list[Elements]]:
     if len(stored) < _HEAD_BYTES or stored[0] != VERSION:
         raise _wrong("it is no coded chunk that this version knows")
     width, count = stored[1] & 15, stored[2]
@@ -150,13 +141,15 @@ def _planes(stored: memoryview, length: int) -> tuple[int, bool, bool, list[Elem
     widths = tuple(head >> 4 for head, _ in heads)
     if widths not in {widths_of(width, single) for single in range(width + 1)} or any(head & 15 > 1 for head, _ in heads):
         raise _wrong("its planes are not those of an element")
-    planes = []
+    planes: list[Elements] = []
     for one, (head, held) in zip(widths, heads, strict=True):
         body = stored[at : at + held]
         at += held
         wanted = length // width * one
         if head & 1:
-            body = memoryview(_decompress(body, wanted))
+            room = rooms.take(f"plane {len(planes)}", wanted, 1).data
+            decompress(body, room)
+            body = room
         if len(body) != wanted:
             raise _wrong("a plane is not as long as it should be")
         planes.append(elements(body, one))
@@ -193,43 +186,14 @@ def _way(values: Elements, base: Elements | None, kind: Kind) -> Way:
 def _try(plane: memoryview) -> tuple[str, float]:
     """The method for a plane like this, and what it comes to."""
     length = max(len(plane), 1)
-    shares = {"raw": GAIN, "entropy": len(_compress(plane, "entropy")) / length}
-    repeats = len(_compress(plane, "repeats")) / length
-    if shares["entropy"] < SPARSE:
-        del shares["entropy"]
-        shares["repeats"] = repeats
-    elif repeats < REPEATS * shares["entropy"]:
+    shares = {"raw": GAIN, "entropy": len(compress(plane, "entropy")) / length}
+    repeats = len(compress(plane, "repeats")) / length
+    if shares["entropy"] <= MOSTLY_ALIKE:
+        return "repeats", min(repeats, shares["entropy"])
+    if repeats < min(REPEATS * shares["entropy"], shares["entropy"] - REPEATS_LEAST):
         shares["repeats"] = repeats
     method = min(shares, key=lambda one: shares[one])
     return method, 1.0 if method == "raw" else shares[method]
-
-
-def _compress(raw: memoryview, method: str) -> bytes:
-    return zstd.compress(raw, options=_REPEATING if method == "repeats" else entropy_options())
-
-
-@cache
-def entropy_options(switch: int = _LITERALS) -> Mapping[int, int]:
-    """zstd as an entropy coder: it steps over everything without looking for repetitions, if it has that switch."""
-    stepping: Mapping[int, int] = {**_ENTROPY, _C.target_length: 1024, switch: 1}
-    with contextlib.suppress(zstd.ZstdError, ValueError):
-        zstd.compress(b"", options=stepping)
-        return stepping
-    return _ENTROPY
-
-
-def _decompress(body: memoryview, length: int) -> bytes:
-    """One whole frame of that length, nothing behind it."""
-    decompressor = zstd.ZstdDecompressor(options={_D.window_log_max: 23})
-    try:
-        found = decompressor.decompress(body, max_length=length)
-        if not decompressor.eof and len(found) == length:  # its end may be still to come
-            found += decompressor.decompress(b"", max_length=1)
-    except (zstd.ZstdError, EOFError) as error:
-        raise _wrong(f"zstd says: {error}") from error
-    if not decompressor.eof or decompressor.unused_data:
-        raise _wrong("a plane is not one whole frame")
-    return found
 
 
 def _wrong(what: str) -> CorruptCheckpoint:

@@ -3,7 +3,8 @@
 A floating-point number is turned by one bit first, so that its exponent fills whole bytes from the top; or, where an earlier value of the
 same element is known, the difference of the two bit patterns is taken, small whatever its sign. Then the element is halved, and its halves
 are, down to bytes, or to blocks of several bytes that nobody could make smaller. All is done block by block, as it fits a processor's
-cache: that costs about what copying does.
+cache: that costs about what copying does. What lies between is memory that the caller keeps: a page that is new costs more than
+what is done in it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 1 << 15
-"""Elements that are taken at once."""
+BLOCK_BYTES = 1 << 19
+"""Of elements that are taken at once."""
+KEPT_BYTES = 8 << 20
+"""No more than that is kept for each purpose."""
 WIDTHS = (1, 2, 4, 8)
 _UNSIGNED = {width: np.dtype(f"<u{width}") for width in WIDTHS}
 _SIGNED = {width: np.dtype(f"<i{width}") for width in WIDTHS}
@@ -29,35 +32,68 @@ def elements(data: memoryview | bytes, width: int) -> Elements:
     return np.frombuffer(data, _UNSIGNED[width])
 
 
-def split(values: Elements, widths: Sequence[int], *, turned: bool, base: Elements | None = None) -> list[Elements]:
-    """Planes of these widths in bytes, from the top byte down; together they are an element's.
+class Rooms:
+    """Memory that is used again, by what it is for: one thread's."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Elements] = {}
+
+    def take(self, purpose: str, count: int, width: int) -> Elements:
+        """So many elements, of which nothing is known: the caller's until somebody takes some for the same again."""
+        held, wanted = self._held.get(purpose), count * width
+        if held is None or len(held) < wanted:
+            held = np.empty(wanted, "u1")
+            if wanted <= KEPT_BYTES:
+                self._held[purpose] = held
+        return held[:wanted].view(_UNSIGNED[width])
+
+    def pair(self, purpose: str, count: int, width: int) -> tuple[Elements, Elements]:
+        """Two of them: one for what lies between, one for what that needs."""
+        return self.take(f"{purpose} bits", count, width), self.take(f"{purpose} spare", count, width)
+
+
+def split(
+    values: Elements, widths: Sequence[int], *, turned: bool, base: Elements | None = None, rooms: Rooms | None = None
+) -> list[Elements]:
+    """Planes of these widths in bytes, from the top byte down; together they are an element's. They lie in ``rooms``, until somebody splits
+    there again.
 
     ``turned``: the elements are floating-point numbers. With ``base``, as many elements of the same kind, the differences from those are
     split; ``turned`` means nothing then. One copy.
     """
-    width = values.itemsize
-    planes = [np.empty(len(values), _UNSIGNED[one]) for one in widths]
-    for start in range(0, len(values), BLOCK):
-        block = values[start : start + BLOCK]
+    width, rows, rooms = values.itemsize, _rows(values), rooms or Rooms()
+    planes = [rooms.take(f"plane {number}", len(values), one) for number, one in enumerate(widths)]
+    bits, spare = rooms.pair("block", rows, width)
+    for start in range(0, len(values), rows):
+        block = values[start : start + rows]
+        ours, other = bits[: len(block)], spare[: len(block)]
         if base is not None:
-            block = _zigzag(block - base[start : start + BLOCK])
+            np.subtract(block, base[start : start + rows], out=ours)
+            block = _zigzag(ours, other)
         elif turned:
-            block = (block << 1) | (block >> (8 * width - 1))
-        _halve(block, planes, start)
+            np.left_shift(block, 1, out=ours)
+            np.right_shift(block, 8 * width - 1, out=other)
+            block = np.bitwise_or(ours, other, out=ours)
+        _halve(block, other, planes, start, rooms)
     return planes
 
 
-def join(planes: Sequence[Elements], into: Elements, *, turned: bool, base: Elements | None = None) -> None:
+def join(planes: Sequence[Elements], into: Elements, *, turned: bool, base: Elements | None = None, rooms: Rooms | None = None) -> None:
     """The inverse of ``split``: fills ``into``. ``base`` may be ``into`` itself."""
-    bits = 8 * into.itemsize
-    for start in range(0, len(into), BLOCK):
-        end = min(start + BLOCK, len(into))
-        block = _double(planes, start, end)
+    top, rows, rooms = 8 * into.itemsize - 1, _rows(into), rooms or Rooms()
+    bits, spare = rooms.pair("block", rows, into.itemsize)
+    for start in range(0, len(into), rows):
+        whole = into[start : start + rows]
+        ours, other = bits[: len(whole)], spare[: len(whole)]
+        _double(planes, start, ours, other, rooms)
         if base is not None:
-            block = _unzigzag(block) + base[start:end]
+            np.add(_unzigzag(ours, other), base[start : start + len(whole)], out=whole)
         elif turned:
-            block = (block >> 1) | (block << (bits - 1))
-        into[start:end] = block
+            np.left_shift(ours, top, out=other)
+            np.right_shift(ours, 1, out=ours)
+            np.bitwise_or(ours, other, out=whole)
+        else:
+            np.copyto(whole, ours)
 
 
 def widths_of(width: int, single: int) -> tuple[int, ...]:
@@ -73,42 +109,72 @@ def widths_of(width: int, single: int) -> tuple[int, ...]:
     return (1,) * half + widths_of(half, single - half)
 
 
-def _halve(block: Elements, planes: list[Elements], start: int) -> None:
-    width = block.itemsize
-    if planes[0].itemsize == width:
-        planes[0][start : start + len(block)] = block
-        return
-    half, count = width // 2, 0
-    while sum(plane.itemsize for plane in planes[:count]) < half:
+def _rows(values: Elements) -> int:
+    return max(1, min(len(values), BLOCK_BYTES // values.itemsize))
+
+
+def _upper(planes: Sequence[Elements]) -> tuple[int, int]:
+    """The bytes that the planes come to together, and how many of the planes are the upper half of them."""
+    width, count, held = sum(plane.itemsize for plane in planes), 0, 0
+    while 2 * held < width:
+        held += planes[count].itemsize
         count += 1
-    _narrow(block >> (4 * width), half, planes[:count], start)
-    _narrow(block, half, planes[count:], start)
+    return width, count
 
 
-def _narrow(block: Elements, width: int, planes: list[Elements], start: int) -> None:
+def _halve(block: Elements, spare: Elements, planes: Sequence[Elements], start: int, rooms: Rooms) -> None:
+    if len(planes) == 1:
+        np.copyto(planes[0][start : start + len(block)], block)
+        return
+    width, count = _upper(planes)
+    _narrow(np.right_shift(block, 4 * width, out=spare), width // 2, planes[:count], start, rooms)
+    _narrow(block, width // 2, planes[count:], start, rooms)
+
+
+def _narrow(block: Elements, width: int, planes: Sequence[Elements], start: int, rooms: Rooms) -> None:
     if len(planes) == 1:
         np.copyto(planes[0][start : start + len(block)], block, casting="unsafe")
     else:
-        _halve(block.astype(_UNSIGNED[width]), planes, start)
+        narrower, spare = rooms.pair(str(width), len(block), width)
+        np.copyto(narrower, block, casting="unsafe")
+        _halve(narrower, spare, planes, start, rooms)
 
 
-def _double(planes: Sequence[Elements], start: int, end: int) -> Elements:
+def _double(planes: Sequence[Elements], start: int, into: Elements, spare: Elements, rooms: Rooms) -> None:
+    """Fills ``into``, whose elements are as wide as the planes' together. ``spare``: as much memory, for what lies between."""
     if len(planes) == 1:
-        return planes[0][start:end]
-    width, count = sum(plane.itemsize for plane in planes), 0
-    while sum(plane.itemsize for plane in planes[:count]) < width // 2:
-        count += 1
-    high: Elements = _double(planes[:count], start, end).astype(_UNSIGNED[width])
-    np.left_shift(high, 4 * width, out=high)
-    np.bitwise_or(high, _double(planes[count:], start, end), out=high)
-    return high
+        np.copyto(into, planes[0][start : start + len(into)])
+        return
+    width, count = _upper(planes)
+    _widen(planes[:count], start, into, rooms)
+    np.left_shift(into, 4 * width, out=into)
+    _widen(planes[count:], start, spare, rooms)
+    np.bitwise_or(into, spare, out=into)
 
 
-def _zigzag(difference: Elements) -> Elements:
-    """Small numbers for small differences of either sign."""
-    sign = difference.view(_SIGNED[difference.itemsize]) >> (8 * difference.itemsize - 1)
-    return (difference << 1) ^ sign.view(difference.dtype)
+def _widen(planes: Sequence[Elements], start: int, into: Elements, rooms: Rooms) -> None:
+    """Fills ``into``, twice as wide as the planes together."""
+    if len(planes) == 1:
+        np.copyto(into, planes[0][start : start + len(into)])
+    else:
+        half = into.itemsize // 2
+        narrower, spare = rooms.pair(str(half), len(into), half)
+        _double(planes, start, narrower, spare, rooms)
+        np.copyto(into, narrower)
 
 
-def _unzigzag(coded: Elements) -> Elements:
-    return (coded >> 1) ^ (0 - (coded & 1))
+def _zigzag(difference: Elements, spare: Elements) -> Elements:
+    """Small numbers for small differences of either sign, in their place."""
+    signed = difference.view(_SIGNED[difference.itemsize])
+    sign = np.right_shift(signed, 8 * difference.itemsize - 1, out=spare.view(signed.dtype))
+    np.left_shift(difference, 1, out=difference)
+    np.bitwise_xor(difference, sign.view(difference.dtype), out=difference)
+    return difference
+
+
+def _unzigzag(coded: Elements, spare: Elements) -> Elements:
+    """The inverse, in its place."""
+    np.bitwise_and(coded, 1, out=spare)
+    np.negative(spare, out=spare)
+    np.right_shift(coded, 1, out=coded)
+    return np.bitwise_xor(coded, spare, out=coded)

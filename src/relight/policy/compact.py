@@ -10,6 +10,7 @@ from typing import NamedTuple
 from relight.errors import ConfigError
 
 CODECS = ("auto", "never", "always")
+CODERS = ("cpu", "gpu")
 AUDIT_BYTES = 8 << 20
 """Of what is taken to be unchanged, so much is compared in each save all the same."""
 EQUAL_MIN = 0.01
@@ -31,7 +32,8 @@ class Compact:
     ``reuse``: a chunk that the save before has is not stored again, and that save is kept as long as it is needed. ``codecs``: what is
     stored is coded: ``"auto"`` where that takes no longer than storing it as it is would, ``"always"``, or ``"never"``. ``full_every``:
     each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake, and codecs
-    may store differences from the save before; None: how long is left to retention, and there are no differences.
+    may store differences from the save before; None: how long is left to retention, and there are no differences. ``coder``: who codes:
+    ``"cpu"``, or ``"gpu"``, nvCOMP on the device, where both are there; what it codes is read anywhere.
     ``trust_versions``: parameters that need no gradient, and that no optimizer has, are neither copied nor hashed while their version
     counters, addresses and samples of their bytes stay the same; some of them are compared in each save all the same. What writes to them
     through ``.data``, or by kernels that PyTorch knows nothing of, need not leave such traces: leave it off then. Where ranks share one
@@ -47,6 +49,7 @@ class Compact:
     full_every: int | None = None
     trust_versions: bool = False
     lossy: Mapping[str, str] = field(default_factory=dict)
+    coder: str = "cpu"
 
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
@@ -63,6 +66,8 @@ class Compact:
             raise ConfigError(f"Compact(trust_versions=…) is True or False, not {self.trust_versions!r}")
         if self.codecs not in CODECS:
             raise ConfigError(f"Compact(codecs=…) is one of {', '.join(map(repr, CODECS))}, not {self.codecs!r}")
+        if self.coder not in CODERS:
+            raise ConfigError(f"Compact(coder=…) is one of {', '.join(map(repr, CODERS))}, not {self.coder!r}")
         if self.full_every is not None and (type(self.full_every) is not int or self.full_every < 1):
             raise ConfigError(f"Compact(full_every=…) is a whole number from 1 on, not {self.full_every!r}")
 

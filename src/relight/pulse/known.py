@@ -111,6 +111,7 @@ _CHECKPOINT = (
         ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
         ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
+        ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
     ),
     *_called(
         "peers",

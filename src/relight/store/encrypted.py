@@ -42,7 +42,9 @@ from relight.store.buffers import page_buffer
 from relight.store.keyring import Ring, open_ring, slots_in, some_unreadable
 
 BATCH_PAGES = 32
-"""What is encrypted before it is handed on: 4 MiB."""
+"""What is read at once: 4 MiB."""
+WRITE_PAGES = 128
+"""What is encrypted before it is handed on: 16 MiB, as much as whoever writes a checkpoint hands over. Smaller pieces cost a wait each."""
 ROOMS = 3
 """Buffers of that size that take turns: one is filled while the others are written, so that the device always has something to do."""
 _TRIES = 2
@@ -307,7 +309,7 @@ class _EncryptingWriter:
         """Whole pages, in batches."""
         at = 0
         while at < len(data):
-            batch = data[at : at + BATCH_PAGES * PAGE_BYTES]
+            batch = data[at : at + WRITE_PAGES * PAGE_BYTES]
             room, mine = self._room(len(batch))
             first = number + at // PAGE_BYTES
             for page in range(len(batch) // PAGE_BYTES):
@@ -331,13 +333,13 @@ class _EncryptingWriter:
         """One of the buffers, once what it held is written."""
         turn = self._turn = (self._turn + 1) % ROOMS
         if not self._rooms:
-            size = min(BATCH_PAGES, pages_of(self._size)) * PAGE_BYTES + PAGE
+            size = min(WRITE_PAGES, pages_of(self._size)) * PAGE_BYTES + PAGE
             self._rooms = [page_buffer(size) for _ in range(ROOMS)]
         self._wait(turn)
         return self._rooms[turn], turn
 
     def _hand_on(self, mine: int, offset: int, data: memoryview) -> None:
-        if self._size <= BATCH_PAGES * PAGE_BYTES:
+        if self._size <= WRITE_PAGES * PAGE_BYTES:
             self._inner.write_at(offset, data)
             return
         if self._thread is None:
@@ -363,7 +365,7 @@ class _EncryptingWriter:
             raise AssertionError("the last page was written without being asked for")
         room = page_buffer(-(-len(data) // PAGE) * PAGE)
         room[: len(data)] = data
-        step = BATCH_PAGES * PAGE_BYTES
+        step = WRITE_PAGES * PAGE_BYTES
         for at in range(0, len(data), step):
             piece = min(step, len(data) - at)
             self._inner.write_at(begin + at, room[at : at + -(-piece // self._inner.align) * self._inner.align])

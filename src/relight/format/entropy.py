@@ -1,0 +1,79 @@
+"""Planes of bytes as zstd frames, and back. Pure.
+
+zstd is used as a mere entropy coder where a plane has no repetitions, which is several times as fast. A plane is one frame or several, one
+behind the other: who codes on many processors at once codes pieces. What is decoded comes in small pieces, into memory that is there:
+what zstd gives as a whole lies in memory that is new, whose pages cost as much as the decoding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from relight.errors import CorruptCheckpoint
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+Compress = Callable[[memoryview, str], bytes]
+"""A plane, and how: ``entropy`` or ``repeats``; gives frames. Any thread."""
+PIECE_BYTES = 32 << 10
+"""What is decoded at once."""
+FRAME_MIN = 32 << 10
+"""What each frame but the last comes to, at least: a plane of countless frames would take for ever."""
+_WINDOW_LOG = 17
+_NOTHING = memoryview(b"")
+_LITERALS = 1002
+"""zstd's switch for coding literals whatever the level: one of those it calls experimental, and has had since its version 1.3."""
+_C, _D = zstd.CompressionParameter, zstd.DecompressionParameter
+_REPEATING: Mapping[int, int] = {_C.compression_level: 1}
+_ENTROPY: Mapping[int, int] = {_C.strategy: zstd.Strategy.fast, _C.hash_log: 6, _C.min_match: 7, _C.window_log: _WINDOW_LOG}
+
+
+def compress(raw: memoryview, method: str) -> bytes:
+    """One frame."""
+    return zstd.compress(raw, options=_REPEATING if method == "repeats" else entropy_options())
+
+
+@cache
+def entropy_options(switch: int = _LITERALS) -> Mapping[int, int]:
+    """zstd as an entropy coder: it steps over everything without looking for repetitions, if it has that switch."""
+    stepping: Mapping[int, int] = {**_ENTROPY, _C.target_length: 1024, switch: 1}
+    with contextlib.suppress(zstd.ZstdError, ValueError):
+        zstd.compress(b"", options=stepping)
+        return stepping
+    return _ENTROPY
+
+
+def decompress(body: memoryview, into: memoryview) -> None:
+    """Whole frames that come to that length together, nothing behind them. ``CorruptCheckpoint`` if they do not; no more than ``into`` is
+    ever made, whatever the bytes say."""
+    at = before = 0
+    while len(body):
+        decompressor = zstd.ZstdDecompressor(options={_D.window_log_max: 23})
+        given = body
+        try:
+            while not decompressor.eof:
+                found = decompressor.decompress(given, max_length=min(PIECE_BYTES, len(into) - at) or 1)
+                if at + len(found) > len(into):
+                    raise _wrong("a plane is longer than it should be")
+                if not found and not len(given) and not decompressor.eof:
+                    raise _wrong("a plane's last frame is cut off")
+                into[at : at + len(found)] = found
+                at, given = at + len(found), _NOTHING
+        except (zstd.ZstdError, EOFError) as error:
+            raise _wrong(f"zstd says: {error}") from error
+        body = memoryview(decompressor.unused_data)
+        if len(body) and at - before < FRAME_MIN:
+            raise _wrong("a plane's frames are shorter than they may be")
+        before = at
+    if at != len(into):
+        raise _wrong("a plane is shorter than it should be")
+
+
+def _wrong(what: str) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub mends it from another tier that has it whole")

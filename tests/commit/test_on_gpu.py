@@ -1,0 +1,152 @@
+"""Coding on a GPU: what comes of it is read without one, and nothing that goes wrong there costs a save."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.commit import fake_nvcomp
+from torch import nn
+
+import relight
+from relight.catalog import Run
+from relight.commit.on_gpu import PIECE_BYTES, PLANE_BYTES_MIN, on_gpu
+from relight.commit.save import COMPACT
+from relight.format.codecs import Kind, choose, decode, encode
+from relight.format.entropy import FRAME_MIN, compress, decompress, zstd
+from relight.store import LocalStore
+
+
+@pytest.fixture
+def nvcomp(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine with nvCOMP and a GPU, as far as the interface goes."""
+    package = ModuleType("nvidia")
+    package.nvcomp = fake_nvcomp  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nvidia", package)
+    monkeypatch.setitem(sys.modules, "nvidia.nvcomp", fake_nvcomp)
+    fake_nvcomp.CODED.clear()
+    return fake_nvcomp
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia", None)  # type: ignore[arg-type]
+
+
+def plane(length: int, seed: int = 0) -> memoryview:
+    """Such as exponents are."""
+    values = np.random.default_rng(seed).standard_normal(length).astype("<f4")
+    return memoryview(((values.view("<u4") >> 23) & 0xFF).astype("u1")).cast("B")
+
+
+@pytest.mark.parametrize("length", [PLANE_BYTES_MIN, PLANE_BYTES_MIN + 1, 5 * PIECE_BYTES - 1, 1 << 21])
+def test_what_a_gpu_codes_is_read_here(nvcomp: Any, length: int) -> None:
+    """Frames, one behind the other, each but the last of a piece."""
+    found, why = on_gpu()
+    assert found is not None and not why
+    frames = found.compress(plane(length), "entropy")
+    assert not found.why_not and nvcomp.CODED[-1] == length
+    into = memoryview(bytearray(length))
+    decompress(memoryview(frames), into)
+    assert into == plane(length)
+
+
+def test_a_chunk_of_it(nvcomp: Any) -> None:
+    """A whole chunk is, too."""
+    found, _ = on_gpu()
+    assert found is not None
+    values = (np.random.default_rng(3).standard_normal(1 << 20) * 0.02).astype("<f4")
+    data = memoryview(values).cast("B")
+    way = choose(data, Kind(4, True))
+    assert way is not None
+    stored, into = encode(data, way, by=found.compress), memoryview(bytearray(len(data)))
+    assert stored is not None and nvcomp.CODED[-1] == 1 << 20
+    decode(memoryview(stored), into)
+    assert into == data
+
+
+def test_short_planes_stay_here(nvcomp: Any) -> None:
+    """Bringing them there takes longer."""
+    found, _ = on_gpu()
+    assert found is not None
+    nvcomp.CODED.clear()
+    assert found.compress(plane(PLANE_BYTES_MIN - 1), "entropy") == compress(plane(PLANE_BYTES_MIN - 1), "entropy")
+    assert not nvcomp.CODED
+
+
+@pytest.mark.parametrize("wrong", ["other bytes", "an error", "fewer"])
+def test_what_goes_wrong_there_is_coded_here(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """It is compared before anybody relies on it; and not tried again."""
+    found, _ = on_gpu()
+    assert found is not None
+
+    def decoded(self: Any, batch: Any) -> Any:
+        if wrong == "an error":
+            raise RuntimeError("CUDA error 700: an illegal memory access")
+        there = fake_nvcomp.BatchArray([fake_nvcomp.Array(np.zeros(PIECE_BYTES, "u1")) for _ in batch])
+        return there if wrong == "other bytes" else fake_nvcomp.BatchArray(there.held[1:])
+
+    monkeypatch.setattr(fake_nvcomp.Codec, "decode", decoded)
+    assert found.compress(plane(1 << 20), "entropy") == compress(plane(1 << 20), "entropy")
+    assert found.why_not.startswith("nvCOMP: ") and "\n" not in found.why_not
+    nvcomp.CODED.clear()
+    assert found.compress(plane(1 << 20), "entropy") == compress(plane(1 << 20), "entropy")
+    assert not nvcomp.CODED
+
+
+def test_without_nvcomp(without: None) -> None:
+    """Why not is said."""
+    assert on_gpu()[0] is None and "not here" in on_gpu()[1]
+
+
+def test_frames_that_are_wrong() -> None:
+    """Cut off, too short to be so many, more than a plane: refused, whatever their number, in time that grows with their length alone."""
+    data = plane(3 * FRAME_MIN)
+    frames = [zstd.compress(data[at : at + FRAME_MIN]) for at in range(0, len(data), FRAME_MIN)]
+    into = memoryview(bytearray(len(data)))
+    decompress(memoryview(b"".join(frames)), into)
+    assert into == data
+    for wrong in (
+        frames[:2], [*frames, frames[0]], [*frames[:2], frames[2][:-1]], [*frames, b"x"], [frames[1], zstd.compress(b""), *frames[1:]],
+        [zstd.compress(b"")] * 100_000, [zstd.compress(b"x")] * len(data),
+    ):  # fmt: skip
+        with pytest.raises(relight.CorruptCheckpoint):
+            decompress(memoryview(b"".join(wrong)), into)
+    with pytest.raises(relight.CorruptCheckpoint):
+        decompress(memoryview(frames[0]), memoryview(b""))
+    decompress(memoryview(b""), memoryview(b""))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_says_who_coded(there: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """By nvCOMP, or why not; the checkpoint is the same to whoever reads it."""
+    request.getfixturevalue("nvcomp" if there else "without")
+    model = nn.Linear(1024, 1024)
+    rules = relight.Compact(codecs="always", coder="gpu")
+    with relight.Checkpointer(tmp_path / "run", model=model, compact=rules, background=False) as ckpt:
+        ckpt.restore()
+        for step in (1, 2):
+            with torch.no_grad():
+                model.weight.add_(0.01 * torch.randn_like(model.weight))
+            ckpt.save(step)
+    expected = model.weight.detach().clone()
+    run = Run(LocalStore(tmp_path), "run")
+    reason = str(run.open(run.history().live[-1]).root.user[COMPACT])
+    assert ("by nvCOMP, on the GPU" in reason) is there
+    assert ("nvCOMP is not here" in reason) is not there
+    assert bool(fake_nvcomp.CODED) is there or not there
+    again = nn.Linear(1024, 1024)
+    with relight.Checkpointer(tmp_path / "run", model=again, background=False) as ckpt:
+        ckpt.restore()
+    assert torch.equal(again.weight, expected)
+
+
+def test_another_coder_is_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(relight.ConfigError, match="cpu.*gpu"):
+        relight.Compact(coder="tpu")

@@ -1,0 +1,121 @@
+"""A pack that lies in memory as its file will be: written from there by two threads, hashed by others that wait for them."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from relight.commit import PackPlan
+from relight.commit.pack_writer import HASHERS_BEHIND, WRITES_AT_ONCE, Pace, write_pack
+from relight.errors import NoSpace
+from relight.format import Digest
+from relight.store import page_buffer
+from relight.world import step_back
+
+SLAB = 1 << 16
+CHUNKS = [100_000, 5, 70_000, SLAB, 3 * SLAB, 1234]
+
+
+class Slow:
+    """A writer that notes how many are at it at once, and what it got; one piece fails."""
+
+    align = 1
+
+    def __init__(self, size: int, fails_at: int | None = None) -> None:
+        self.got, self.fails_at = bytearray(size), fails_at
+        self.under_way = self.most = 0
+        self.lock = threading.Lock()
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(0.003)
+        with self.lock:
+            self.under_way -= 1
+        if offset == self.fails_at:
+            raise NoSpace("full")
+        piece = data[: len(self.got) - offset]
+        self.got[offset : offset + len(piece)] = piece
+
+    def finish(self, size: int | None = None) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def planned(until: object = None) -> tuple[PackPlan, bytes]:
+    """A pack in memory, and its bytes."""
+    size = sum(CHUNKS)
+    image = page_buffer(-(-size // 4096) * 4096)
+    image[:size] = random.Random(1).randbytes(size)
+    return PackPlan("pack", size, [], CHUNKS, image, until), bytes(image[:size])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_each_byte_is_written_once_and_each_chunk_hashed(threads: int) -> None:
+    """As many pieces are written at once as may be, never more; progress comes to all of it."""
+    plan, data = planned()
+    writer, told = Slow(plan.size), list[int]()
+    hashes = write_pack(writer, plan, slab_bytes=SLAB, pace=Pace(threads, None, told.append))
+    at = 0
+    for length, found in zip(CHUNKS, hashes, strict=True):
+        assert Digest(data[at : at + length]).digest() == found
+        at += length
+    assert bytes(writer.got) == data
+    assert writer.most == min(WRITES_AT_ONCE, threads)
+    assert sum(told) == plan.size and told.count(SLAB) == len(told) - 1
+
+
+def test_nothing_is_written_ahead_of_what_is_filled() -> None:
+    """The memory is filled as it is written: no piece is taken before all of it is there; and what is written is told while more is waited
+    for."""
+    filled, told = [0], list[int]()
+
+    def until(end: int) -> int:
+        ends = time.monotonic() + 10
+        while sum(told) < filled[0] and time.monotonic() < ends:
+            time.sleep(0.001)
+        assert sum(told) == filled[0]
+        filled[0] = end
+        return end
+
+    plan, data = planned(until)
+    writer = Slow(plan.size)
+    taken = writer.write_at
+
+    def write_at(offset: int, piece: memoryview) -> None:
+        assert offset + len(piece) <= filled[0] or filled[0] >= plan.size
+        taken(offset, piece)
+
+    writer.write_at = write_at  # type: ignore[method-assign]
+    write_pack(writer, plan, slab_bytes=SLAB, pace=Pace(2, None, told.append))
+    assert bytes(writer.got) == data
+
+
+@pytest.mark.parametrize("at", [0, SLAB, 5 * SLAB])
+def test_nobody_reads_the_memory_behind_an_error(at: int) -> None:
+    """A piece that cannot be written ends it, and no thread is left that reads what is the caller's again."""
+    plan, _ = planned()
+    with pytest.raises(NoSpace):
+        write_pack(Slow(plan.size, fails_at=at), plan, slab_bytes=SLAB)
+    assert not [one for one in threading.enumerate() if one.name.startswith(("relight-hash", "relight-write"))]
+
+
+def test_a_thread_steps_back_by_itself_alone() -> None:
+    """It is nicer than its process from then on, at most as nice as can be; the process is not."""
+    before, found = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
+
+    def work() -> None:
+        for by in (HASHERS_BEHIND, 30):
+            step_back(by)
+            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [min(19, before + HASHERS_BEHIND), 19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -1,0 +1,34 @@
+"""Planes coded by nvCOMP on a device, read without it. ``make gpu``; it has not run yet."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from relight.commit.on_gpu import on_gpu
+from relight.format.entropy import compress, decompress
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")]
+
+
+def test_what_a_device_codes_is_read_here() -> None:
+    """To the byte, in frames that come to about as little as the processor's; how fast both are is printed."""
+    pytest.importorskip("nvidia.nvcomp")
+    found, why = on_gpu()
+    assert found is not None, why
+    values = np.random.default_rng(0).standard_normal(4 << 20).astype("<f4")
+    plane = memoryview(((values.view("<u4") >> 23) & 0xFF).astype("u1")).cast("B")
+    began = time.perf_counter()
+    frames = found.compress(plane, "entropy")
+    there_s = time.perf_counter() - began
+    assert not found.why_not, found.why_not
+    into = memoryview(bytearray(len(plane)))
+    decompress(memoryview(frames), into)
+    assert into == plane
+    began = time.perf_counter()
+    here = compress(plane, "entropy")
+    print(f"nvCOMP {len(frames) / len(plane):.3f} in {there_s:.4f} s, zstd {len(here) / len(plane):.3f} in {time.perf_counter() - began:.4f} s")
+    assert len(frames) < 0.6 * len(plane)
