@@ -252,48 +252,60 @@ class _Work:
 
 
 def each_chunk(
-    reader: Reader, pack: Pack, at_once: int = READS_AT_ONCE, wanted: Callable[[int], bool] = lambda number: True
+    reader: Reader, pack: Pack, key: str, at_once: int = READS_AT_ONCE, wanted: Callable[[int], bool] = lambda number: True
 ) -> Iterator[tuple[int, int, memoryview | RelightError]]:
-    """Every chunk of a pack in order: its number, its offset, its bytes, valid until the next is asked for, or why it cannot be read.
-    Those that are not ``wanted``, by their numbers, are left out, and not read.
+    """Every chunk of a pack in order: its number, its offset, its bytes, valid until the next is asked for; or why there are none: it
+    cannot be read, or is not what was committed, also when read once more. Those that are not ``wanted``, by their numbers, are left
+    out, and not read. ``key`` is what the pack is called where it is told that some of it was read again.
 
-    Threads read ahead while the caller is busy with what it got, ``at_once`` or ``AHEAD_MAX``. Memory: a buffer of the longest chunk for
-    each, and one more.
+    Threads read ahead, ``at_once`` or ``AHEAD_MAX``, and ``HASHERS`` others hash, while the caller is busy with what it got. Memory: a
+    buffer of the longest chunk for each.
     """
     longest = max(length for length, _ in pack.chunks)
     if longest > reader.size:  # nothing is set aside for what cannot be there
         longest = reader.size
     rooms: deque[memoryview] = deque()
     places = ((number, offset, length) for number, offset, length in _places(pack) if wanted(number))
+    at_once = min(at_once, AHEAD_MAX)
 
-    def read(offset: int, length: int, room: memoryview) -> memoryview:
-        if offset + length > reader.size:
-            raise CorruptCheckpoint("the file ends sooner")
-        data = reader.fetch(offset, length, room)
-        if data is None:
-            data = room[:length]
-            reader.read_into(offset, data)
+    def check(number: int, offset: int, data: memoryview) -> memoryview:
+        if not _is_sound(reader, offset, data, pack.chunks[number][1], key):
+            raise CorruptCheckpoint(f"is not what was committed{lies_at(reader, offset)}", where=key)
         return data
 
-    at_once = min(at_once, AHEAD_MAX)
-    with ThreadPoolExecutor(at_once, thread_name_prefix="relight-read") as pool:
-        ahead: deque[tuple[int, int, memoryview, Future[memoryview]]] = deque()
+    with (
+        ThreadPoolExecutor(HASHERS, thread_name_prefix="relight-hash") as hashers,
+        ThreadPoolExecutor(at_once, thread_name_prefix="relight-read") as readers,
+    ):
+
+        def read(number: int, offset: int, length: int, room: memoryview) -> Future[memoryview]:
+            if offset + length > reader.size:
+                raise CorruptCheckpoint("the file ends sooner", where=key)
+            data = reader.fetch(offset, length, room)
+            if data is None:
+                data = room[:length]
+                reader.read_into(offset, data)
+            return hashers.submit(check, number, offset, data)
+
+        ahead: deque[tuple[int, int, memoryview, Future[Future[memoryview]]]] = deque()
         try:
             while True:
-                while len(ahead) <= at_once and (place := next(places, None)) is not None:
+                while len(ahead) < at_once + HASHERS and (place := next(places, None)) is not None:
                     number, offset, length = place
                     room = rooms.popleft() if rooms else page_buffer(longest + 2 * PAGE)
-                    ahead.append((number, offset, room, pool.submit(read, offset, length, room)))
+                    ahead.append((number, offset, room, readers.submit(read, number, offset, length, room)))
                 if not ahead:
                     return
                 number, offset, room, job = ahead.popleft()
-                error = job.exception()
-                if error is not None and not isinstance(error, RelightError):
-                    raise error
-                yield number, offset, error if error is not None else job.result()
+                try:
+                    found: memoryview | RelightError = job.result().result()
+                except RelightError as error:
+                    found = error
+                yield number, offset, found
                 rooms.append(room)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            readers.shutdown(wait=True, cancel_futures=True)
+            hashers.shutdown(wait=True, cancel_futures=True)
 
 
 def _places(pack: Pack) -> Iterator[tuple[int, int, int]]:
@@ -442,8 +454,8 @@ def _once_more(file: _File, held: memoryview, want: Want) -> None:
     check_chunk(held, want, file.key, lies_at(file.reader, want.offset))
 
 
-def is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
-    """Whether a chunk that ``each_chunk`` gave is what was committed; if not, it is read once more, to where it lies."""
+def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
+    """Whether a chunk is what was committed; if not, it is read once more, to where it lies."""
     if Digest(piece).digest() == value:
         return True
     with contextlib.suppress(RelightError):

@@ -17,7 +17,7 @@ import msgspec
 
 from relight.catalog import Opened, Run
 from relight.catalog.packs import StoredReader, open_pack
-from relight.catalog.read import each_chunk, is_sound
+from relight.catalog.read import each_chunk
 from relight.commit import delete_directory
 from relight.commit.earlier import Chunks
 from relight.commit.save import check_written, new_id
@@ -351,15 +351,14 @@ def _reader(opened: Opened, pack: Pack) -> Iterator[Reader]:
 def _sound_chunks(
     opened: Opened, pack: Pack, reader: Reader, progress: Progress | None, wanted: Callable[[int], bool]
 ) -> Iterator[memoryview]:
-    for number, at, piece in each_chunk(reader, pack, opened.store.parallel_reads, wanted):
+    for number, _, piece in each_chunk(reader, pack, f"{opened.prefix}/{pack.file}", opened.store.parallel_reads, wanted):
+        if isinstance(piece, CorruptCheckpoint):
+            raise CorruptCheckpoint(f"chunk {number}: {piece.what}", where=piece.where) from piece
         if isinstance(piece, RelightError):
             raise piece
-        length, value = pack.chunks[number]
-        if not is_sound(reader, at, piece, value, f"{opened.prefix}/{pack.file}"):
-            raise CorruptCheckpoint(f"chunk {number} is not what was committed", where=f"{opened.prefix}/{pack.file}")
         yield piece
         if progress:
-            progress(length)
+            progress(pack.chunks[number][0])
 
 
 def _placed(chunks: Iterator[memoryview]) -> Iterator[Piece]:
