@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from roundtrip import load, restore, save
 from torch import nn
 
 import relight.capture as room
-from relight.capture import Swap, capture, differences, environment
+from relight.capture import Swap, capture, differences, environment, environment_soon
 from relight.errors import RelightError
 
 
@@ -222,6 +223,35 @@ def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Pat
     assert run()["changes"]
 
 
+def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for when the answer is wanted, by as many as want it; one that never comes is none."""
+    module = sys.modules["relight.capture.environment"]
+
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slow() -> dict[str, object]:
+        asked.set()
+        assert may_answer.wait(20)
+        return {"commit": "c", "changes": None}
+
+    monkeypatch.setattr(module, "_code", slow)
+    given = environment_soon()
+    assert asked.wait(20)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(given()["code"])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert found == []
+    may_answer.set()
+    for thread in threads:
+        thread.join()
+    assert found == [{"commit": "c", "changes": None}] * 3
+    monkeypatch.setattr(module, "_GIT_S", -0.5)
+    may_answer.clear()
+    assert environment_soon()()["code"] is None
+    may_answer.set()
+
+
 def test_changed_code_is_told_also_where_it_is_not_committed() -> None:
     """Equal commits with other uncommitted changes are other code; the same changes are the same code."""
     clean, one, other = ({"code": {"commit": "a" * 40, "changes": digest}} for digest in (None, "1", "2"))
@@ -232,7 +262,7 @@ def test_changed_code_is_told_also_where_it_is_not_committed() -> None:
 def test_public_names_are_pinned() -> None:
     """What other rooms stand on."""
     assert {
-        "Captured", "LoadPlan", "RestorePlan", "Swap", "build_tree", "capture", "differences", "environment", "fingerprint",
+        "Captured", "LoadPlan", "RestorePlan", "Swap", "build_tree", "capture", "differences", "environment", "environment_soon", "fingerprint",
         "is_large", "observe_batches", "plan_restore", "unwatch_loaders", "watch_loaders",
     } <= set(room.__all__)  # fmt: skip
 

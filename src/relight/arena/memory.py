@@ -13,6 +13,7 @@ import os
 import weakref
 from typing import NamedTuple
 
+from relight.arena.mapping import Mapping, make_huge
 from relight.errors import NoSpace, UnsafeContent
 
 PAGE = mmap.PAGESIZE
@@ -29,29 +30,25 @@ class Memory:
     def __init__(self, fd: int, size: int, *, writable: bool) -> None:
         self.fd, self.size = fd, size
         self._let_go = weakref.finalize(self, os.close, fd)
-        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
-        with contextlib.suppress(OSError, ValueError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        with contextlib.suppress(OSError, ValueError):
-            self._map.madvise(mmap.MADV_DONTDUMP)
-        self.view = memoryview(self._map)
+        self._map = Mapping(fd, size, writable=writable)
+        with contextlib.suppress(OSError):
+            self._map.advise(mmap.MADV_DONTDUMP, 0, size)
+        self.view = self._map.view
 
     def populate(self, start: int = 0, length: int | None = None) -> None:
         """Enter the pages into this process's page table now rather than one fault at a time. A hint: kernels without it do nothing."""
         length = self.size - start if length is None else length
         for advice in (_POPULATE_WRITE, _POPULATE_READ):
             try:
-                self._map.madvise(advice, start, length)
+                self._map.advise(advice, start, length)
                 return
-            except (OSError, ValueError):
+            except OSError:
                 continue
 
     def close(self) -> None:
         """Unmap if nobody holds a view any more; the descriptor is closed in any case."""
         with contextlib.suppress(BufferError):
-            self.view.release()
-        with contextlib.suppress(BufferError):
-            self._map.close()
+            self._map.release()
         self.fd = -1
         self._let_go()
 
@@ -64,6 +61,7 @@ def allocate(size: int, name: str = "relight") -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, size)
+        make_huge(fd, size)
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         os.close(fd)

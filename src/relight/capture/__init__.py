@@ -8,7 +8,7 @@ on the way out nor on the way in; generators are restored after the loaders were
 from relight.capture.build import LoadPlan, build_tree
 from relight.capture.captured import Captured, capture, capture_generators, fingerprint
 from relight.capture.declared import flattened
-from relight.capture.environment import differences, environment
+from relight.capture.environment import differences, environment, environment_soon
 from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_large, kind_of
 from relight.capture.loaders import leave_epoch, observe_batches, unwatch_loaders, watch_loaders
@@ -32,6 +32,7 @@ __all__ = [
     "capture_generators",
     "differences",
     "environment",
+    "environment_soon",
     "fingerprint",
     "flattened",
     "frozen_generators",

@@ -7,6 +7,10 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,11 +40,22 @@ _EXACT = {
 }
 
 
+_GIT_S = 2.0
+
+
 def environment() -> dict[str, Any]:
     """Versions, devices, determinism flags, thread counts, code revision, arguments: JSON-able. May take some ms, for git."""
+    return environment_soon()()
+
+
+def environment_soon() -> Callable[[], dict[str, Any]]:
+    """``environment`` as it is now; git, which in a large repository takes longer than a restore, answers in a thread meanwhile. Calling
+    what is returned gives it, the first time once git has answered: some seconds at most. Any thread."""
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.is_available()
-    return {
+    code: Future[dict[str, Any] | None] = Future()
+    threading.Thread(target=lambda: code.set_result(_code()), name="relight-code", daemon=True).start()
+    now: dict[str, Any] = {
         "relight": VERSION,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -60,8 +75,15 @@ def environment() -> dict[str, Any]:
         "default_dtype": str(torch.get_default_dtype()),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "argv": [argument[:1000] for argument in sys.argv[:100]],
-        "code": _code(),
     }
+
+    def complete() -> dict[str, Any]:
+        if "code" not in now:
+            with suppress(TimeoutError):
+                now["code"] = code.result(2 * _GIT_S + 1)
+        return {"code": None} | now
+
+    return complete
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -80,7 +102,7 @@ def _code() -> dict[str, Any] | None:
     def git(*arguments: str) -> bytes | None:
         try:
             done = subprocess.run(
-                ["git", "-C", folder, *arguments], capture_output=True, timeout=2, check=False, stdin=subprocess.DEVNULL
+                ["git", "-C", folder, *arguments], capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL
             )
         except (OSError, subprocess.SubprocessError):
             return None
@@ -90,4 +112,4 @@ def _code() -> dict[str, Any] | None:
     if not commit:
         return None
     changes = git("diff", "HEAD")
-    return {"commit": commit.decode().strip(), "changes": hexdigest(changes)[:16] if changes else None}
+    return {"commit": commit.decode(errors="replace").strip(), "changes": hexdigest(changes)[:16] if changes else None}

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from relight.agent import Done, Request
-from relight.capture import Captured, Recall, capture, environment, unwatch_loaders, watch_loaders
+from relight.capture import Captured, Recall, capture, environment_soon, unwatch_loaders, watch_loaders
 from relight.catalog.branches import check_free
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
@@ -130,7 +130,7 @@ class Checkpointer(Holds):
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
-        self._environment: dict[str, Any] | None = None
+        self._environment: Callable[[], dict[str, Any]] | None = None
         self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
         self._verified: dict[str, bool] = {}
         self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
@@ -178,7 +178,7 @@ class Checkpointer(Holds):
             self._components.update({name: value for name, value in found.values.items() if name in self._components})
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_step = self._last_saved_step = found.checkpoint.step
-            say_restored(found, start, self._environment or {})
+            say_restored(found, start, self._surroundings())
         cut_rates(self._components, found.cut, only if found.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall, self._heirs.told)
         self._last_save_s = monotonic()
@@ -294,14 +294,18 @@ class Checkpointer(Holds):
         if self._environment is not None:
             return
         write_events(self._store.url, self._run, rank=self._world.rank)
+        around = environment_soon()
         state = capture(self._components, recall=self._recall if self._ranks is None else None)
         with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
             if self._world.rank == 0:
                 probe(self._store, self._run)
                 check_room(self._store, options.full_bytes(state), self._keep.last or 2)
-        self._environment = environment()
+        self._environment = around
         if self._signals is not None:
             self._signals.install()
+
+    def _surroundings(self) -> dict[str, Any]:
+        return self._environment() if self._environment is not None else {}
 
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
@@ -409,7 +413,7 @@ class Checkpointer(Holds):
             save.id = checkpoint_id
             self._under_way.add(number, Begun(save, numbers, self._last_saved_step))
             return Request(
-                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment or {},
+                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._surroundings(),
                 state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
             )  # fmt: skip
 
@@ -510,8 +514,7 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        user, environment = self._user(micro_step), self._environment or {}
-        return request_of(state, step, reason, metrics, user, environment, self._parent)
+        return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
         self._trusted.committed(report.id)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from relight.layout.sources import move_small
+from relight.snapshot.scattered import Scattered
 
 SAMPLE = 16
 SLICE_BYTES = 1 << 20
@@ -50,10 +51,7 @@ class Watched:
                 self.slices.append(Slice(number, source + start, size, target + start))
         self.widths = [min(SAMPLE, one.length) for one in self.slices] * 2
         ends = [one.source + one.length - min(SAMPLE, one.length) for one in self.slices]
-        self.sampled = [one.source for one in self.slices] + ends
-        self.samples = (ctypes.c_ubyte * (SAMPLE * len(self.sampled)))()
-        begin = ctypes.addressof(self.samples)
-        self.places = [begin + SAMPLE * number for number in range(len(self.sampled))]
+        self.sampled = Scattered([one.source for one in self.slices] + ends, self.widths, SAMPLE)
         self._inference = [tensor.is_inference() for tensor in self.tensors]
 
     def versions(self) -> list[int]:
@@ -64,8 +62,7 @@ class Watched:
 
     def sample(self) -> bytes:
         """Both ends of every slice, as they are now: ``SAMPLE`` bytes each, all heads first. The memory must be there."""
-        deque(map(move_small, self.places, self.sampled, self.widths), 0)
-        return bytes(self.samples)
+        return self.sampled.read()
 
     def begin(self) -> Marks:
         """What the tensors are at this moment. Half a microsecond a slice and a tensor. The marks before these are void."""
@@ -91,7 +88,7 @@ class Marks:
         slices = self.watched.slices
         changed = _where_they_differ(self._versions, other._versions)
         if self._samples != other._samples:
-            for number in range(len(self.watched.sampled)):
+            for number in range(len(self.watched.widths)):
                 place = slice(number * SAMPLE, number * SAMPLE + SAMPLE)
                 if self._samples[place] != other._samples[place]:
                     changed.add(slices[number % len(slices)].tensor)

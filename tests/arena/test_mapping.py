@@ -1,0 +1,126 @@
+"""Shared memory of huge pages: begun where one may begin, allocated whatever happens, and there as long as somebody looks at it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from relight.arena import Memory, adopt, allocate, mapping
+from relight.arena.mapping import Mapping, huge_bytes, make_huge
+from relight.errors import NoSpace
+
+HUGE = huge_bytes() or 2 << 20
+PAGE = mmap.PAGESIZE
+SIZES = [PAGE, HUGE - PAGE, HUGE, HUGE + PAGE, 3 * HUGE + 5 * PAGE]
+
+
+def mapped(address: int) -> bool:
+    """Whether some mapping of this process holds that address."""
+    for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
+        begin, end = (int(one, 16) for one in line.split(" ", 1)[0].split("-"))
+        if begin <= address < end:
+            return not line.split()[1].startswith("---")
+    return False
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_of_it_is_allocated_and_shared(size: int) -> None:
+    """Every byte of it, before anybody writes: who maps it as well sees what is written."""
+    fd = allocate(size)
+    assert os.fstat(fd).st_blocks * 512 >= size
+    ours, theirs = Memory(fd, size, writable=True), adopt(os.dup(fd), writable=False)
+    ours.populate()
+    ours.view[0], ours.view[size - 1] = 7, 9
+    assert (theirs.view[0], theirs.view[size - 1], len(theirs.view)) == (7, 9, size)
+    assert theirs.view.readonly
+    assert not huge_bytes() or size < HUGE or ctypes.addressof(ctypes.c_char.from_buffer(ours.view)) % HUGE == 0
+
+
+def test_its_pages_are_huge_where_the_kernel_makes_them() -> None:
+    """What fits into huge pages is made of them; without that a write past the page cache is handed thousands of small pieces."""
+    size = 4 * HUGE + PAGE
+    held = Memory(allocate(size), size, writable=True)
+    held.populate()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(held.view))
+    maps = Path("/proc/self/smaps").read_text(encoding="ascii").split(f"{address:x}-", 1)[1]
+    found = next(int(line.split()[1]) << 10 for line in maps.splitlines() if line.startswith("ShmemPmdMapped"))
+    if not found:
+        pytest.skip("this kernel collapses no shared memory")
+    assert found == 4 * HUGE
+
+
+def test_memory_stays_as_long_as_somebody_looks_at_it() -> None:
+    """A view that is left keeps the mapping, whoever closed it; with the last one it goes."""
+    size = HUGE + PAGE
+    held = Memory(allocate(size), size, writable=True)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(held.view))
+    kept = held.view[PAGE : 2 * PAGE]
+    held.close()
+    kept[0] = 3
+    assert mapped(address)
+    del kept, held
+    gc.collect()
+    assert not mapped(address)
+    assert not mapped(address + size - 1)
+
+
+def test_nothing_of_the_reserved_addresses_is_left() -> None:
+    """What was mapped to find an address at a multiple of a huge page is given back."""
+    fd = allocate(HUGE)
+    before = len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
+    held = [Mapping(fd, HUGE, writable=True) for _ in range(20)]
+    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 20
+    held.clear()
+    gc.collect()
+    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 1
+    os.close(fd)
+
+
+def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary pages then, all of them allocated; tried once, not for each."""
+    asked = []
+
+    def refuse(*arguments: int) -> int:
+        asked.append(arguments)
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+    monkeypatch.setattr(mapping, "_madvise", refuse)
+    size = 200 * HUGE
+    fd = allocate(size)
+    assert os.fstat(fd).st_blocks * 512 >= size
+    assert not huge_bytes() or len(asked) == 1
+    os.close(fd)
+
+
+def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While huge pages are made as well: nothing is left of what was taken."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NoSpace, match="shared memory"):
+        allocate(4 * HUGE)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_huge_pages_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel built without them: as ever."""
+    monkeypatch.setattr(mapping, "huge_bytes", lambda: 0)
+    size = 3 * HUGE
+    fd = os.memfd_create("x")
+    os.ftruncate(fd, size)
+    make_huge(fd, size)
+    assert os.fstat(fd).st_blocks == 0
+    Mapping(fd, size, writable=True).view[size - 1] = 1
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        Mapping(-1, size, writable=False)
+    os.close(fd)

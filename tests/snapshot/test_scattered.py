@@ -1,0 +1,71 @@
+"""Scattered places: read by few calls, and one by one where there is no memfd."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import os
+import random
+
+import pytest
+
+from relight.snapshot import scattered
+from relight.snapshot.scattered import Scattered
+
+WIDTH = 16
+
+
+def places(count: int) -> tuple[ctypes.Array[ctypes.c_char], list[int], list[int]]:
+    """Memory, and where some of it lies, up to 16 bytes each, the shortest of one."""
+    rng = random.Random(count)
+    memory = ctypes.create_string_buffer(rng.randbytes(64 * count + 64), 64 * count + 64)
+    begin = ctypes.addressof(memory)
+    return memory, [begin + 64 * at + rng.randrange(40) for at in range(count)], [rng.choice((WIDTH, WIDTH, 1, 7)) for _ in range(count)]
+
+
+def wanted(addresses: list[int], lengths: list[int]) -> bytes:
+    return b"".join(ctypes.string_at(*one).ljust(WIDTH, b"\0") for one in zip(addresses, lengths, strict=True))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1023, 1024, 1025, 5000])
+def test_what_is_read_is_what_is_there(count: int) -> None:
+    """Each time anew, whatever the number of calls that it takes, shorter places with zeros behind."""
+    memory, addresses, lengths = places(count)
+    there = Scattered(addresses, lengths, WIDTH)
+    assert there.read() == wanted(addresses, lengths)
+    ctypes.memset(memory, 7, len(memory))
+    assert there.read() == wanted(addresses, lengths)
+
+
+def test_without_a_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told, and the bytes are the same."""
+
+    def none(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    _, addresses, lengths = places(1500)
+    monkeypatch.setattr(os, "memfd_create", none)
+    assert Scattered(addresses, lengths, WIDTH).read() == wanted(addresses, lengths)
+
+
+@pytest.mark.parametrize("answer", [-1, 0, 40])
+def test_a_call_that_gives_less(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+    """A full memory, a signal: they are then read one by one."""
+    memory, addresses, lengths = places(1500)
+    there = Scattered(addresses, lengths, WIDTH)
+    there.read()
+    ctypes.memset(memory, 9, len(memory))
+    monkeypatch.setattr(scattered, "_pwritev", lambda *_: answer)
+    assert there.read() == wanted(addresses, lengths)
+
+
+def test_nothing_is_left_open() -> None:
+    """Whoever lets go of it has closed its memfd."""
+    _, addresses, lengths = places(10)
+    before = len(os.listdir("/proc/self/fd"))
+    held = [Scattered(addresses, lengths, WIDTH) for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == before + 20
+    held.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
