@@ -220,35 +220,48 @@ class _Work:
             if data is not None and self._threads:  # the device goes on while others hash
                 self._hashing.append(self._hashers.submit(self._settle, file, run, data, True, room))
                 return
-            target = _target(run) if data is None else None
-            if data is None:  # from memory: whoever copied it has it in the processor's cache
-                data = room[: run.length] if target is None else target
-                _read_or_blank(file, run, data)
+            if data is None:
+                self._read_from_memory(file, run, room)
         except BaseException:
             self._rooms.put(room)
             raise
-        self._settle(file, run, data, data is not target, room)
+        if data is not None:
+            self._settle(file, run, data, True, room)
+        else:
+            self._rooms.put(room)
+
+    def _read_from_memory(self, file: _File, run: Run, room: memoryview) -> None:
+        """Chunk by chunk, each straight to where it belongs if that is one place: whoever copied it has it in the processor's cache. Those
+        who are lent the bytes want them in one piece."""
+        pieces = [run] if self._lend else [Run(want.offset, want.length, [want]) for want in run.wants]
+        for piece in pieces:
+            target = _target(piece)
+            data = room[: piece.length] if target is None else target
+            _read_or_blank(file, piece, data)
+            self._check(file, piece, data, data is not target)
 
     def _settle(self, file: _File, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
         """Check what was read, and hand it on if it isn't where it belongs."""
         try:
-            if self._failed:
-                return
-            for want in run.wants:
-                held = data[want.offset - run.offset :][: want.length]
-                if Digest(held).digest() != want.hash:
-                    _once_more(file, held, want)
-                if on_its_way:
-                    hand_on(held, want)
-                if self._progress:
-                    self._progress(want.length)
-            if self._lend:
-                self._lend(run, data)
+            if not self._failed:
+                self._check(file, run, data, on_its_way)
         except BaseException:
             self._failed = True
             raise
         finally:
             self._rooms.put(room)
+
+    def _check(self, file: _File, run: Run, data: memoryview, on_its_way: bool) -> None:
+        for want in run.wants:
+            held = data[want.offset - run.offset :][: want.length]
+            if Digest(held).digest() != want.hash:
+                _once_more(file, held, want)
+            if on_its_way:
+                hand_on(held, want)
+            if self._progress:
+                self._progress(want.length)
+        if self._lend:
+            self._lend(run, data)
 
 
 def each_chunk(
