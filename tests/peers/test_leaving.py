@@ -21,8 +21,9 @@ def test_nothing_is_missed_once_the_run_is_said_to_end() -> None:
     with several(2, told) as peers:
         join(peers, 1, 1)
         peers[1].close()
-        for seq in (1, 2):  # the first is told of because the second is there
+        for seq in (1, 2):  # the first is told of because the second is there, which must not come in its place
             peers[0].offer(part_of(f"c{seq}", seq, 0, MB)[0])
+            assert until(lambda: not peers[0]._sender._waiting or seq == 2)
         assert until(lambda: any(name == "peers.failed" for name, _ in told)), told
         peers[0].leave()
         assert peers[0].wait(10)
