@@ -1,6 +1,6 @@
 """What the machine itself needs for the same bytes: no checkpoint can take less. The actions are those of ``relight bench``.
 
-Copies come out of memory as tensors lie in it, cached reads go there; buffers in between are in huge pages.
+Copies come out of memory as tensors lie in it, cached reads go there; what is written lies in huge pages, and is as much as a save writes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ def measure(folder: Path, workload: str) -> dict[str, float]:
     for threads in (1, 2):
         found[f"memcpy_{threads}"] = _best(partial(floors.copy, target, source, threads)) * size / part
         found[f"blake3_{threads}"] = _best(partial(floors.hash_bytes, source, threads)) * size / part
-    block = floors.random_bytes(floors.BLOCK_BYTES)
-    del source, target
+    del source
     path, direct = folder / "floor", floors.direct_works(folder)
     cpu = time.process_time()
     times = max(1, min(3, 3 * 10**9 // size))
-    found["direct_write"] = min(timed(partial(floors.write, path, block, size, direct=direct)) for _ in range(times))
+    found["direct_write"] = min(timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times))
     found["direct_write_cpu"] = (time.process_time() - cpu) / times
     found["cold_read"] = min(
         _cold(path, size, threads, past) for _ in range(times) for threads, past in ((1, direct), (2, direct), (4, False))

@@ -164,7 +164,7 @@ class _Bench:
             row[name] = self._timed(action, self._plan.part) * self._scale
 
     def _disk(self, row: dict[str, float]) -> None:
-        path, block, size = self._folder / "floor", self._source[: floors.BLOCK_BYTES], self.size
+        path, block, size = self._folder / "floor", self._target, self.size
         less = self._plan.part if self.direct else size  # it is slow, and only to be compared with where there is the other
         row["write_buffered"] = self._timed(partial(floors.write, path, block, less, direct=False), less) * size / less
         if self.direct:
