@@ -77,7 +77,8 @@ def write(path: Path, block: memoryview, size: int, *, direct: bool) -> None:
     ``direct``: past the page cache; the size is then rounded up to whole pages. A block as large as what a save writes is a floor for it:
     out of a few megabytes, which are in some cache by then, the same takes a tenth less.
     """
-    size = -(-size // PAGE) * PAGE if direct else size
+    if direct:
+        size, block = -(-size // PAGE) * PAGE, block[: len(block) // PAGE * PAGE]
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (O_DIRECT if direct else 0), 0o666)
     try:
         try:

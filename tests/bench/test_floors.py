@@ -1,0 +1,35 @@
+"""Plain actions that say what a machine needs: they must do all of it, whatever the sizes, or the floors are lower than they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relight.bench import floors
+
+PIECE = floors.PIECE_BYTES
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, PIECE, 2 * PIECE + 7])
+def test_all_of_it_is_copied(size: int, threads: int) -> None:
+    """Each byte, whatever the number of threads; out of ordinary pages into huge ones."""
+    source, target = floors.bytes_as_tensors_lie(size), floors.random_bytes(size)
+    target[:] = bytes(size)
+    floors.copy(target, source, threads)
+    assert target == source
+
+
+@pytest.mark.parametrize("size", [4096, 20_000, 3 * floors.READ_BYTES + 5])
+def test_what_is_written_is_read(tmp_path: Path, size: int) -> None:
+    """Directly, too, where neither the file nor the memory is a multiple of a page."""
+    path, block = tmp_path / "floor", floors.random_bytes(size)
+    for direct in (False, True) if floors.direct_works(tmp_path) else (False,):
+        floors.write(path, block, size, direct=direct)
+        assert path.stat().st_size == (-(-size // 4096) * 4096 if direct else size)
+        into, seen = floors.bytes_as_tensors_lie(size), []
+        floors.read(path, size, 2, into=into, then=lambda piece, seen=seen: seen.append(len(piece)))
+        whole = size // 4096 * 4096  # behind that the block is begun anew
+        assert into[:whole] == block[:whole]
+        assert sum(seen) == size
