@@ -74,11 +74,11 @@ def test_nothing_of_the_reserved_addresses_is_left() -> None:
     """What was mapped to find an address at a multiple of a huge page is given back."""
     fd = allocate(HUGE)
     before = len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
-    held = [Mapping(fd, HUGE, writable=True) for _ in range(20)]
-    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 20
+    held = [Mapping(fd, HUGE, writable=True) for _ in range(60)]
+    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 60 + 30  # others may map as well
     held.clear()
     gc.collect()
-    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 1
+    assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 30
     os.close(fd)
 
 
@@ -101,15 +101,17 @@ def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """While huge pages are made as well: nothing is left of what was taken."""
-    before = len(os.listdir("/proc/self/fd"))
+    def memfds() -> int:
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return sum("no-room-here" in os.readlink(link) for link in links if os.path.lexists(link))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(NoSpace, match="shared memory"):
-        allocate(4 * HUGE)
-    assert len(os.listdir("/proc/self/fd")) == before
+        allocate(4 * HUGE, "no-room-here")
+    assert memfds() == 0
 
 
 def test_no_huge_pages_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
