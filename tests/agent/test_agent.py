@@ -180,6 +180,30 @@ def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> N
     assert gone(run)
 
 
+def test_a_trainer_that_finds_all_done_leaves_no_agent(run: str, tmp_path: Path) -> None:
+    """SIGKILL behind the last step: the next trainer has nothing to do, saves nothing, and what the agent kept for it goes with it."""
+    died = trainer(run, "sealed", "die")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 64))
+    with relight.Checkpointer(run, model=model, optimizer=torch.optim.AdamW(model.parameters()), save=relight.every(steps=3)) as ckpt:
+        assert ckpt.restore() == 4
+    assert gone(run, 3.0)
+    assert [one.step for one in relight.open(run).checkpoints()][-1] == 3
+
+
+def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
+    """A process without ``save=`` restores, and ends, beside what is kept for the trainer that is to come."""
+    died = trainer(run, "sealed", "die")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 64))
+    with relight.Checkpointer(run, model=model) as ckpt:
+        assert ckpt.restore(only=["model/*"]) == 4
+    again = trainer(run, "durable", "end")
+    assert "from memory" in again.stdout
+    assert gone(run)
+
+
 def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
     """The save it was at fails, or became a checkpoint; the next one has a new agent and works."""
     model, optimizer = make()

@@ -5,7 +5,7 @@ waits without a deadline; an agent that nobody needs any more ends. May import e
 """
 
 from relight.agent.client import Agent, AgentDied, Done, Held
-from relight.agent.launch import connect, reach
+from relight.agent.launch import connect, dismiss, reach
 from relight.agent.messages import Item, Join, Layout, Meet, Met, Place, Request
 
-__all__ = ["Agent", "AgentDied", "Done", "Held", "Item", "Join", "Layout", "Meet", "Met", "Place", "Request", "connect", "reach"]
+__all__ = ["Agent", "AgentDied", "Done", "Held", "Item", "Join", "Layout", "Meet", "Met", "Place", "Request", "connect", "dismiss", "reach"]

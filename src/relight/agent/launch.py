@@ -39,6 +39,15 @@ def reach(url: str, run: str) -> Agent | None:
     return _connect(address_of(url, run))
 
 
+def dismiss(url: str, run: str, wait_s: float) -> None:
+    """The run is over, and nothing was saved by this process: an agent that is still there for a trainer before it keeps nothing any more.
+    Waits until it has written what that one sealed, ``wait_s`` at most."""
+    agent = reach(url, run)
+    if agent is not None:
+        agent.bye(wait_s)
+        agent.close()
+
+
 def connect(url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S) -> Agent:
     """The run's agent, started if need be. ``StoreUnavailable`` if none can be had before the deadline."""
     address = address_of(url, run)

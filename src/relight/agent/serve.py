@@ -281,8 +281,9 @@ class Server:
                 except Exception as error:  # whatever it is: a trainer that is gone is gone, or this process would never end
                     print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             session.open = False
-            if session.polite:
-                self._kept = [one for one in self._kept if one.session is not session]
+            if session.polite:  # who saved nothing has nothing to do any more in a run whose trainers before it are gone
+                saved = session.prepared is not None
+                self._kept = [one for one in self._kept if (one.session is not session if saved else one.session.open)]
             self._sessions.discard(session)
             self._idle_since = time.monotonic()
             if session.polite and not self._sessions:  # the run is over here: nobody restores from what is left

@@ -5,6 +5,7 @@ on the way out nor on the way in; generators are restored after the loaders were
 ``errors``, ``observe``; and torch, and numpy where it is loaded.
 """
 
+from relight.capture.arithmetic import settle
 from relight.capture.build import LoadPlan, build_tree
 from relight.capture.captured import Captured, capture, capture_generators, fingerprint
 from relight.capture.declared import flattened
@@ -42,6 +43,7 @@ __all__ = [
     "observe_batches",
     "only_needed",
     "plan_restore",
+    "settle",
     "sinks_by_part",
     "unwatch_loaders",
     "watch_loaders",

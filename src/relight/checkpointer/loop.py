@@ -11,8 +11,8 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
-from relight.agent import Done, Request
-from relight.capture import Captured, Recall, capture, environment_soon, unwatch_loaders, watch_loaders
+from relight.agent import Done, Request, dismiss
+from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
 from relight.catalog.branches import check_free
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
@@ -267,6 +267,8 @@ class Checkpointer(Holds):
                 self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
+            if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
+                dismiss(self._store.url, self._run, self._limits.deadline_s)  # the trainer before this one was killed behind its last step
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
         finally:
             self._finish()
@@ -295,6 +297,7 @@ class Checkpointer(Holds):
             return
         write_events(self._store.url, self._run, rank=self._world.rank)
         around = environment_soon()
+        settle()
         state = capture(self._components, recall=self._recall if self._ranks is None else None)
         with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
             if self._world.rank == 0:
