@@ -101,7 +101,7 @@ def build(name: str, seed: int) -> Workload:
     torch.set_num_threads(os.cpu_count() or 1)
     if shape.tensors:
         many = Many(shape.tensors, shape.bytes // 4 // shape.tensors)
-        return Workload(shape, many, torch.optim.SGD([next(many.parameters())], lr=0.1), lambda: None)
+        return Workload(shape, many, torch.optim.SGD(many.parameters(), lr=0.1), lambda: None)
     model = GPT(vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)

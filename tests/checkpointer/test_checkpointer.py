@@ -290,10 +290,27 @@ def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
 
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) -> None:
     """Every refusal is in one error, with its path, at the first call."""
-    with pytest.raises(relight.IncompatibleState) as caught:
-        relight.Checkpointer(run, a={"f": print}, b=[object()]).restore()
-    assert [line.split(":")[0] for line in caught.value.details] == ["a/f", "b/0"]
-    assert not Path(run).exists()
+    before = signal.getsignal(signal.SIGTERM)
+    ckpt = relight.Checkpointer(run, a={"f": print}, b=[object()])
+    for _ in range(2):
+        with pytest.raises(relight.IncompatibleState) as caught:
+            ckpt.restore()
+        assert [line.split(":")[0] for line in caught.value.details] == ["a/f", "b/0"]
+        assert not Path(run).exists()
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_cannot_be_saved_any_more_is_refused_at_the_first_step(run: str) -> None:
+    """A run that resumes is looked at when its first step is over, and nothing was written by then."""
+    model, optimizer = make()
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        ckpt.save(0)
+    before = sorted(Path(run).parent.rglob("*"))
+    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, more={"f": print})
+    assert ckpt.restore(strict=False) == 1
+    with pytest.raises(relight.IncompatibleState, match="more/f"):
+        ckpt.step(1)
+    assert sorted(Path(run).parent.rglob("*")) == before
 
 
 def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str) -> None:

@@ -120,7 +120,8 @@ class Checkpointer(Holds):
         self._background: Background | BackgroundElsewhere | None = None
         self._under_way = UnderWay()
         self._due: str | None = None
-        self._warmed, self._closed, self._failed_in_a_row, self._recall, self._trusted = False, False, 0, Recall(), Trusted(self._compact)
+        self._looked_over = self._warmed = self._closed = False
+        self._failed_in_a_row, self._recall, self._trusted = 0, Recall(), Trusted(self._compact)
         self._components = options.check_components(state, components)
         if self._ranks is not None:
             self._ranks.split(self._components)
@@ -171,6 +172,7 @@ class Checkpointer(Holds):
         for checkpoint_id in found.damaged:
             self._verified[checkpoint_id] = False
         if found.checkpoint is None:
+            self._look_over()
             emit("restore.fresh", f"run {self._run!r} has no checkpoint yet: starting from scratch", run=self._run)
             start = 0
         else:
@@ -194,6 +196,7 @@ class Checkpointer(Holds):
         saving, if SIGTERM or SIGINT asked for that.
         """
         self._start_up()
+        self._look_over()
         self._take_charge()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
@@ -239,6 +242,7 @@ class Checkpointer(Holds):
         if tag is not None:
             check_free(tag)
         self._start_up()
+        self._look_over()
         self._take_charge()
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
         self._collect()
@@ -290,22 +294,35 @@ class Checkpointer(Holds):
     # -- inside --------------------------------------------------------------------------------------------------------------
 
     def _start_up(self) -> None:
-        """Once: everything that should fail now rather than in hours."""
+        """Once: what a restore needs, too."""
         if self._closed:
             raise ConfigError("this Checkpointer is closed")
         if self._environment is not None:
             return
         write_events(self._store.url, self._run, rank=self._world.rank)
-        around = environment_soon()
+        self._environment = environment_soon()
         settle()
-        state = capture(self._components, recall=self._recall if self._ranks is None else None)
-        with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
-            if self._world.rank == 0:
-                probe(self._store, self._run)
-                check_room(self._store, options.full_bytes(state), self._keep.last or 2)
-        self._environment = around
         if self._signals is not None:
             self._signals.install()
+
+    def _look_over(self) -> None:
+        """Once, before anything is written: everything that should fail now rather than in hours. A run that resumes is looked at when its
+        first step is over: what it restored was saved before, and looking takes as long as a restore of many small tensors."""
+        if self._looked_over:
+            return
+        try:
+            state = capture(self._components, recall=self._recall if self._ranks is None else None)
+            with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
+                if self._world.rank == 0:
+                    probe(self._store, self._run)
+                    check_room(self._store, options.full_bytes(state), self._keep.last or 2)
+        except BaseException:
+            if self._signals is not None:
+                self._signals.restore()  # nobody saves behind them
+            raise
+        if self._signals is not None:
+            self._signals.install()
+        self._looked_over = True
 
     def _surroundings(self) -> dict[str, Any]:
         return self._environment() if self._environment is not None else {}
