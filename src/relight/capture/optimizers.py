@@ -37,16 +37,19 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     homes: dict[str, dict[int, str]] = {}
     for component, value in components.items():
         if kind_of(value) == MODULE:
-            found: dict[int, str] = {}
-            for name, parameter in named_parameters(value, repeats=True):  # type: ignore[arg-type]
-                if id(parameter) in wanted:
-                    found.setdefault(id(parameter), name)
+            backwards = reversed(named_parameters(value, repeats=True))  # type: ignore[arg-type]
+            found = {id(parameter): name for name, parameter in backwards}  # of several names the first
+            if not found.keys() <= wanted:
+                found = {key: name for key, name in found.items() if key in wanted}
             if found:
                 homes[component] = found
     names: dict[int, str] = {}
     for component, found in homes.items():
-        for key, name in found.items():
-            names.setdefault(key, f"{component}.{name}" if len(homes) > 1 else name)
+        if len(homes) == 1:
+            names = found
+        else:
+            for key, name in found.items():
+                names.setdefault(key, f"{component}.{name}")
     for component, value in components.items():
         _loose(value, component, wanted, names)
     for group in optimizer.param_groups:

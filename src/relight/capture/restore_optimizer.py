@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from operator import eq
 from typing import Any
 
 import torch
@@ -60,26 +61,19 @@ class OptimizerPlan:
             node = self._named(node, names, bool(flattened))
             if node is None:
                 return
-        renamed = _renamed_parameters(node, planning)
-        lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
-        live = set().union(*lives)
         saved_groups: list[dict[str, Any]] = node["groups"]
-        members = [{renamed[one] for one in group["params"]} for group in saved_groups]
-        held = set().union(*members)
-        groups = [one & held for one in lives]
-        if planning.only is None:
-            for one in sorted(live - held):
-                planning.wrong.append(f"{path}: parameter {one} is missing in the checkpoint")
-            for one in sorted(held - live):
-                planning.unused.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
-            if len(saved_groups) != len(groups):
-                planning.wrong.append(f"{path}: {len(saved_groups)} parameter groups stored, {len(groups)} live")
-            else:
-                for index, (mine, theirs) in enumerate(zip(groups, members, strict=True)):
-                    moved = sorted(mine - theirs)
-                    if moved:
-                        names_moved = ", ".join(moved[:4])
-                        planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
+        if not flattened and planning.rename is None and _are_theirs(optimizer, names, saved_groups):
+            renamed: dict[str, str] = {}
+            groups = members = [set(group["params"]) for group in saved_groups]
+            held = set().union(*members)
+        else:
+            renamed = _renamed_parameters(node, planning)
+            lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
+            members = [{renamed[one] for one in group["params"]} for group in saved_groups]
+            held = set().union(*members)
+            groups = [one & held for one in lives]
+            if planning.only is None:
+                self._tell_apart(set().union(*lives), held, groups, members)
         if is_custom(optimizer):
             if declared_in(optimizer, planning.components):
                 planning.wrong.append(f"{path}: it has its own way of taking its state, and its parameters were flattened")
@@ -88,7 +82,7 @@ class OptimizerPlan:
                 make = thunks(node, path, planning.memory)
                 planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
             return
-        state = {renamed[one]: value for one, value in node["state"].items()}
+        state = {renamed[one]: value for one, value in node["state"].items()} if renamed else node["state"]
         stepped = {id(parameter) for parameter in own_parameters(self._holder)}
         if flattened or not self._in_place(names, held, state):
             for group in optimizer.param_groups:
@@ -115,6 +109,22 @@ class OptimizerPlan:
             make_extra = thunks(node["extra"], f"{path}/extra", planning.memory)
             planning.do(STATE, lambda: self._holder.state.update(make_extra()))
 
+    def _tell_apart(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
+        """Say which parameters are on one side only, and whose group was another one. ``groups``: live ones, of what is held."""
+        planning, path = self._planning, self._path
+        for one in sorted(live - held):
+            planning.wrong.append(f"{path}: parameter {one} is missing in the checkpoint")
+        for one in sorted(held - live):
+            planning.unused.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
+        if len(members) != len(groups):
+            planning.wrong.append(f"{path}: {len(members)} parameter groups stored, {len(groups)} live")
+            return
+        for index, (mine, theirs) in enumerate(zip(groups, members, strict=True)):
+            moved = sorted(mine - theirs)
+            if moved:
+                names_moved = ", ".join(moved[:4])
+                planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
+
     def _named(self, node: Mapping[str, Any], names: Mapping[int, str], flattened: bool) -> dict[str, Any] | None:
         """State by number, which another framework saved, under the names of the live parameters: group by group, in their order."""
         optimizer, path = self._optimizer, self._path
@@ -136,6 +146,8 @@ class OptimizerPlan:
         planning = self._planning
         if planning.only is not None or planning.resized:
             return False
+        if not state and not self._holder.state:
+            return True
         leaves: list[Any] = []
         lives: list[Any] = []
         keys: list[Any] = []
@@ -319,6 +331,15 @@ def _is_optimizers(node: Any) -> bool:
         isinstance(groups, list)
         and all(isinstance(group, dict) and isinstance(group.get("params"), (list, tuple)) for group in groups)
         and isinstance(state, dict)
+    )
+
+
+def _are_theirs(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the stored groups are of the live parameters, in their order, as they nearly always are."""
+    lives = [group["params"] for group in optimizer.param_groups]
+    return len(lives) == len(groups) and all(
+        len(mine) == len(theirs["params"]) and all(map(eq, map(names.get, map(id, mine)), theirs["params"]))
+        for mine, theirs in zip(lives, groups, strict=True)
     )
 
 

@@ -32,7 +32,7 @@ from relight.store.again import tell_read_again
 from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
 
 HASHERS = 2
-READ_BYTES = 4 << 20
+READ_BYTES = 8 << 20
 """Chunks that follow one another are read together up to this size."""
 AHEAD_MAX = 8
 INLINE_BYTES = 1 << 20

@@ -140,7 +140,7 @@ def _walk(
         spares = [one for one in (merged.copies[copy.checkpoint.original_id] if merged is not None else ()) if one.place not in silent]
         lies = [(places[one.place].store, one.checkpoint.lies_in(places[one.place].run)) for one in spares if one != copy]
         try:
-            with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"):
+            with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():  # until all that is made for it is gone
                 _restore(
                     place.store, place.view, copy.checkpoint, components, result, near, lies,
                     only=only, strict=strict, rename=rename, ranks=ranks,
@@ -261,7 +261,7 @@ def _restore(
         opened = replace(opened, spares=tuple(spares))
     saved = saved_by(opened.root)
     alike = seeded_by_all(ranks.world, components) if ranks is not None and world != saved else ()
-    with together(ranks, f"planning to restore checkpoint {checkpoint.id}"), collector_paused():
+    with together(ranks, f"planning to restore checkpoint {checkpoint.id}"):
         part, look = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, repeat
+from operator import add, attrgetter, eq, is_, mul
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +34,10 @@ SHORT_PARTS = "short-parts"
 """A root whose ``parts`` are texts: whoever commits for thousands of ranks writes one for each of them."""
 STORED_CHUNKS = "stored-chunks"
 """A root of which some pack is not a file as it is: chunks are coded, or lie with an earlier checkpoint."""
+_ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+_name, _dtype, _shape, _role, _pack, _offset, _length, _box = map(
+    attrgetter, ("name", "dtype", "shape", "role", "pack", "offset", "length", "box")
+)
 FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS})
 """What this Relight understands beyond the first roots there were."""
 _SHORT = re.compile(r"([A-Za-z0-9_-]{43})(0|[1-9a-z][0-9a-z]{0,6})\Z")
@@ -342,50 +348,68 @@ def check_part(part: Part, where: str) -> None:
             raise UnsafeContent(f"{pack.file}: chunks hold {total} bytes of {pack.size}", where=where)
         if pack.stored is not None:
             check_stored(pack.stored, [length for length, _ in pack.chunks], part.id, where)
-    spans: list[list[tuple[int, int, int]]] = [[] for _ in part.packs]
-    for tensor in part.tensors:
-        if not _plainly_right(tensor):
+    if not _plainly_right(part.tensors):
+        for tensor in part.tensors:
             check_tensor(tensor, where)
-        if tensor.length:
-            if tensor.pack >= len(part.packs):
-                raise UnsafeContent(f"{tensor.name[:80]!r} lies in no pack of this part", where=where)
-            spans[tensor.pack].append((tensor.offset, tensor.length, DTYPES[tensor.dtype].itemsize))
-    if len({tensor.name for tensor in part.tensors}) != len(part.tensors):
-        held = Counter(tensor.full_name for tensor in part.tensors if tensor.length or tensor.box is None)
-        twice = next((name for name, times in held.items() if times > 1), None)
+    if len(set(map(_name, part.tensors))) != len(part.tensors):
+        named = Counter(tensor.full_name for tensor in part.tensors if tensor.length or tensor.box is None)
+        twice = next((name for name, times in named.items() if times > 1), None)
         if twice is not None:
             raise UnsafeContent(f"two tensors named {twice[:80]!r}", where=where)
-    for pack, span in zip(part.packs, spans, strict=True):
-        edges = iter(accumulate(length for length, _ in pack.chunks))
-        at = edge = next(edges)  # behind the header
-        for offset, length, itemsize in sorted(span):
-            if offset != at:
-                raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(at, offset)}", where=where)
-            at += length
-            while edge < at:  # sinks take whole elements
-                if edge > offset and (edge - offset) % itemsize:
-                    raise UnsafeContent(f"{pack.file}: a chunk ends inside an element, at byte {edge}", where=where)
-                edge = next(edges, at)
-        if at != pack.size:
-            raise UnsafeContent(f"{pack.file}: tensors end at {at}, the file at {pack.size}", where=where)
+    held = _in_order([tensor for tensor in part.tensors if tensor.length], _pack)
+    packs = list(map(_pack, held))
+    if held and packs[-1] >= len(part.packs):
+        raise UnsafeContent(f"{held[-1].name[:80]!r} lies in no pack of this part", where=where)
+    for index, pack in enumerate(part.packs):
+        _check_spans(pack, _in_order(held[bisect_left(packs, index) : bisect_right(packs, index)], _offset), where)
 
 
-def _plainly_right(tensor: Tensor) -> bool:
-    """Whether a whole tensor passes ``check_tensor``, as nearly all do. False where that has to look, and to say what is wrong."""
-    shape, name, length, dtype = tensor.shape, tensor.name, tensor.length, DTYPES.get(tensor.dtype)
+def _in_order(tensors: list[Tensor], key: Callable[[Tensor], int]) -> list[Tensor]:
+    """Sorted, if they are not, as they nearly always are."""
+    keys = list(map(key, tensors))
+    return tensors if keys == sorted(keys) else sorted(tensors, key=key)
+
+
+def _check_spans(pack: Pack, tensors: Sequence[Tensor], where: str) -> None:
+    """Refuse tensors that do not fill a pack from the end of its header on, or a chunk that ends inside an element."""
+    edges = list(accumulate(length for length, _ in pack.chunks))
+    starts = list(map(_offset, tensors))
+    ends = [edges[0], *map(add, starts, map(_length, tensors))]
+    if not all(map(eq, starts, ends)):
+        offset, at = next((offset, at) for offset, at in zip(starts, ends, strict=False) if offset != at)
+        raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(at, offset)}", where=where)
+    if ends[-1] != pack.size:
+        raise UnsafeContent(f"{pack.file}: tensors end at {ends[-1]}, the file at {pack.size}", where=where)
+    for edge in edges[:-1]:  # sinks take whole elements
+        tensor = tensors[bisect_right(starts, edge) - 1]
+        if (edge - tensor.offset) % DTYPES[tensor.dtype].itemsize:
+            raise UnsafeContent(f"{pack.file}: a chunk ends inside an element, at byte {edge}", where=where)
+
+
+def _plainly_right(tensors: Sequence[Tensor]) -> bool:
+    """Whether all pass ``check_tensor``, being whole and not empty, as nearly always. A pass in C for each question: half a microsecond a
+    tensor. False where somebody has to look, and to say what is wrong."""
+    names, shapes, lengths = list(map(_name, tensors)), list(map(_shape, tensors)), list(map(_length, tensors))
+    sizes = list(map(_ITEMSIZE.get, map(_dtype, tensors)))
     return (
-        dtype is not None
-        and tensor.box is None
-        and 0 < length < 2**63  # then no extent is larger
-        and len(shape) <= DIMS_MAX
-        and (not shape or min(shape) >= 0)
-        and math.prod(shape) * dtype.itemsize == length
-        and 0 < 4 * len(name) <= NAME_BYTES_MAX
-        and "\0" not in name
-        and tensor.role in ROLES
-        and 0 <= tensor.offset < 2**63
-        and 0 <= tensor.pack < 2**63
+        None not in sizes
+        and all(map(is_, map(_box, tensors), repeat(None)))
+        and min(lengths, default=1) > 0
+        and max(lengths, default=1) < 2**63  # then no extent is larger
+        and max(map(len, shapes), default=0) <= DIMS_MAX
+        and min(chain.from_iterable(shapes), default=0) >= 0
+        and all(map(eq, map(mul, map(math.prod, shapes), sizes), lengths))
+        and min(map(len, names), default=1) > 0
+        and max(map(len, names), default=1) * 4 <= NAME_BYTES_MAX
+        and "\0" not in "".join(names)
+        and set(map(_role, tensors)) <= set(ROLES)
+        and _in_reach(list(map(_offset, tensors)))
+        and _in_reach(list(map(_pack, tensors)))
     )
+
+
+def _in_reach(numbers: list[int]) -> bool:
+    return min(numbers, default=0) >= 0 and max(numbers, default=0) < 2**63
 
 
 def check_tensor(tensor: Tensor, where: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import repeat
+from operator import eq
 from typing import Any
 
 import msgspec
@@ -30,6 +32,8 @@ LEAF_KINDS: dict[str, int] = {
     "torch_size": 0,
 }
 """Leaf kinds and how many tensors each takes."""
+MANY = 64
+"""So many values of one dict are looked at together first."""
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
@@ -169,7 +173,14 @@ class _Decoder:
         raise self._unsafe(f"unknown or malformed node {tag[:20]!r}")
 
     def _each(self, nodes: list[Any], level: int) -> list[Any]:
-        values = []
+        if len(nodes) >= MANY:
+            kinds = set(map(type, nodes))
+            if kinds <= _PLAIN:
+                return nodes
+            leaves = self._leaves(nodes) if kinds == {list} and level <= LEVELS_MAX else None
+            if leaves is not None:
+                return leaves
+        values: list[Any] = []
         for node in nodes:
             if type(node) in _PLAIN:
                 values.append(node)
@@ -178,6 +189,20 @@ class _Decoder:
             else:
                 values.append(self.value(node, level))
         return values
+
+    def _leaves(self, nodes: list[Any]) -> list[Any] | None:
+        """All of them as leaves, if each is a plain tensor, as of a large module; else None. A pass in C for each question."""
+        if set(map(len, nodes)) != {4}:
+            return None
+        tags, kinds, indices, metas = zip(*nodes, strict=True)
+        if not (all(map(eq, tags, repeat("@"))) and all(map(eq, kinds, repeat("tensor"))) and metas.count(None) == len(metas)):
+            return None
+        if set(map(type, indices)) != {list} or set(map(len, indices)) != {1}:
+            return None
+        pointed = [index for (index,) in indices]
+        if set(map(type, pointed)) != {int} or min(pointed) < 0 or max(pointed) >= self._tensors:
+            return None
+        return list(map(Leaf, repeat("tensor"), zip(pointed), repeat(None)))
 
     def _dict(self, node: list[Any], level: int) -> dict[Any, Any]:
         if not len(node) % 2:
