@@ -34,8 +34,8 @@ from benchmarks.watch import MARK, Processes, own_status
 from benchmarks.workloads import Workload, build
 
 clock = time.perf_counter
-IDLE_SAVES_BELOW = 1 << 30
-"""Smaller states are saved three times with an idle trainer, larger ones once."""
+AT_WORK = 0.02
+"""Helpers that take more than this part of a core in a step are still busy with the save: steps are counted to it until then."""
 STEPS_MAX = 30
 """Times the steps without a save: then the trainer waits."""
 
@@ -75,16 +75,23 @@ class Cell:
         self.idle_saves()
         expected = self.training() if self.work.shape.steps else self.work.digest()
         if self.rival.load_near is not None:
-            self.load("near", self.rival.load_near, expected)
+            self.load("near", self.rival.load_near, expected, lambda: None)
         self.figures["helpers_cpu"] = self.processes.others_cpu_s()
         self.rival.settle()
-        drop_cache(self.folder)
-        self.figures["cold_resident"] = resident(self.folder)
-        self.load("cold", self.rival.load, expected)
-        read_through(self.folder)
-        self.load("warm", self.rival.load, expected)
+        self.load("cold", self.rival.load, expected, self.make_cold)
+        self.load("warm", self.rival.load, expected, lambda: read_through(self.folder))
         self.rival.close()
         return self.figures
+
+    @property
+    def times(self) -> int:
+        """How often a save without training, and a load, is timed."""
+        return 3 if self.figures["state_bytes"] < floors.TIMES_BELOW else 1
+
+    def make_cold(self) -> None:
+        """Empty the page cache, and look whether it is."""
+        drop_cache(self.folder)
+        self.figures["cold_resident"] = max(self.figures.get("cold_resident", 0.0), resident(self.folder))
 
     def save(self) -> tuple[float, Handle, float]:
         """When it was called, the handle, how long the call blocked."""
@@ -131,10 +138,13 @@ class Cell:
             expected = self.work.digest()
             started, handle, blocked = self.save()
             times: list[tuple[float, float]] = []
-            while len(times) < shape.steps or not handle.done():
+            spent, busy = self.processes.others_cpu_s(), True
+            while len(times) < shape.steps or not handle.done() or busy:
                 begun = clock()
                 self.work.train()
                 times.append((begun, clock() - begun))
+                before, spent = spent, self.processes.others_cpu_s()
+                busy = spent - before > AT_WORK * times[-1][1]
                 if len(times) >= STEPS_MAX * shape.steps:
                     handle.wait()
             wall = clock() - started
@@ -159,24 +169,29 @@ class Cell:
 
     def idle_saves(self) -> None:
         """Saves that have the machine to themselves."""
-        times = 3 if self.figures["state_bytes"] < IDLE_SAVES_BELOW else 1
-        found = [self.saved() for _ in range(times)]
+        found = [self.saved() for _ in range(self.times)]
         for name in ("blocked", "durable", "cpu"):
             self.figures[f"idle_{name}"] = statistics.median(one[name] for one in found)
 
-    def load(self, name: str, action: Callable[[nn.Module, Optimizer], None], expected: dict[str, bytes]) -> None:
-        """Into the live objects, of which nothing is left; what then differs from the state at the call is counted."""
-        self.work.scramble()
-        trim()
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before = own_status("VmRSS")
-        started = clock()
-        action(self.work.model, self.work.optimizer)
-        self.figures[f"{name}_load"] = clock() - started
-        if name != "near":  # which maps memory that the saves have been charged with
-            self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - before)
-        self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
+    def load(
+        self, name: str, action: Callable[[nn.Module, Optimizer], None], expected: dict[str, bytes], before: Callable[[], None]
+    ) -> None:
+        """Into the live objects, of which nothing is left, after ``before``; what then differs from the state at the call is counted."""
+        found = []
+        for _ in range(self.times):
+            before()
+            self.work.scramble()
+            trim()
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            resting = own_status("VmRSS")
+            started = clock()
+            action(self.work.model, self.work.optimizer)
+            found.append(clock() - started)
+            if name != "near":  # which maps memory that the saves have been charged with
+                self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - resting)
+            self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
+        self.figures[f"{name}_load"] = statistics.median(found)
 
 
 def differing(expected: dict[str, bytes], found: dict[str, bytes]) -> int:

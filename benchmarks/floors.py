@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from benchmarks.files import drop_cache, read_through
 from benchmarks.workloads import state_bytes
@@ -17,6 +18,8 @@ from relight.bench.floors import timed
 from relight.format import Digest
 
 NAME = "floors"
+TIMES_BELOW = 2 << 30
+"""Of fewer bytes everything is measured three times, and the median counts, as with whoever is held against it."""
 MEMORY_MAX = 1 << 30
 """Floors of memory are measured on at most this much, and scaled."""
 
@@ -28,29 +31,28 @@ def measure(folder: Path, workload: str) -> dict[str, float]:
     source, target = floors.bytes_as_tensors_lie(part), floors.random_bytes(part)
     found = {"state_bytes": float(size)}
     for threads in (1, 2):
-        found[f"memcpy_{threads}"] = _best(partial(floors.copy, target, source, threads)) * size / part
-        found[f"blake3_{threads}"] = _best(partial(floors.hash_bytes, source, threads)) * size / part
+        found[f"memcpy_{threads}"] = _usual(partial(floors.copy, target, source, threads)) * size / part
+        found[f"blake3_{threads}"] = _usual(partial(floors.hash_bytes, source, threads)) * size / part
     del source
     path, direct = folder / "floor", floors.direct_works(folder)
     cpu = time.process_time()
-    times = max(1, min(3, 3 * 10**9 // size))
-    found["direct_write"] = min(timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times))
+    times = 3 if size < TIMES_BELOW else 1
+    found["direct_write"] = median(timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times))
     found["direct_write_cpu"] = (time.process_time() - cpu) / times
-    found["cold_read"] = min(
-        _cold(path, size, threads, past) for _ in range(times) for threads, past in ((1, direct), (2, direct), (4, False))
-    )
+    ways = ((1, direct), (2, direct), (4, False))
+    found["cold_read"] = min(median(_cold(path, size, *way) for _ in range(times)) for way in ways)
     read_through(folder)
     into = floors.bytes_as_tensors_lie(size)
     for threads in (1, 2):
-        found[f"cached_read_blake3_{threads}"] = _best(partial(floors.read, path, size, threads, into=into, then=_hash))
+        found[f"cached_read_blake3_{threads}"] = _usual(partial(floors.read, path, size, threads, into=into, then=_hash))
     path.unlink()
     found["core_seconds"] = found["memcpy_1"] + found["blake3_1"] + found["direct_write_cpu"]
     return found
 
 
-def _best(action: Callable[[], object]) -> float:
+def _usual(action: Callable[[], object]) -> float:
     action()
-    return min(timed(action) for _ in range(3))
+    return median(timed(action) for _ in range(3))
 
 
 def _cold(path: Path, size: int, threads: int, direct: bool) -> float:

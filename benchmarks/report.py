@@ -20,14 +20,16 @@ TRAINED = {
 SPREAD = {"idle_blocked": "blocks", "idle_durable": "durable", "idle_cpu": "CPU", "cold_load": "cold load", "warm_load": "warm load"}
 RATIOS = ("lost", "durable", "idle_durable", "idle_cpu", "cold_load", "warm_load")
 NOTES = """
-Seconds: median (least–most) of the rounds. *blocks*: the call. *lost*: wall time of steps with a save until it is durable, less that of
-as many steps without, taken in the same process just before and after. *durable*: from the call until all is on the disk, in training;
-*idle*: the same, and *CPU* (all processes), with the trainer waiting. Durability is counted for everybody: after a rival's own end every
-file and directory of its save is fsynced in a thread, which counts in *durable* and, as far as training feels it, in *lost*; Relight does
-its own. *memory*: peak of private and shared memory of all processes beyond the training's own, over the first two saves; *load memory*:
-peak resident memory while loading, mapped files included. Loads go into live objects, cold ones after the page cache was dropped (`mincore`
-checks it), warm ones after reading every byte once; Relight verifies every byte, the others none. *as called*: whether every tensor was
-stored as it was at the call. Relight prunes within its time, others' old saves are removed outside theirs.
+Seconds: median (least–most) of the rounds. *blocks*: the call. *lost*: wall time of steps with a save until it is durable and no helper
+process is busy any more, less that of as many steps without, taken in the same process just before and after. *durable*: from the call
+until all is on the disk, in training; *idle*: the same, and *CPU* (all processes), with the trainer waiting. Durability is counted for
+everybody: after a rival's own end every file and directory of its save is fsynced in a thread, which counts in *durable* and, as far as
+training feels it, in *lost*; Relight does its own. *memory*: peak of private and shared memory of all processes beyond the training's own,
+over the first two saves; *load memory*: peak resident memory while loading, mapped files included. Loads go into live objects, cold ones
+after the page cache was dropped (`mincore` checks it), warm ones after reading every byte once; Relight verifies every byte, the others
+none. *as called*: whether every tensor was stored as it was at the call. Relight prunes within its time, others' old saves are removed
+outside theirs. In each cell idle saves, loads, and the floors too, are medians of three where the state is below 2 GiB; the floor of
+reading is that of the best way.
 """
 
 

@@ -29,6 +29,33 @@ def test_without_such_a_kernel_it_is_the_process_alone() -> None:
     assert told.stdout.strip() == "7"
 
 
+SAY_BEHIND = """
+import os, threading
+from relight.world import behind_all, lower_priority
+def nice(): return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+def group(): return open("/proc/self/autogroup").read().split()[-1] if os.path.exists("/proc/self/autogroup") else "?"
+def work():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(nice()))
+    thread.start()
+    thread.join()
+    return [nice(), *found, group()]
+lower_priority(4)
+print(*behind_all(work, 4), nice(), group())
+try:
+    behind_all(lambda: 1 / 0, 4)
+except ZeroDivisionError:
+    print(nice(), group(), threading.active_count())
+"""
+
+
+def test_what_nobody_waits_for_is_done_behind_all() -> None:
+    """It, and the threads it starts, and the session: only for as long as it takes, also if it fails."""
+    told = subprocess.run([sys.executable, "-c", SAY_BEHIND], start_new_session=True, capture_output=True, text=True, timeout=60, check=True)
+    last, back = ("19", "4") if AUTOGROUP.exists() else ("?", "?")
+    assert told.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]
+
+
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")
 def test_the_agent_waits(tmp_path: Path) -> None:
     """The agent that a trainer starts has told its session to, as low as ``Limits(nice=…)`` says."""

@@ -401,7 +401,7 @@ class Server:
         with self._lock:
             job.told = True
         if report.error is None:
-            found = writer.prune(lambda: job.session.open and not self._ending)
+            found = writer.prune(lambda: job.session.open and not self._ending, job.session.jobs.empty)
             if found is not None:
                 self._tell(job.session, Told(*found))
             self._drain(writer)

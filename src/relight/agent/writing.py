@@ -27,9 +27,12 @@ from relight.policy import Compact, Keep
 from relight.reclaim import Room
 from relight.store import open_bytes
 from relight.typed import from_msgpack
+from relight.world import behind_all
 
 PLACEHOLDER = "0" * 10
 """Stands for the checkpoint's id while packs are laid out: as long as any."""
+BEHIND_FROM = 64 << 20
+"""Smaller checkpoints are read back as everything else is done: it takes a few hundredths of a second."""
 _NO_BYTES = memoryview(b"")
 
 
@@ -106,6 +109,7 @@ class Writer:
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)
         self._last: str | None = None
         self._last_in: tuple[Slot, int, Prepared] | None = None
+        self._patient = True
         self._keep = from_msgpack(place.keep, Keep) if place.keep else Keep()
         self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
 
@@ -180,13 +184,22 @@ class Writer:
         """Whether what is saved is to go further."""
         return bool(tiers_of(fold(self._log.read())))
 
-    def prune(self, still: Callable[[], bool]) -> tuple[str, str, dict[str, Any]] | None:
+    def prune(self, still: Callable[[], bool], alone: Callable[[], bool]) -> tuple[str, str, dict[str, Any]] | None:
         """Retire what the rules no longer keep; the event to tell, None for none. Given up where ``still`` says False while a checkpoint is
-        read for that: whoever takes the trainer's place needs the disk and the processor, and does it behind its own next save."""
+        read for that: whoever takes the trainer's place needs the disk and the processor, and does it behind its own next save.
+
+        Reading takes what processor time training leaves, if it is of more than a moment, and as long as no other save waits for it
+        (``alone`` says False). Where saves come too fast for that, which is noticed once, it takes its share.
+        """
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            report = self._room.prune(still=still)
+            size = self._last_in[2].plan.stored_bytes if self._last_in is not None else 0
+            if not self._patient or size < BEHIND_FROM:
+                report = self._room.prune(still=still)
+            else:
+                report = behind_all(lambda: self._room.prune(still=lambda: still() and alone()), self.place.nice)
+                self._patient = report is not None or not still()
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:

@@ -25,7 +25,7 @@ from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
 from relight.layout import Sink
-from relight.layout.sources import Place, address_of, copy_bytes, move
+from relight.layout.sources import Place, address_of, copy_bytes, move, move_all
 from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
@@ -35,6 +35,8 @@ HASHERS = 2
 READ_BYTES = 8 << 20
 """Chunks that follow one another are read together up to this size."""
 AHEAD_MAX = 8
+MANY = 32
+"""So many tensors of one chunk are handed on together."""
 INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
@@ -428,7 +430,13 @@ def _target(run: Run) -> memoryview | None:
 def hand_on(held: memoryview, want: Want) -> None:
     """Give a chunk's bytes, which were checked, to the sinks that want some of them."""
     start, stop, source = want.offset, want.offset + want.length, address_of(held)
-    for tensor, sink in want.takers:
+    takers = want.takers
+    if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {Place}:
+        inner = takers[1:-1]  # all of these lie within: only the first and the last may go on beyond
+        places = [sink.address for _, sink in inner if isinstance(sink, Place)]
+        move_all(places, [source - start + tensor.offset for tensor, _ in inner], [tensor.length for tensor, _ in inner])
+        takers = [takers[0], takers[-1]]
+    for tensor, sink in takers:
         offset, length = tensor.offset, tensor.length
         if isinstance(sink, Place) and source and start <= offset and offset + length <= stop:
             move(sink.address, source + offset - start, length)

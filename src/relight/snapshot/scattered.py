@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections import deque
 from collections.abc import Sequence
 
-from relight.layout.sources import move_small
+from relight.layout.sources import move_all
 
 _AT_ONCE = 1024
 """What one call takes (IOV_MAX)."""
@@ -69,5 +68,5 @@ class Scattered:
         found = (ctypes.c_ubyte * size)()
         begin = ctypes.addressof(found)
         targets = range(begin, begin + size, self._width)
-        deque(map(move_small, targets, self._addresses, self._lengths), 0)
+        move_all(targets, self._addresses, self._lengths)
         return bytes(found)

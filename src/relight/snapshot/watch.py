@@ -9,14 +9,13 @@ every slice, and compared with what was copied. Holding the tensor keeps its mem
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 
-from relight.layout.sources import move_small
+from relight.layout.sources import move_all
 from relight.snapshot.scattered import Scattered
 
 SAMPLE = 16
@@ -134,4 +133,4 @@ class Gathered:
         targets = self._absolute.get(base)
         if targets is None:
             targets = self._absolute[base] = [base + target for target in self._targets]
-        deque(map(move_small, targets, self._sources, self._lengths), 0)
+        move_all(targets, self._sources, self._lengths)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+LAST = 19
+_TRIES, _AGAIN_S = 5, 0.05
 
 
 def lower_priority(nice: int) -> None:
@@ -16,9 +25,32 @@ def lower_priority(nice: int) -> None:
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, nice)
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
-            file.write(str(nice))
+    _lower_group(nice)
+
+
+def _lower_group(nice: int) -> None:
+    """What the session's group is to wait, if it is this process's own. There is a way back from that, ten times a second at most."""
+    for _ in range(_TRIES if os.getsid(0) == os.getpid() else 0):
+        try:
+            with open("/proc/self/autogroup", "w", encoding="ascii") as file:
+                file.write(str(nice))
+            return
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return
+        time.sleep(_AGAIN_S)
+
+
+def behind_all(work: Callable[[], T], nice: int) -> T:
+    """What ``work`` gives, or raises, done in what processor time others leave, in a thread of its own and those that it
+    starts. This one waits, and the process has ``nice`` again behind it. Where all cores are busy that takes many times as long: it is for
+    what nobody waits for."""
+    with ThreadPoolExecutor(1, thread_name_prefix="relight-behind", initializer=step_back, initargs=(LAST,)) as pool:
+        _lower_group(LAST)
+        try:
+            return pool.submit(work).result()
+        finally:
+            _lower_group(nice)
 
 
 def step_back(by: int) -> None:

@@ -1,0 +1,89 @@
+"""A checkpoint that retention relies on is read back in time that training leaves, unless saves come too fast for that."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import relight
+from relight.agent import writing
+from relight.agent.messages import Place
+from relight.agent.writing import Writer
+from relight.catalog import read
+from relight.log import Log, fold
+from relight.store import LocalStore
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """Of a run with three checkpoints, of which one is to stay; its last save was large."""
+    with relight.Checkpointer(tmp_path / "store" / "run", x=torch.arange(30_000.0), background=False) as ckpt:
+        for step in range(3):
+            ckpt.save(step)
+    store = LocalStore(tmp_path / "store")
+    view = Log(store, "run").read()
+    keep = msgspec.msgpack.encode(relight.keep(last=1))
+    made = Writer(Place(store.url, "run", view.store_id, view.run_id, fold(view).epoch, 2, os.getpriority(os.PRIO_PROCESS, 0), keep=keep))
+    made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=writing.BEHIND_FROM)))  # type: ignore[assignment]
+    return made
+
+
+def live(writer: Writer) -> int:
+    """How many checkpoints there are."""
+    return len(fold(Log(writer._store, "run").read()).live)
+
+
+@pytest.fixture
+def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of whoever hashes what is read back."""
+    found: list[int] = []
+    sound = read._is_sound
+
+    def look(*args: Any) -> bool:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return sound(*args)
+
+    monkeypatch.setattr(read, "_is_sound", look)
+    return found
+
+
+def test_nobody_waits_and_so_it_waits(writer: Writer, niceness: list[int]) -> None:
+    """Read by the last in the queue for a processor; done all the same."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found = writer.prune(lambda: True, lambda: True)
+    assert found is not None and found[0] == "prune.done"
+    assert live(writer) == 1
+    assert set(niceness) == {19}
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def test_a_small_one_is_read_as_everything_else(writer: Writer, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no time that would be worth a thread."""
+    monkeypatch.setattr(writing, "BEHIND_FROM", writing.BEHIND_FROM + 1)
+    assert writer.prune(lambda: True, lambda: True) is not None
+    assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
+
+
+def test_another_save_ends_the_patience(writer: Writer, niceness: list[int]) -> None:
+    """What a further save comes upon is given up, and nothing removed; from then on it is read without waiting, and to the end."""
+    assert writer.prune(lambda: True, lambda: False) is None
+    assert live(writer) == 3
+    niceness.clear()
+    assert writer.prune(lambda: True, lambda: False) is not None
+    assert live(writer) == 1
+    assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
+
+
+def test_a_trainer_that_ends_says_nothing_of_how_fast_saves_come(writer: Writer, niceness: list[int]) -> None:
+    """Given up for it, it is read as patiently the next time."""
+    assert writer.prune(lambda: False, lambda: True) is None
+    niceness.clear()
+    assert writer.prune(lambda: True, lambda: True) is not None
+    assert set(niceness) == {19}
