@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from relight.testing.teeth import MUTATIONS, PROOFS
+from relight.testing.teeth import MUTATIONS, PROOFS, Mutation
 
 pytestmark = pytest.mark.crash
 
@@ -38,6 +40,15 @@ def test_the_table_is_well_formed() -> None:
     """Every mutation says what it takes away, once, and names a proof there is."""
     assert len({one.what for one in MUTATIONS}) == len(MUTATIONS)
     assert {one.proof for one in MUTATIONS} <= set(PROOFS)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.what)
+def test_what_is_taken_away_is_there(mutation: Mutation) -> None:
+    """A line that was rewritten takes its mutation with it: nobody would miss what is not taken out."""
+    spec = importlib.util.find_spec(mutation.module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert mutation.old in Path(spec.origin).read_text(encoding="utf-8")
 
 
 def test_a_mutation_nobody_notices_survives() -> None:
