@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.packs import open_pack
 from relight.catalog.read import each_chunk
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, error_of
-from relight.format import Part, decode_tree, dtype_named
+from relight.format import Part, Tensor, decode_tree, dtype_named, encode_header
+from relight.format.collector import collector_paused
 from relight.format.manifest import Pack, header_names
-from relight.format.pack import parse_header
+from relight.format.pack import header_metadata, parse_header
 from relight.log import Checkpoint, View, read_store
 from relight.store import ByteStore
 from relight.store.base import beneath
@@ -62,14 +63,16 @@ def verify_checkpoint(
     """
     store = beneath(store)
     try:
-        opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+        with collector_paused():
+            opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
     except RelightError as error:
         return [Finding(error.kind, error.where, "", error.what)]
     findings: list[Finding] = []
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         where = f"{opened.prefix}/{ref.file}"
         try:
-            decode_tree(part.tree, len(part.tensors), where)
+            with collector_paused():
+                decode_tree(part.tree, len(part.tensors), where)
         except RelightError as error:
             findings.append(Finding(error.kind, where, "", error.what))
         for index, pack in enumerate(part.packs):
@@ -99,7 +102,8 @@ def _verify_pack(
                 if isinstance(piece, RelightError):
                     raise piece
                 if number == 0:
-                    _check_header(bytes(piece), part, index, key)
+                    with collector_paused():
+                        _check_header(bytes(piece), part, index, key)
             except RelightError as error:
                 held = _held(part, index, at, at + length)
                 findings.append(Finding(error.kind, key, held, f"chunk {number}, bytes {at}–{at + length}: {error.what}"))
@@ -117,10 +121,13 @@ def _held(part: Part, index: int, start: int, end: int) -> str:
 
 def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
     """The safetensors header says the same as the part. It is hashed like all else; this guards against a writer that lied."""
+    held = sorted((tensor for tensor in part.tensors if tensor.pack == index), key=lambda tensor: tensor.offset)
+    names = header_names((tensor.name, tensor.box) for tensor in held)
+    if data == _as_written(data, held, names):  # as nearly always, and in a tenth of the time that it takes to understand it
+        return
     entries = parse_header(data, key)
     expected = {}
-    held = sorted((tensor for tensor in part.tensors if tensor.pack == index), key=lambda tensor: tensor.offset)
-    for tensor, name in zip(held, header_names((tensor.name, tensor.box) for tensor in held), strict=True):
+    for tensor, name in zip(held, names, strict=True):
         dtype = dtype_named(tensor.dtype)
         dims = tensor.local_shape if dtype.safetensors else (*tensor.local_shape, dtype.itemsize)
         at = tensor.offset - len(data)
@@ -129,3 +136,13 @@ def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
     for name in entries.keys() | expected.keys():
         if entries.get(name) != expected.get(name):
             raise CorruptCheckpoint(f"the pack's header disagrees with the part about {name[:80]!r}", where=key)
+
+
+def _as_written(data: bytes, held: Sequence[Tensor], names: Sequence[str]) -> bytes | None:
+    """What a header with the metadata of ``data`` is, of these tensors; None if it has none, or tensors that take no bytes, which a header
+    may have anywhere."""
+    metadata = header_metadata(data)
+    if metadata is None or not all(tensor.length for tensor in held):
+        return None
+    rows = [(name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(held, names, strict=True)]
+    return encode_header(rows, metadata)

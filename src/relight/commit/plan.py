@@ -41,6 +41,9 @@ class SavePlan:
     trainable: frozenset[int]
     proven: set[str] = field(default_factory=set)
     """Holds ``"read"`` once a save of this plan was read back and found to be what any reader takes. ``replace`` hands it on."""
+    marked: dict[str, list[list[bool]]] = field(default_factory=dict)
+    """What was worked out of it once: under ``"trainable"``, of each pack's chunks, whether they hold tensors that training should change.
+    ``replace`` hands it on."""
 
     @property
     def logical_bytes(self) -> int:

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -422,20 +423,29 @@ def trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
     """One hash over the chunks that hold trainable tensors. Those share no chunk with others, so equal values give equal hashes. Empty if
     there are none: a rank's share may hold moments alone.
     """
-    hasher = Digest()
-    held = [plan.tensors[i] for i in plan.trainable if plan.tensors[i].length]
-    if not held:
+    if "trainable" not in plan.marked:
+        plan.marked["trainable"] = _trainable_chunks(plan, packs)
+    marked = plan.marked["trainable"]
+    if not any(map(any, marked)):
         return b""
-    for index, pack in enumerate(packs):
-        spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in held if tensor.pack == index)
-        ends = [end for _, end in spans]
-        at = 0
-        for length, value in pack.chunks:
-            nearest = bisect_right(ends, at)  # the first span that ends behind this chunk's start
-            if nearest < len(spans) and spans[nearest][0] < at + length:
-                hasher.update(value)
-            at += length
+    hasher = Digest()
+    for pack, wanted in zip(packs, marked, strict=True):
+        for _, value in compress(pack.chunks, wanted):
+            hasher.update(value)
     return hasher.digest()
+
+
+def _trainable_chunks(plan: SavePlan, packs: list[Pack]) -> list[list[bool]]:
+    """Of each pack, which chunks hold some of a tensor that training should change."""
+    found = []
+    for index, pack in enumerate(packs):
+        held = (plan.tensors[i] for i in plan.trainable)
+        spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in held if tensor.pack == index and tensor.length)
+        ends = [end for _, end in spans]
+        edges = [0, *accumulate(length for length, _ in pack.chunks)]
+        nearest = [bisect_right(ends, at) for at in edges[:-1]]  # the first span that ends behind the chunk's start
+        found.append([near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)])
+    return found
 
 
 def _metric(value: float) -> Metric:

@@ -11,6 +11,8 @@ from relight.format.dtypes import dtype_named
 from relight.format.strict import shown
 
 DATA_ALIGN = 4096
+_METADATA = b'{"__metadata__":'
+METADATA_BYTES_MAX = 64 << 10
 HEADER_BYTES_MAX = 100_000_000
 """The safetensors library's own limit."""
 
@@ -48,6 +50,20 @@ def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...
         return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"not a safetensors header: {type(error).__name__}, {shown(error)}", where=where) from None
+
+
+def header_metadata(data: bytes) -> dict[str, str] | None:
+    """What a pack says of itself in front of its tensors, or None: it is not as Relight writes it. Does not look at the rest."""
+    begin = data.find(_METADATA)
+    if begin != 8:
+        return None
+    try:
+        text = data[begin + len(_METADATA) : begin + len(_METADATA) + METADATA_BYTES_MAX].decode("utf-8", errors="replace")
+        found, _ = json.JSONDecoder(object_pairs_hook=_once).raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    plain = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return found if plain else None
 
 
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:

@@ -1,0 +1,93 @@
+"""A pack's header says what the part says, or the pack is damaged; whether that is seen at a glance or by reading it makes no difference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from relight.catalog import verify
+from relight.commit import plan_save
+from relight.errors import CorruptCheckpoint
+from relight.format import Part
+from relight.format.manifest import Pack
+from relight.format.pack import header_metadata
+from relight.layout import Box, Bytes, Item
+
+ITEMS = [
+    Item("a", "float32", (2, 3), "param", Bytes(bytes(24))),
+    Item("é\n", "bfloat16", (5,), "param", Bytes(bytes(10))),
+    Item("c", "complex64", (2,), "optim", Bytes(bytes(16))),
+    Item("d", "float32", (4, 2), "param", Bytes(bytes(8)), Box((1, 0), (1, 2))),
+    Item("d", "float32", (4, 2), "param", Bytes(bytes(8)), Box((3, 0), (1, 2))),
+]
+EMPTY = Item("none", "float32", (0,), "param", Bytes(b""))
+
+
+def made(items: list[Item]) -> tuple[Part, bytes]:
+    """A part of one pack, and the pack's header."""
+    plan = plan_save(items, id="p" * 10)
+    (pack,) = plan.packs
+    packs = [Pack(pack.file, pack.size, [(length, b"h" * 32) for length in pack.chunks])]
+    part = Part(store="", run="", id="", step=0, epoch=0, rank=0, world=1, packs=packs, tensors=plan.tensors, tree=b"")
+    return part, bytes(pack.sources[0].view() or b"")
+
+
+def changed(header: bytes, change: Any) -> bytes:
+    """Another header of the same length."""
+    entries = json.loads(header[8:])
+    change(entries)
+    body = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    assert len(body) <= len(header) - 8
+    return header[:8] + body.ljust(len(header) - 8)
+
+
+LIES: dict[str, Any] = {
+    "a tensor more": lambda entries: entries.update(x={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}),
+    "a tensor less": lambda entries: entries.pop("a"),
+    "another name": lambda entries: entries.update(b=entries.pop("a")),
+    "another dtype": lambda entries: entries["a"].update(dtype="I32"),
+    "another shape": lambda entries: entries["a"].update(shape=[3, 2]),
+    "another place": lambda entries: entries["a"].update(data_offsets=[1, 25]),
+}
+SAME: dict[str, Any] = {
+    "other metadata": lambda entries: entries["__metadata__"].update(id="q" * 10, more="x"),
+    "no metadata": lambda entries: entries.pop("__metadata__"),
+    "another order": lambda entries: entries.update(a=entries.pop("a")),
+    "metadata that are no texts": lambda entries: entries.update(__metadata__={"a": [1]}),
+    "as it is": lambda entries: None,
+}
+
+
+@pytest.mark.parametrize("items", [ITEMS, [*ITEMS, EMPTY]], ids=["whole", "one takes no bytes"])
+@pytest.mark.parametrize("at_a_glance", [True, False])
+def test_lies_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever differs is found, and what says the same in other words is taken."""
+    if not at_a_glance:
+        monkeypatch.setattr(verify, "_as_written", lambda *_: None)
+    part, header = made(items)
+    for lie in LIES.values():
+        with pytest.raises(CorruptCheckpoint, match="disagrees with the part about"):
+            verify._check_header(changed(header, lie), part, 0, "pack")
+    for other in SAME.values():
+        verify._check_header(changed(header, other), part, 0, "pack")
+    for cut in (header[:-1], header[:8] + b"x" * (len(header) - 8), header[:9]):
+        with pytest.raises(CorruptCheckpoint):
+            verify._check_header(cut, part, 0, "pack")
+
+
+def test_the_usual_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one that is written, byte for byte: that is looked at first."""
+    part, header = made(ITEMS)
+    monkeypatch.setattr(verify, "parse_header", lambda *_: pytest.fail("it was read"))
+    verify._check_header(header, part, 0, "pack")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x" * 40, b'12345678{"__metadata__":', b'12345678{"__metadata__":7,', b'12345678{"__metadata__":{"a":"b","a":"c"},',
+             b'12345678{"__metadata__":' + b"[" * 100_000, b'12345678{"__metadata__":{"a":' + b"9" * 100_000]
+)  # fmt: skip
+def test_metadata_that_are_none(data: bytes) -> None:
+    """Nothing is made of them, in no time."""
+    assert header_metadata(data) is None
