@@ -34,8 +34,8 @@ from benchmarks.watch import MARK, Processes, own_status
 from benchmarks.workloads import Workload, build
 
 clock = time.perf_counter
-AT_WORK = 0.02
-"""Helpers that take more than this part of a core in a step are still busy with the save: steps are counted to it until then."""
+AT_WORK, LOOK_BACK_S = 0.01, 2.0
+"""Helpers that took more than this part of a core, over so long, are still busy with the save: steps are counted to it until then."""
 STEPS_MAX = 30
 """Times the steps without a save: then the trainer waits."""
 
@@ -138,13 +138,12 @@ class Cell:
             expected = self.work.digest()
             started, handle, blocked = self.save()
             times: list[tuple[float, float]] = []
-            spent, busy = self.processes.others_cpu_s(), True
-            while len(times) < shape.steps or not handle.done() or busy:
+            spent = [(clock(), self.processes.others_cpu_s())]
+            while len(times) < shape.steps or not handle.done() or (busy(spent) and len(times) < STEPS_MAX * shape.steps):
                 begun = clock()
                 self.work.train()
                 times.append((begun, clock() - begun))
-                before, spent = spent, self.processes.others_cpu_s()
-                busy = spent - before > AT_WORK * times[-1][1]
+                spent.append((clock(), self.processes.others_cpu_s()))
                 if len(times) >= STEPS_MAX * shape.steps:
                     handle.wait()
             wall = clock() - started
@@ -192,6 +191,13 @@ class Cell:
                 self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - resting)
             self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
         self.figures[f"{name}_load"] = statistics.median(found)
+
+
+def busy(spent: list[tuple[float, float]]) -> bool:
+    """Whether helpers still do something, by when they had spent how much."""
+    now, total = spent[-1]
+    before = [(at, had) for at, had in spent if now - at >= LOOK_BACK_S]
+    return not before or total - before[-1][1] > AT_WORK * (now - before[-1][0])
 
 
 def differing(expected: dict[str, bytes], found: dict[str, bytes]) -> int:

@@ -1,4 +1,4 @@
-"""What the machine itself needs for the same bytes: no checkpoint can take less. The actions are those of ``relight bench``.
+"""What the machine itself usually needs for the same bytes. The actions are those of ``relight bench``.
 
 Copies come out of memory as tensors lie in it, cached reads go there; what is written lies in huge pages, and is as much as a save writes.
 """

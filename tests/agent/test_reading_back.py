@@ -18,6 +18,7 @@ from relight.agent.messages import Place
 from relight.agent.writing import Writer
 from relight.catalog import read
 from relight.log import Log, fold
+from relight.reclaim import PruneReport
 from relight.store import LocalStore
 
 
@@ -72,12 +73,35 @@ def test_a_small_one_is_read_as_everything_else(writer: Writer, niceness: list[i
 
 
 def test_another_save_ends_the_patience(writer: Writer, niceness: list[int]) -> None:
-    """What a further save comes upon is given up, and nothing removed; from then on it is read without waiting, and to the end."""
-    assert writer.prune(lambda: True, lambda: False) is None
-    assert live(writer) == 3
-    niceness.clear()
+    """What a further save comes upon is given up, and begun anew without waiting for others; so is the next, and more of them each time."""
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
     assert writer.prune(lambda: True, lambda: False) is not None
     assert live(writer) == 1
+    assert niceness[0] == 19
+    assert niceness[-1] == usual
+    patient = []
+    for _ in range(6):
+        patient.append(writer._may_take_long())
+        if patient[-1]:
+            writer._prune_behind(lambda: True, lambda: True)
+    assert patient == [False, True, True, True, True, True]
+
+
+def test_ever_more_of_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves that always come too soon find it patient ever more rarely."""
+    monkeypatch.setattr(type(writer._room), "prune", lambda self, need=0, still=lambda: True: PruneReport([], [], []) if still() else None)
+    patient = []
+    for _ in range(40):
+        patient.append(writer._may_take_long())
+        if patient[-1]:
+            writer._prune_behind(lambda: True, lambda: False)
+    assert [number for number, one in enumerate(patient) if one] == [0, 2, 5, 10, 19, 36]
+
+
+def test_a_store_far_away_is_read_as_everything_else(writer: Writer, niceness: list[int]) -> None:
+    """Threads that its client starts for it would stay as slow."""
+    writer.place = msgspec.structs.replace(writer.place, url="s3://bucket/store")
+    assert writer.prune(lambda: True, lambda: True) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 

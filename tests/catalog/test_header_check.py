@@ -38,7 +38,7 @@ def changed(header: bytes, change: Any) -> bytes:
     """Another header of the same length."""
     entries = json.loads(header[8:])
     change(entries)
-    body = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    body = json.dumps(entries, ensure_ascii="ud800" in str(entries), separators=(",", ":")).encode()
     assert len(body) <= len(header) - 8
     return header[:8] + body.ljust(len(header) - 8)
 
@@ -56,6 +56,7 @@ SAME: dict[str, Any] = {
     "no metadata": lambda entries: entries.pop("__metadata__"),
     "another order": lambda entries: entries.update(a=entries.pop("a")),
     "metadata that are no texts": lambda entries: entries.update(__metadata__={"a": [1]}),
+    "half a character": lambda entries: entries["__metadata__"].update(more="\ud800"),
     "as it is": lambda entries: None,
 }
 
@@ -75,6 +76,16 @@ def test_lies_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pyt
     for cut in (header[:-1], header[:8] + b"x" * (len(header) - 8), header[:9]):
         with pytest.raises(CorruptCheckpoint):
             verify._check_header(cut, part, 0, "pack")
+
+
+def test_headers_that_no_tensor_fits_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made of countless tensors for the sake of a few bytes; nor is one taken that is longer than others allow."""
+    part, header = made(ITEMS)
+    monkeypatch.setattr(verify, "encode_header", lambda *_: pytest.fail("it was made"))
+    short = b'{"__metadata__":{}}'
+    assert verify._as_written(len(short).to_bytes(8, "little") + short, part.tensors, ["x"] * len(part.tensors)) is None
+    monkeypatch.setattr(verify, "HEADER_BYTES_MAX", len(header) - 1)
+    assert verify._as_written(header, part.tensors, ["x"] * len(part.tensors)) is None
 
 
 def test_the_usual_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,8 +202,8 @@ def test_every_byte_counts(store: EncryptedStore) -> None:
     whole = bytes(files(store)["run/log/1"])
     for at in range(len(whole)):
         files(store)["run/log/1"] = _flipped(whole, at, at % 8)
-        refuses((CorruptCheckpoint, WrongKey), lambda: store.get("run/log/1", 1 << 20))
-        refuses((CorruptCheckpoint, WrongKey), lambda: read_all(store, "run/log/1"))
+        refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))
+        refuses(CorruptCheckpoint, lambda: read_all(store, "run/log/1"))
     for length in [*range(1, TRAILER_BYTES + 40), len(whole) - TAG_BYTES, len(whole) - 1]:
         files(store)["run/log/1"] = whole[:length]
         refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))

@@ -401,7 +401,8 @@ class Server:
         with self._lock:
             job.told = True
         if report.error is None:
-            found = writer.prune(lambda: job.session.open and not self._ending, job.session.jobs.empty)
+            session = job.session
+            found = writer.prune(lambda: session.open and not self._ending, lambda: self._pending <= 1 and not session.polite)
             if found is not None:
                 self._tell(job.session, Told(*found))
             self._drain(writer)

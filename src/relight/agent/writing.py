@@ -24,7 +24,7 @@ from relight.layout import Item
 from relight.log import Log, fold
 from relight.observe import tell_span
 from relight.policy import Compact, Keep
-from relight.reclaim import Room
+from relight.reclaim import PruneReport, Room
 from relight.store import open_bytes
 from relight.typed import from_msgpack
 from relight.world import behind_all
@@ -109,7 +109,8 @@ class Writer:
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)
         self._last: str | None = None
         self._last_in: tuple[Slot, int, Prepared] | None = None
-        self._patient = True
+        self._hasty, self._hastened = 0, 0
+        """How many read-backs are to take their share of the processor, and how many saves came upon one that did not."""
         self._keep = from_msgpack(place.keep, Keep) if place.keep else Keep()
         self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
 
@@ -188,18 +189,14 @@ class Writer:
         """Retire what the rules no longer keep; the event to tell, None for none. Given up where ``still`` says False while a checkpoint is
         read for that: whoever takes the trainer's place needs the disk and the processor, and does it behind its own next save.
 
-        Reading takes what processor time training leaves, if it is of more than a moment, and as long as no other save waits for it
-        (``alone`` says False). Where saves come too fast for that, which is noticed once, it takes its share.
+        Reading takes what processor time training leaves, if it is of more than a moment, and as long as nobody waits for it: ``alone``
+        says False for another save, or a trainer that is about to end. It is then begun anew, and takes its share; and does so the next
+        time, and twice as often each time that this is seen again.
         """
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            size = self._last_in[2].plan.stored_bytes if self._last_in is not None else 0
-            if not self._patient or size < BEHIND_FROM:
-                report = self._room.prune(still=still)
-            else:
-                report = behind_all(lambda: self._room.prune(still=lambda: still() and alone()), self.place.nice)
-                self._patient = report is not None or not still()
+            report = self._prune_behind(still, alone) if self._may_take_long() else self._room.prune(still=still)
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:
@@ -209,6 +206,23 @@ class Writer:
         if report is None or not report.retired:
             return None
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
+
+    def _may_take_long(self) -> bool:
+        """Whether the next reading back may wait for everybody else. Not from far away: what is begun for it there stays as slow."""
+        if self._last_in is None or self._last_in[2].plan.stored_bytes < BEHIND_FROM or "://" in self.place.url:
+            return False
+        if self._hasty:
+            self._hasty -= 1
+            return False
+        return True
+
+    def _prune_behind(self, still: Callable[[], bool], alone: Callable[[], bool]) -> PruneReport | None:
+        report = behind_all(lambda: self._room.prune(still=lambda: still() and alone()), self.place.nice)
+        if report is not None or not still():
+            self._hastened = 0
+            return report
+        self._hasty, self._hastened = 1 << min(self._hastened, 10), self._hastened + 1
+        return self._room.prune(still=still)
 
     def _hold_back(self, own: int, request: Request, hold: Hold) -> None:
         """Until there is room, or no longer than the trainer said. What goes wrong at that is for the save itself to find out."""

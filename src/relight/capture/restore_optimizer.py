@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from itertools import repeat
 from operator import eq
 from typing import Any
 
@@ -338,7 +339,7 @@ def _are_theirs(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mappi
     """Whether the stored groups are of the live parameters, in their order, as they nearly always are."""
     lives = [group["params"] for group in optimizer.param_groups]
     return len(lives) == len(groups) and all(
-        len(mine) == len(theirs["params"]) and all(map(eq, map(names.get, map(id, mine)), theirs["params"]))
+        len(mine) == len(theirs["params"]) and all(map(eq, map(names.get, map(id, mine), repeat("?")), theirs["params"]))
         for mine, theirs in zip(lives, groups, strict=True)
     )
 

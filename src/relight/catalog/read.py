@@ -33,7 +33,8 @@ from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
 
 HASHERS = 2
 READ_BYTES = 8 << 20
-"""Chunks that follow one another are read together up to this size."""
+"""Chunks that follow one another are read together up to this size, by a few readers; up to the half of it by more than those."""
+FEW = 4
 AHEAD_MAX = 8
 MANY = 32
 """So many tensors of one chunk are handed on together."""
@@ -107,11 +108,13 @@ def read_tensors(
 
     Each chunk is read once and checked before anything is made of it, and once more if it is not what was committed;
     ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may then hold bytes that are wrong or missing: they are to be filled again or
-    thrown away. ``readers``: as many as the store has use for. Memory: ``readers + hashers + 1`` buffers of ``READ_BYTES``, or of the
+    thrown away. ``readers``: as many as the store has use for. Memory: ``readers + hashers + 1`` buffers of what is read at once, or of the
     longest chunk; ``rooms`` keeps them, for whoever reads again. ``progress`` is called in other threads, with the bytes of each chunk that
     was found right.
     """
-    runs = {index: runs_of(wants) for index, wants in plan_wants(part, sinks).items()}
+    readers = opened.store.parallel_reads if readers is None else readers
+    most = READ_BYTES if readers <= FEW else READ_BYTES // 2
+    runs = {index: runs_of(wants, most) for index, wants in plan_wants(part, sinks).items()}
     return read_runs(opened, part, runs, readers=readers, hashers=hashers, progress=progress, rooms=rooms)
 
 
@@ -367,12 +370,12 @@ def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[Want]:
     return wants
 
 
-def runs_of(wants: list[Want]) -> list[Run]:
-    """Chunks, in order, as what is read in one go."""
+def runs_of(wants: list[Want], most: int = READ_BYTES // 2) -> list[Run]:
+    """Chunks, in order, as what is read in one go, ``most`` bytes if they are several."""
     runs: list[Run] = []
     for want in wants:
         last = runs[-1] if runs else None
-        if last and last.offset + last.length == want.offset and last.length + want.length <= READ_BYTES:
+        if last and last.offset + last.length == want.offset and last.length + want.length <= most:
             last.wants.append(want)
             runs[-1] = last._replace(length=last.length + want.length)
         else:

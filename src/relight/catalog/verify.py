@@ -12,10 +12,13 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, 
 from relight.format import Part, Tensor, decode_tree, dtype_named, encode_header
 from relight.format.collector import collector_paused
 from relight.format.manifest import Pack, header_names
-from relight.format.pack import header_metadata, parse_header
+from relight.format.pack import HEADER_BYTES_MAX, header_metadata, parse_header
 from relight.log import Checkpoint, View, read_store
 from relight.store import ByteStore
 from relight.store.base import beneath
+
+ENTRY_BYTES_MIN = 40
+"""What a header says of a tensor, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,12 @@ def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
 def _as_written(data: bytes, held: Sequence[Tensor], names: Sequence[str]) -> bytes | None:
     """What a header with the metadata of ``data`` is, of these tensors; None if it has none, or tensors that take no bytes, which a header
     may have anywhere."""
-    metadata = header_metadata(data)
+    fits = ENTRY_BYTES_MIN * len(held) < len(data) <= HEADER_BYTES_MAX
+    metadata = header_metadata(data) if fits else None
     if metadata is None or not all(tensor.length for tensor in held):
         return None
     rows = [(name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(held, names, strict=True)]
-    return encode_header(rows, metadata)
+    try:
+        return encode_header(rows, metadata)
+    except UnicodeError:  # half a character is no text that anybody writes
+        return None

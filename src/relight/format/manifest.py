@@ -401,7 +401,7 @@ def _plainly_right(tensors: Sequence[Tensor]) -> bool:
         and all(map(eq, map(mul, map(math.prod, shapes), sizes), lengths))
         and min(map(len, names), default=1) > 0
         and max(map(len, names), default=1) * 4 <= NAME_BYTES_MAX
-        and "\0" not in "".join(names)
+        and not any("\0" in name for name in names)
         and set(map(_role, tensors)) <= set(ROLES)
         and _in_reach(list(map(_offset, tensors)))
         and _in_reach(list(map(_pack, tensors)))

@@ -1,0 +1,149 @@
+"""Checkpoints whose files were exchanged for others of the same length, kind and key, cut at the tags, or said to be in the clear."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import relight
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, WrongKey
+from relight.format.cipher import TAG_BYTES, TRAILER_BYTES
+from relight.format.records import decode_store, encode_store
+
+STEPS = (1, 2, 3)
+
+
+def saved(url: Path, key_file: str, seed: int) -> None:
+    """Three checkpoints of a run, and one before them; all of them, and those of other seeds, have files of the same lengths."""
+    x = torch.zeros(20_000)
+    with relight.Checkpointer(url, x=x, encrypt=key_file, background=False, save=relight.every(steps=1)) as ckpt:
+        for step in (0, *STEPS):
+            x.copy_(torch.randn(20_000, generator=torch.Generator().manual_seed(100 * seed + step)))
+            ckpt.save(step)
+
+
+@pytest.fixture
+def stores(tmp_path: Path, key_file: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Runs ``a`` and ``b`` of one store, and ``a`` of another under the same key, as they were written; and a place to break them in."""
+    monkeypatch.setenv("RELIGHT_KEY", key_file)
+    for seed, run in enumerate(("one/a", "one/b", "two/a")):
+        saved(tmp_path / run, key_file, seed)
+    return {"whole": tmp_path, "broken": tmp_path / "broken"}
+
+
+def files_of(run: Path, step: int) -> Iterator[Path]:
+    """Root, part and pack."""
+    return (path for path in sorted(next(run.glob(f"{step:010d}-*")).iterdir()) if path.is_file())
+
+
+def attempt(run: Path, step: int) -> torch.Tensor:
+    """The value that is restored."""
+    tree = relight.load(run, step)
+    return tree["x"]
+
+
+def found_damaged(run: Path) -> set[int]:
+    """Steps of the checkpoints that do not verify."""
+    return {one.step for one, findings in relight.open(run).verify() if findings}
+
+
+def twins(whole: Path, step: int) -> Iterator[tuple[str, Path]]:
+    """Where files of the same kind lie: at another step, in another run, in another store."""
+    yield "another step", next((whole / "one/a").glob(f"{step % 3 + 1:010d}-*"))
+    yield "another run", next((whole / "one/b").glob(f"{step:010d}-*"))
+    yield "another store", next((whole / "two/a").glob(f"{step:010d}-*"))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_another_checkpoints_file_is_refused(stores: dict[str, Path], step: int) -> None:
+    """Root, part, pack, all of them: of another step, run or store, under the same key and of the same length. Each is named as damage."""
+    whole, broken = stores["whole"], stores["broken"]
+    expected = attempt(whole / "one/a", step)
+    exchanged = 0
+    for told, other in twins(whole, step):
+        kinds = [path.name for path in files_of(whole / "one/a", step)]
+        assert len(kinds) == 3
+        for names in ([name] for name in [*kinds, ""]):
+            shutil.rmtree(broken, ignore_errors=True)
+            shutil.copytree(whole / "one", broken)
+            mine = next((broken / "a").glob(f"{step:010d}-*"))
+            for name in kinds if names == [""] else names:
+                assert (other / name).stat().st_size == (mine / name).stat().st_size, told
+                shutil.copyfile(other / name, mine / name)
+                exchanged += 1
+            with pytest.raises(CorruptCheckpoint):
+                attempt(broken / "a", step)
+            assert found_damaged(broken / "a") == {step}, (told, names)
+    assert exchanged == 18
+    assert torch.equal(attempt(whole / "one/a", step), expected)
+
+
+def test_another_runs_records_count_for_nothing(stores: dict[str, Path]) -> None:
+    """A record of the log from another run or store, or from another place in this one: a checkpoint less, never another one."""
+    whole, broken = stores["whole"], stores["broken"]
+    records = sorted((whole / "one/a/log").iterdir())
+    commits = [path for path in records if attempt_of(whole / "one/a", path, broken, path.read_bytes())]
+    assert len(commits) == len(STEPS) + 1  # without one of them there is one less
+    for path in commits:
+        number = records.index(path)
+        others = [records[number - 1], sorted((whole / "one/b/log").iterdir())[number], sorted((whole / "two/a/log").iterdir())[number]]
+        for other in others:
+            steps = steps_with(whole / "one/a", path, broken, other.read_bytes())
+            assert set(steps) < {0, *STEPS}
+            for step in steps:
+                assert torch.equal(attempt(broken / "a", step), attempt(whole / "one/a", step))
+
+
+def steps_with(run: Path, record: Path, broken: Path, data: bytes) -> list[int]:
+    """Which checkpoints there are, with other bytes in the place of a record."""
+    shutil.rmtree(broken, ignore_errors=True)
+    shutil.copytree(run.parent, broken)
+    (broken / run.name / "log" / record.name).write_bytes(data)
+    return [one.step for one in relight.open(broken / run.name).checkpoints()]
+
+
+def attempt_of(run: Path, record: Path, broken: Path, data: bytes) -> bool:
+    """Whether a record is a checkpoint's: a bit of it turned over, there is one less."""
+    return len(steps_with(run, record, broken, bytes([data[0] ^ 1]) + data[1:])) < len(STEPS) + 1
+
+
+@pytest.mark.parametrize("cut", [1, TAG_BYTES, TAG_BYTES + 1, TRAILER_BYTES, TRAILER_BYTES + TAG_BYTES])
+def test_what_is_cut_at_its_tags_is_refused(stores: dict[str, Path], cut: int) -> None:
+    """The end of a pack, with which it says who wrote it, and tags in front of it."""
+    whole, broken = stores["whole"], stores["broken"]
+    for name in [path.name for path in files_of(whole / "one/a", 1)]:
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(whole / "one", broken)
+        path = next((broken / "a").glob(f"{1:010d}-*")) / name
+        path.write_bytes(path.read_bytes()[:-cut])
+        with pytest.raises(CorruptCheckpoint):
+            attempt(broken / "a", 1)
+        assert found_damaged(broken / "a") == {1}
+
+
+def test_a_store_that_is_said_to_be_in_the_clear(stores: dict[str, Path], key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write there has its record say that nothing is encrypted, its keys taken away or not: with a key nobody believes it, and
+    nobody saves there in the clear; without one nothing is read, as nothing there is in the clear."""
+    whole, broken = stores["whole"], stores["broken"]
+    for without_keys in (False, True):
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(whole / "one", broken)
+        record = decode_store((broken / "relight.json").read_bytes(), "relight.json")
+        assert record.encrypted
+        (broken / "relight.json").write_bytes(encode_store(msgspec.structs.replace(record, encrypted=False)))
+        if without_keys:
+            shutil.rmtree(broken / ".keys")
+        before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file()}
+        for key in (key_file, ""):
+            monkeypatch.setenv("RELIGHT_KEY", key)
+            with pytest.raises(WrongKey if key else CheckpointNotFound):
+                attempt(broken / "a", 1)
+            with pytest.raises((WrongKey, CorruptCheckpoint)), relight.Checkpointer(broken / "a", x=torch.zeros(9), background=False) as ckpt:
+                ckpt.restore()
+        assert {path: path.read_bytes() for path in broken.rglob("*") if path.is_file()} == before
+        monkeypatch.setenv("RELIGHT_KEY", key_file)
