@@ -1,0 +1,106 @@
+"""``relight keys`` and ``relight rekey``: what a schedule, a leak and a farewell need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relight.commit import Attempt
+from relight.keys import Keychain, write_key_file
+from relight.log import Log, fold, require_store
+from relight.store import LocalStore
+from relight.store.encrypted import EncryptedStore
+from relight.transfer import keys as key_rooms
+from tests.cli.at_hand import request
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An encrypted store with a run of two checkpoints; its key is at hand, two others lie beside it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "new", "third"):
+        write_key_file(f"{name}.key")
+    inner = EncryptedStore(LocalStore("runs"), Keychain.of("file:old.key"))
+    require_store(inner)
+    attempt = Attempt.begin(inner, "demo")
+    for step in (1, 2):
+        attempt.save(request(step))
+    monkeypatch.setenv("RELIGHT_KEY", "file:old.key")
+    return tmp_path / "runs"
+
+
+def steps_with(key: str) -> list[int]:
+    """What a key shows of the run."""
+    return [one.step for one in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.of(key)), "demo").read()).live]
+
+
+def slots(relight, *keys: str) -> list[dict[str, object]]:
+    """As ``status --json`` gives them."""
+    options = [part for key in keys for part in ("--key", key)]
+    return json.loads(relight("keys", "status", "runs", *options, "--json").out)["slots"]
+
+
+def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    """As if so much time had passed since each key came."""
+    usual = key_rooms.age_days
+    for module in (key_rooms, __import__("relight.cli.keys", fromlist=["age_days"])):
+        monkeypatch.setattr(module, "age_days", lambda created: usual(created) + days)
+
+
+def test_a_key_that_is_too_old_is_an_exit_code(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``status --max-age`` is for a schedule that asks, and for whoever is to be told."""
+    young = relight("keys", "status", "runs", "--max-age", "30")
+    assert young.code == 0
+    days_later(monkeypatch, 31)
+    old = relight("keys", "status", "runs", "--max-age", "30")
+    assert old.code == 1
+    assert "older than 30 days" in old.out
+    assert not json.loads(relight("keys", "status", "runs", "--max-age", "30", "--json").out)["ok"]
+
+
+def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``rotate --older-than``: nothing on a young key; of an old one, the new one opens everything from then on, and the old one nothing."""
+    (slot,) = slots(relight)
+    early = relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--older-than", "30")
+    assert early.code == 0
+    assert "nothing to do" in early.out
+    assert slots(relight) == [slot]
+    days_later(monkeypatch, 31)
+    done = json.loads(relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--label", "spring", "--older-than", "30", "--json").out)
+    assert len(done["added"]) == len(done["revoked"]) == 1
+    assert steps_with("file:new.key") == [1, 2]
+    assert relight("keys", "status", "runs").code == 1
+    assert relight("ls", "runs/demo").code != 0
+
+
+def test_a_key_is_taken_away_unless_it_is_the_last(store: Path, relight) -> None:
+    """``revoke`` of the only key would lock everybody out: refused. With another one it goes, and opens nothing."""
+    (slot,) = slots(relight)
+    refused = relight("keys", "revoke", "runs", slot["kek"])
+    assert refused.code == 2
+    assert steps_with("file:old.key") == [1, 2]
+    assert relight("keys", "add", "runs", "file:new.key", "--label", "team").code == 0
+    gone = json.loads(relight("keys", "revoke", "runs", slot["kek"], "--key", "file:new.key", "--json").out)
+    assert gone["added"] == []
+    assert len(gone["revoked"]) == 1
+    assert steps_with("file:new.key") == [1, 2]
+    assert relight("ls", "runs/demo").code != 0
+
+
+def test_everything_is_encrypted_anew_or_only_counted(store: Path, relight) -> None:
+    """``rekey --all --dry-run`` changes no byte and says how much it would be; ``--keep`` names who opens it from then on."""
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    planned = json.loads(relight("rekey", "runs", "--all", "--dry-run", "--json").out)
+    assert planned["dry_run"]
+    assert planned["files"] >= 6
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+    done = json.loads(relight("rekey", "runs", "--all", "--keep", "file:third.key", "--json").out)
+    assert (done["files"], done["bytes"], done["left"]) == (planned["files"], planned["bytes"], 0)
+    assert steps_with("file:third.key") == [1, 2]
+    changed = [path for path, data in before.items() if path.exists() and path.read_bytes() != data]
+    assert len(changed) >= planned["files"]
+    assert relight("ls", "runs/demo").code != 0
+    assert relight("verify", "runs/demo").code != 0
+    assert relight("rekey", "runs", "--all", "--leaked", "x").code == 2
