@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.cli.at_hand import request
 
 from relight.commit import Attempt
 from relight.keys import Keychain, write_key_file
@@ -13,7 +14,6 @@ from relight.log import Log, fold, require_store
 from relight.store import LocalStore
 from relight.store.encrypted import EncryptedStore
 from relight.transfer import keys as key_rooms
-from tests.cli.at_hand import request
 
 
 @pytest.fixture
