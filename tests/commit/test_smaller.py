@@ -18,7 +18,6 @@ from relight.commit import Attempt, PackPlan, SaveRequest
 from relight.commit.earlier import Smaller, chunks_of, rows_of
 from relight.errors import NoSpace
 from relight.format import encode_tree
-from relight.format.names import parse_dir
 from relight.format.records import RetireBody
 from relight.layout import Bytes, Item
 from relight.log import fold
@@ -280,11 +279,9 @@ def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
     first = attempt.save(request(0, held, None))
     found = Run(store, "r").history().find(first.id)
     assert found is not None
-    directory = parse_dir(found.body.dir)
-    assert directory is not None
     smaller = eager()
     packs = Run(store, "r").open(found).parts[0].packs
-    smaller.chunks = chunks_of(packs, rows_of(directory, packs))
+    smaller.chunks = chunks_of(packs, rows_of(found.body.dir, packs))
     second = attempt.save(request(1, held, smaller))
     assert body_of(store, "r", second.id).new_bytes < 8192
     check(store, "r", second.id, held)

@@ -95,6 +95,8 @@ def test_another_that_saves_in_between(tmp_path: Path) -> None:
         one.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
     held = state()
     agent.save(request(0, held, None))
+    assert attempt.smaller is not None
+    attempt.smaller.looked = True  # or it would make use of that one, which would then stay
     attempt.save(request(1, held, None))
     execute(plan_prune(store, "r", Keep(last=1)), store)
     after = agent.save(request(2, held, None))

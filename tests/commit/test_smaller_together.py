@@ -11,6 +11,7 @@ import pytest
 from thread_ranks import Ranks
 
 from relight.catalog import open_checkpoint
+from relight.catalog.run import Run
 from relight.commit import SaveReport, SaveRequest
 from relight.commit.earlier import DONORS_MAX, Smaller
 from relight.errors import SaveFailed
@@ -20,6 +21,7 @@ from relight.log import fold
 from relight.policy import Keep
 from relight.policy.compact import Compact, Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.versions.branching import branch
 
 STILL = bytes(range(256)) * 40
 
@@ -66,6 +68,47 @@ def test_what_all_need_is_said(sharing: int, tmp_path: Path) -> None:
     view = ranks.attempt.view()
     opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
     assert set(opened.root.features) == {"short-parts", "stored-chunks"}
+
+
+class Trained(Sharing):
+    """What never changes is a parameter that nothing trains; the row is trained. Nothing was seen yet."""
+
+    def __init__(self, folder: Path, world: int, run: str) -> None:
+        Ranks.__init__(self, folder, world, run)
+        self.smaller = [Smaller(Compact(codecs="never")) for _ in range(world)]
+
+    def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
+        """See ``Ranks``."""
+        usual = super().request(rank, step, timeout_s, value)
+        row, still = usual.items
+        return replace(usual, items=[replace(row, role="param", trainable=True), replace(still, role="param")])
+
+
+def test_ranks_that_branch_off(tmp_path: Path) -> None:
+    """Each finds its own in its part of the checkpoint that the run branched off, which has it from one before: all of them are required,
+    the one that is lent with them, and the root says that they lie in another run. Their retention leaves it alone."""
+    ranks = Trained(tmp_path, 3, "run")
+    for step in range(4):
+        assert all(isinstance(one, SaveReport) for one in ranks.save(step))
+    newest = fold(ranks.attempt.view()).live[-1]
+    assert newest.body.requires
+    branch(Run(ranks.attempt.store, "run"), newest, "twig")
+    twigs = Trained(tmp_path, 3, "twig")
+    for step in range(4, 7):
+        found = twigs.save(step)
+        assert all(isinstance(one, SaveReport) for one in found), found
+        twigs.check()
+        ranks.check()
+        for run in ("run", "twig"):
+            execute(plan_prune(ranks.attempt.store, run, Keep(last=1)), ranks.attempt.store)
+            execute_sweep(plan_sweep(ranks.attempt.store, run), ranks.attempt.store)
+    first, *_, last = bodies(twigs)
+    assert first.home == "run"
+    assert set(last.requires) >= {newest.id, *newest.body.requires}
+    assert last.new_bytes <= last.stored_bytes - 3 * (len(STILL) - 200)
+    view = twigs.attempt.view()
+    opened = open_checkpoint(twigs.attempt.store, "twig", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
+    assert set(opened.root.features) == {"short-parts", "stored-chunks", "other-runs"}
 
 
 def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def refused(folder: Path, seed: int) -> bool:
     was_there = ranks.committed()
     newer = Attempt.begin(LocalStore(str(folder)), "run")
     mine = Ranks.__new__(Ranks)
-    mine.folder, mine.world, mine.attempt = folder, 1, newer
+    mine.folder, mine.world, mine.run, mine.attempt = folder, 1, "run", newer
     mine.places = [mine.place()]
     (report,) = mine.save(1)
     assert isinstance(report, SaveReport), report

@@ -24,14 +24,14 @@ ROW = 64
 class Ranks:
     """Ranks that are threads, each with a store and a log of its own, in one attempt."""
 
-    def __init__(self, folder: Path, world: int) -> None:
-        self.folder, self.world = folder, world
-        self.attempt = Attempt.begin(LocalStore(str(folder)), "run")
+    def __init__(self, folder: Path, world: int, run: str = "run") -> None:
+        self.folder, self.world, self.run = folder, world, run
+        self.attempt = Attempt.begin(LocalStore(str(folder)), run)
         self.places = [self.place() for _ in range(world)]
 
     def place(self) -> Place:
         store, own = LocalStore(str(self.folder)), self.attempt.place
-        return Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
+        return Place(store, Log(store, self.run), own.store_id, own.run_id, own.epoch)
 
     def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
         """A tensor of a row a rank."""

@@ -50,7 +50,7 @@ def files_of(prefix: str, pack: Pack) -> list[str]:
         return [f"{prefix}/{pack.file}"]
     above = prefix.rpartition("/")[0]
     own = [f"{prefix}/{stored_file(pack.file)}"] if pack.stored.size else []
-    return own + [f"{above}/{directory}/{file}" for directory, file in pack.stored.homes]
+    return own + [f"{directory}/{file}" if "/" in directory else f"{above}/{directory}/{file}" for directory, file in pack.stored.homes]
 
 
 class StoredReader:

@@ -10,7 +10,8 @@ import msgspec
 
 from relight.format import Part
 from relight.format.manifest import Pack
-from relight.format.names import CheckpointDir, stored_file
+from relight.format.names import CheckpointDir, parse_home, stored_file
+from relight.format.records import CommitBody
 from relight.format.stored import CHAIN_MAX, OWN, Piece
 from relight.policy.compact import Choice, Compact, Experience, choose
 
@@ -103,6 +104,8 @@ class Smaller:
     """Its id, and those that it requires: whose bytes a save that shares with it may need."""
     chosen: Choice | None = None
     """What the save that is being made is; None if it was not asked for."""
+    looked: bool = False
+    """Whether it was looked for a checkpoint that somebody else had written before."""
 
     gpu: OnGpu | None = None
     no_gpu: str = ""
@@ -157,12 +160,27 @@ class Smaller:
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
-        self.chunks, self.rows, self.hashes, self.base, self.donors, self.seen.equal = {}, [], (), 0, (), None
+        self.chunks, self.rows, self.hashes, self.base, self.donors = {}, [], (), 0, ()
+        self.seen.equal = self.seen.untrained = None
+
+    def find(self, body: CommitBody, seq: int, part: Part, untrained: float, keeps: Collection[str]) -> None:
+        """Before the first save: a checkpoint of the run, record ``seq`` of its log, that somebody else has written; and what share of the
+        save nothing trains. ``keeps``: of one that lies in another run, the ids that are kept there as long as it is lent."""
+        of_use = {body.id, *(keeps if body.home else body.requires)}
+
+        def is_kept(directory: str) -> bool:
+            parsed = parse_home(directory)
+            return parsed is not None and parsed[0] == body.home and parsed[1].id in of_use
+
+        there = chunks_of(part.packs, rows_of(home_of(body), part.packs))
+        self.chunks = {key: where for key, where in there.items() if all(is_kept(directory) for directory, _ in where.homes)}
+        if self.chunks:
+            self.base, self.donors, self.seen.untrained = seq, (body.id, *body.requires), untrained
 
     def learn(self, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
         """The checkpoint that was committed last, as record ``seq``, and whose bytes it requires."""
         self.base, self.donors = seq, (directory.id, *requires)
-        before, self.rows = self.chunks, rows_of(directory, part.packs)
+        before, self.rows = self.chunks, rows_of(str(directory), part.packs)
         self.chunks, self.hashes = chunks_of(part.packs, self.rows), [pack.chunks for pack in part.packs]
         if before:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)
@@ -171,12 +189,19 @@ class Smaller:
         self.seen.since_full = self.seen.since_full + 1 if requires else 1
 
 
-def rows_of(directory: CheckpointDir, packs: Iterable[Pack]) -> Rows:
-    """Where the chunks of a checkpoint of this run are stored."""
+def home_of(body: CommitBody) -> str:
+    """The directory of a checkpoint, as others of the run say it that have chunks of it."""
+    return f"{body.home}/{body.dir}" if body.home else body.dir
+
+
+def rows_of(directory: str, packs: Iterable[Pack]) -> Rows:
+    """Where the chunks of a checkpoint are stored that lies in ``directory``, as ``home_of`` gives it."""
     found: Rows = []
+    run = directory.rpartition("/")[0]
     for pack in packs:
-        own, at = (str(directory), pack.file if pack.stored is None else stored_file(pack.file)), 0
-        homes = [own, *(pack.stored.homes if pack.stored is not None else ())]
+        own, at = (directory, pack.file if pack.stored is None else stored_file(pack.file)), 0
+        others = pack.stored.homes if pack.stored is not None else []
+        homes = [own, *((f"{run}/{one}" if run and "/" not in one else one, file) for one, file in others)]
         row = []
         for number, (length, value) in enumerate(pack.chunks):
             piece = Piece(OWN, at, length, False, value) if pack.stored is None else pack.stored.pieces[number]

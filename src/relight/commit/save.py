@@ -15,11 +15,12 @@ import msgspec
 
 from relight.commit.earlier import Before, Smaller, Vouched
 from relight.commit.lanes import write_packs
+from relight.commit.newest import look_at_newest, there_for, with_lenders
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, check_complete, donors_of
+from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
 from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file, stored_file
 from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
@@ -167,7 +168,8 @@ def _write(
     root = root_of(place, request, directory, refs, plan.logical_bytes, sum(pack.stored_bytes for pack in part.packs) + len(data))
     if any(pack.stored is not None for pack in part.packs):
         new_bytes = sum(pack.new_bytes for pack in part.packs) + len(data)
-        root = msgspec.structs.replace(root, features=[STORED_CHUNKS], requires=donors_of(part.packs), new_bytes=new_bytes)
+        requires = with_lenders(fold(place.log.read()), donors_of(part.packs))
+        root = msgspec.structs.replace(root, features=storing(part.packs), requires=requires, new_bytes=new_bytes)
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
     place.store.settle(prefix)
     timings["parts"] += time.perf_counter() - mark
@@ -239,8 +241,9 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
 
     spent = Spent()
     pace = replace(request.pace or Pace(), spent=spent)
+    look_at_newest(place.store, place.log, smaller, plan, request.seat.rank if request.seat is not None else 0)
     if smaller.donors:
-        smaller.check_there([one.id for one in fold(place.log.read()).live])
+        smaller.check_there(there_for(fold(place.log.read())))
     choice = smaller.choice(pace.threads, min(lanes_of(place.store), len(plan.packs)))
     if choice.reuse or choice.coded or smaller.rules.lossy:
         known = smaller.known(request.before, request.vouched)
@@ -348,7 +351,9 @@ def refuse_if_fenced(view: View, epoch: int) -> None:
 
 def refuse_without_donors(view: View, body: CommitBody) -> None:
     """``DonorRetired`` if a checkpoint whose bytes this one needs is not there any more: nothing keeps those."""
-    gone = sorted(set(body.requires) - {one.id for one in fold(view).live}) if body.requires else []
+    history = fold(view)
+    lent = {donor for one in history.live if one.body.home and one.id in body.requires for donor in one.body.requires}
+    gone = sorted(set(body.requires) - history.by_id.keys() - lent)
     if gone:
         raise DonorRetired(
             f"it needs chunks of {', '.join(gone)}, which was retired while it was written",

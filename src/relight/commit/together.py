@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from relight.commit.lanes import lanes_of_rank
+from relight.commit.newest import with_lenders
 from relight.commit.plan import SavePlan, plan_save
 from relight.commit.save import (
     DonorRetired,
@@ -37,7 +38,7 @@ from relight.commit.save import (
 )
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
-from relight.format.manifest import SHORT_PARTS, STORED_CHUNKS, donors_of
+from relight.format.manifest import OTHER_RUNS, SHORT_PARTS, STORED_CHUNKS, donors_of, storing
 from relight.format.names import (
     DRAFT_FILE,
     LOG_DIR,
@@ -54,7 +55,7 @@ from relight.format.names import (
 )
 from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
-from relight.log import View, fold
+from relight.log import History, View, fold
 from relight.observe import tell_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
@@ -144,7 +145,7 @@ def _proven(
     ref = PartRef(rank=seat.rank, file=part_file(seat.rank), size=len(data), hash=hexdigest(data))
     donors, shares = donors_of(part.packs), any(pack.stored is not None for pack in part.packs)
     none = [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)]
-    looked_at = _with_parts(draft, none, 0, 0, 0, donors if shares else None)
+    looked_at = _with_parts(draft, none, 0, 0, 0, donors, storing(part.packs))
     check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b""))
     stored = sum(pack.stored_bytes for pack in part.packs) + len(data)
     ready = Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, stored, plan.logical_bytes)
@@ -236,28 +237,32 @@ def _joined(place: Place, directory: CheckpointDir, words: Mapping[str, Any], re
     draft = from_plain({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
     refs = [PartRef(rank=one.rank, file=part_file(one.rank), size=one.size, hash=one.hash) for one in ready]
     new = sum(one.stored if one.new is None else one.new for one in ready)
-    requires = _donors(place, ready) if any(one.new is not None for one in ready) else None
-    return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready), new, requires)
+    requires, stored = _donors(place, ready) if any(one.new is not None for one in ready) else ([], [])
+    return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready), new, requires, stored)
 
 
-def _donors(place: Place, ready: list[Ready]) -> list[str]:
-    """Whose bytes the ranks need. ``DonorRetired`` if the log does not show the checkpoint that a rank goes by."""
+def _donors(place: Place, ready: list[Ready]) -> tuple[list[str], list[str]]:
+    """Whose bytes the ranks need, and what the root is to say of how packs are stored. ``DonorRetired`` if the log does not show the
+    checkpoint that a rank goes by."""
     found: set[str] = set()
-    live = {one.seq: one for one in fold(place.log.read()).live} if any(one.donors for one in ready) else {}
+    history = fold(place.log.read()) if any(one.donors for one in ready) else History()
+    live = {one.seq: one for one in history.live}
     for one in ready:
         base = live.get(one.base)
         names = [base.id, *base.body.requires] if base is not None else []
         if one.donors >> len(names):
             raise DonorRetired(f"rank {one.rank} needs bytes of a checkpoint that is not there any more", where=place.log.run)
         found.update(name for bit, name in enumerate(names) if one.donors >> bit & 1)
-    return sorted(found)
+    requires = with_lenders(history, found)
+    elsewhere = any(one.body.home and one.id in requires for one in history.live)
+    return requires, [STORED_CHUNKS, OTHER_RUNS] if elsewhere else [STORED_CHUNKS]
 
 
-def _with_parts(draft: Root, parts: list[PartRef], logical: int, stored: int, new: int, requires: list[str] | None) -> Root:
-    """``requires`` is None if all packs are files as they are."""
+def _with_parts(draft: Root, parts: list[PartRef], logical: int, size: int, new: int, requires: list[str], stored: list[str]) -> Root:
+    """``stored``: what ``storing`` gives for all packs."""
     return msgspec.structs.replace(
-        draft, features=[SHORT_PARTS] if requires is None else [SHORT_PARTS, STORED_CHUNKS], parts=parts, world=len(parts),
-        logical_bytes=logical, stored_bytes=stored, new_bytes=new, requires=requires or [],
+        draft, features=[SHORT_PARTS, *stored], parts=parts, world=len(parts),
+        logical_bytes=logical, stored_bytes=size, new_bytes=new, requires=requires,
     )  # fmt: skip
 
 

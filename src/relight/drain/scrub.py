@@ -21,7 +21,7 @@ from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_ti
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
-from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, Pack, Ways, adopt_part
+from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, STORING, Pack, Ways, adopt_part
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
@@ -208,9 +208,9 @@ def _root_here(at: _At, root: Root, way: Ways) -> bytes | None:
     refs = [_ref_here(at, root, ref, way) for ref in root.parts]
     known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
     own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
-    plain = [one for one in root.features if one != STORED_CHUNKS]
+    plain = [one for one in root.features if one not in STORING]
     for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
-        for features in (root.features, plain):
+        for features in (root.features, plain, [*plain, STORED_CHUNKS]):
             said = {**known, "user": user, "features": features, "requires": body.requires}
             data = encode_root(msgspec.structs.replace(root, **_identity(at), **said))
             if hexdigest(data) == body.root:

@@ -38,7 +38,10 @@ _ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _name, _dtype, _shape, _role, _pack, _offset, _length, _box = map(
     attrgetter, ("name", "dtype", "shape", "role", "pack", "offset", "length", "box")
 )
-FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS})
+OTHER_RUNS = "other-runs"
+"""A root of which some chunks lie with a checkpoint of another run, which this one branched off."""
+STORING = (STORED_CHUNKS, OTHER_RUNS)
+FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS, OTHER_RUNS})
 """What this Relight understands beyond the first roots there were."""
 _SHORT = re.compile(r"([A-Za-z0-9_-]{43})(0|[1-9a-z][0-9a-z]{0,6})\Z")
 
@@ -277,6 +280,8 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
 def _check_donors(part: Part, root: Root, where: str) -> None:
     if STORED_CHUNKS not in root.features or not set(donors_of(part.packs)) <= set(root.requires):
         raise UnsafeContent("the root does not say that chunks are stored elsewhere, or not with whom", where=where)
+    if OTHER_RUNS in storing(part.packs) and OTHER_RUNS not in root.features:
+        raise UnsafeContent("the root does not say that chunks are stored in another run", where=where)
 
 
 Ways = Callable[[list[Pack]], list[Pack]]
@@ -333,6 +338,14 @@ def tensors_in(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) ->
 def donors_of(packs: Iterable[Pack]) -> list[str]:
     """The ids of other checkpoints whose bytes these packs need."""
     return sorted({donor for pack in packs if pack.stored is not None for donor in pack.stored.donors()})
+
+
+def storing(packs: Iterable[Pack]) -> list[str]:
+    """What a root has to say of how these packs are stored."""
+    stored = [pack.stored for pack in packs if pack.stored is not None]
+    if not stored:
+        return []
+    return [STORED_CHUNKS, OTHER_RUNS] if any(one.in_other_runs for one in stored) else [STORED_CHUNKS]
 
 
 def check_part(part: Part, where: str) -> None:

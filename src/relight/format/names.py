@@ -82,6 +82,14 @@ def is_id(text: str) -> bool:
     return _ID.match(text) is not None
 
 
+def parse_home(directory: str) -> tuple[str, CheckpointDir] | None:
+    """Run and directory of a checkpoint whose chunks another one has, as that one says it: the run is empty if it is its own. None if it
+    is no such name."""
+    run, slash, name = directory.rpartition("/")
+    parsed = parse_dir(name)
+    return None if parsed is None or (slash and not is_run_name(run)) else (run, parsed)
+
+
 def parse_dir(name: str) -> CheckpointDir | None:
     """What a directory's name says, or None if it is no checkpoint directory's."""
     match = _DIR.match(name)

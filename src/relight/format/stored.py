@@ -64,7 +64,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``size`` of this checkpoint's own file, 0 if there is none; ``homes``: the directory and the file of each donor; a piece a chunk."""
+    """``size`` of this checkpoint's own file, 0 if there is none; ``homes``: the directory and the file of each donor; a piece a chunk.
+
+    A donor of another run of the store, which this one branched off, has that run's name before its directory: ``RUN/DIRECTORY``.
+    """
 
     size: int
     homes: list[tuple[str, str]]
@@ -77,7 +80,12 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def donors(self) -> list[str]:
         """The ids of checkpoints whose bytes this pack needs."""
-        return sorted({parsed.id for directory, _ in self.homes if (parsed := names.parse_dir(directory)) is not None})
+        return sorted({parsed[1].id for directory, _ in self.homes if (parsed := names.parse_home(directory)) is not None})
+
+    @property
+    def in_other_runs(self) -> bool:
+        """Whether some of it lies with a checkpoint of another run."""
+        return any("/" in directory for directory, _ in self.homes)
 
 
 def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -> None:
@@ -85,8 +93,8 @@ def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -
     if len(stored.pieces) != len(lengths):
         raise UnsafeContent(f"{len(stored.pieces)} stored pieces for {len(lengths)} chunks", where=where)
     for directory, file in stored.homes:
-        parsed = names.parse_dir(directory)
-        if parsed is None or parsed.id == own or not names.is_pack_file(file):
+        parsed = names.parse_home(directory)
+        if parsed is None or parsed[1].id == own or not names.is_pack_file(file):
             raise UnsafeContent(f"stored chunks in {f'{directory}/{file}'[:120]!r}, which is no other checkpoint's pack", where=where)
     if len(set(stored.homes)) != len(stored.homes):
         raise UnsafeContent("a donor named twice", where=where)

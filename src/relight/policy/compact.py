@@ -95,6 +95,8 @@ class Experience:
 
     equal: float | None = None
     """The share of bytes that two saves, one behind the other, had in common."""
+    untrained: float | None = None
+    """The share of the first save that nothing trains, if there is a checkpoint before it that may have the same."""
     coded: float | None = None
     """What a sample of the last save's chunks comes to, as a share of it."""
     code_s_per_byte: float | None = None
@@ -126,6 +128,8 @@ def choose(rules: Compact, seen: Experience, threads: int, lanes: int = 1) -> Ch
 def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
     if not rules.reuse:
         return False, "reuse is off"
+    if seen.equal is None and (seen.untrained or 0) >= EQUAL_MIN:
+        return True, f"nothing trains {seen.untrained:.0%} of it, and there is a checkpoint before"
     if seen.equal is None:
         return False, "nothing to compare with yet"
     if seen.equal < EQUAL_MIN:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from relight.log import History, View
+from relight.catalog.branches import PREFIX
+from relight.log import Checkpoint, History, View
+
+
+def needs_of(history: History, one: Checkpoint) -> list[str]:
+    """Whose bytes a checkpoint needs. What is lent to a branch needs what it always has, also if it was repacked: the branch may make use
+    of that where it lies."""
+    lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.alone else True
+    return one.body.requires if lent else one.requires
 
 
 def users_of(history: History, checkpoint_id: str) -> list[str]:
     """The ids of checkpoints that need its bytes."""
-    return [one.id for one in history.there if checkpoint_id in one.requires]
+    return [one.id for one in history.there if checkpoint_id in needs_of(history, one)]
 
 
 def not_needed(history: History, ids: Collection[str]) -> set[str]:
     """Those of ``ids`` that may go together: the most of them of which nobody needs one but such as go, too."""
     going = set(ids)
-    needs = {one.id: set(one.requires) for one in history.there if one.requires}
+    needs = {one.id: set(needs_of(history, one)) for one in history.there if one.body.requires}
     while True:
         stays = {donor for user, donors in needs.items() if user not in going for donor in donors} & going
         if not stays:

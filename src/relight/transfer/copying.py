@@ -31,7 +31,7 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
-from relight.format.manifest import STORED_CHUNKS, Pack, donors_of
+from relight.format.manifest import STORING, Pack, donors_of, storing
 from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
 from relight.format.stored import OWN, Stored
@@ -240,7 +240,7 @@ class _Copying:
         opened, store, view = self._opened, self._store, self._view
         refs = []
         size = new = 0
-        requires, kinds = set[str](), set[bool]()
+        requires, stored = set[str](), set[str]()
         for number, (ref, part) in enumerate(zip(opened.root.parts, opened.parts, strict=True)):
             moved = self._moved(part) if number else self._first
             data = encode_part(moved)
@@ -248,7 +248,7 @@ class _Copying:
                 self._copy_pack(pack, after, progress)
                 size, new = size + after.stored_bytes, new + after.new_bytes
                 requires.update(donors_of([after]))
-                kinds.add(after.stored is not None)
+                stored.update(storing([after]))
             if number:
                 put(store, f"{self.prefix}/{ref.file}", data)
             refs.append(PartRef(rank=part.rank, file=ref.file, size=len(data), hash=hexdigest(data)))
@@ -262,7 +262,7 @@ class _Copying:
             epoch=self.directory.epoch,
             parents=[one for one in opened.root.parents if one in history.committed_ids],
             parts=refs,
-            features=[one for one in opened.root.features if True in kinds or one != STORED_CHUNKS],
+            features=[*(one for one in opened.root.features if one not in STORING), *(one for one in STORING if one in stored)],
             requires=sorted(requires),
             stored_bytes=size,
             new_bytes=new,

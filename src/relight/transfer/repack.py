@@ -19,6 +19,7 @@ from relight.format.manifest import Pack
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, Log, View, fold
 from relight.log.history import REPACKED
+from relight.reclaim.needs import needs_of
 from relight.store.around import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
 
@@ -60,7 +61,8 @@ def execute_repack(plan: RepackPlan, progress: Callable[[int], None] | None = No
         opened.store.settle(opened.prefix)
         _tell(Log(plan.run.store, plan.run.name), one.id)
         report.repacked.append(one.id)
-    needed = {donor for one in plan.run.history().live for donor in one.requires}
+    history = plan.run.history()
+    needed = {donor for one in history.live for donor in needs_of(history, one)}
     report.freed = sorted(before - needed)
     return report
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 import msgspec
 
 from relight.catalog import Run
-from relight.commit.earlier import DONORS_MAX, Chunks, chunks_of, placed, rows_of
+from relight.commit.earlier import DONORS_MAX, Chunks, chunks_of, home_of, placed, rows_of
 from relight.errors import RelightError
 from relight.format.manifest import Pack
-from relight.format.names import parse_dir
 from relight.format.stored import OWN, Piece, Stored
 from relight.log import Checkpoint, History
 
@@ -51,7 +50,8 @@ def there_already(run: Run, history: History) -> Chunks:
     if newest is None or newest.body.home or len(newest.requires) >= DONORS_MAX:
         return {}
     with contextlib.suppress(RelightError):
-        return _chunks_of(run, newest)
+        found = _chunks_of(run, newest)
+        return {key: where for key, where in found.items() if not any("/" in directory for directory, _ in where.homes)}
     return {}
 
 
@@ -59,15 +59,14 @@ def own_chunks(run: Run, donors: Iterable[Checkpoint]) -> Chunks:
     """What those checkpoints have with them, the first that has it; ``RelightError`` if one cannot be read."""
     found: Chunks = {}
     for one in donors:
-        directory = one.body.dir
+        directory = home_of(one.body)
         own = {key: where for key, where in _chunks_of(run, one).items() if where.homes == ((directory, where.homes[0][1]),)}
         found = {**own, **found}
     return found
 
 
 def _chunks_of(run: Run, one: Checkpoint) -> Chunks:
-    directory, found = parse_dir(one.body.dir), Chunks()
-    if directory is not None:
-        for part in run.open(one).parts:
-            found |= chunks_of(part.packs, rows_of(directory, part.packs))
+    found = Chunks()
+    for part in run.open(one).parts:
+        found |= chunks_of(part.packs, rows_of(home_of(one.body), part.packs))
     return found

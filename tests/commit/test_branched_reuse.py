@@ -1,0 +1,225 @@
+"""What a run that branched off, or was gone on with, has in common with the checkpoint before its first save is not stored again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.catalog.run import Run
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
+from relight.format.manifest import OTHER_RUNS, STORED_CHUNKS, Part, PartRef, check_part, decode_part, encode_part, storing
+from relight.format.names import parse_home
+from relight.log import Checkpoint
+from relight.store import open_bytes
+
+BASE = 1500
+"""9 MB of parameters that nothing trains; three small matrices and their moments are."""
+
+
+def parts(*, frozen: bool = True, seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.ModuleList([nn.Linear(BASE, BASE, bias=False).requires_grad_(not frozen), nn.Linear(40, 40, bias=False)])
+    return {"model": model, "optimizer": torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])}
+
+
+def train(where: Path, until: int, made: dict[str, Any], *, background: bool = False, **options: Any) -> dict[str, torch.Tensor]:
+    """Go on with a run up to that step, with a save behind each; the state at the end."""
+    model, optimizer = made["model"], made["optimizer"]
+    with relight.Checkpointer(
+        where, save=relight.every(steps=1), compact=relight.Compact(), background=background,
+        limits=relight.Limits(when_busy="queue"), **options, **made,
+    ) as ckpt:  # fmt: skip
+        for step in range(ckpt.restore(), until):
+            optimizer.zero_grad()
+            loss = sum((torch.randn(2, one.in_features) @ one.weight).square().mean() for one in model if one.weight.requires_grad)
+            loss.backward()
+            optimizer.step()
+            ckpt.step(step)
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def live(run: Path) -> list[Checkpoint]:
+    """A run's checkpoints."""
+    return relight.open(run).checkpoints()
+
+
+def root_of(run: Path, one: Checkpoint) -> Any:
+    """What it says of itself."""
+    return Run(open_bytes(str(run.parent)), run.name).open(one).root
+
+
+@pytest.fixture
+def branched(tmp_path: Path) -> Path:
+    """A store with a run of three saves, and another that branched off its last one."""
+    train(tmp_path / "s/parent", 3, parts())
+    relight.open(tmp_path / "s/parent").branch("branch")
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["itself", "by an agent"])
+def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> None:
+    """From its first save on: the base lies with the checkpoint it branched off, which is said, and it restores to its bits."""
+    first = live(branched / "parent")[-1]
+    assert first.body.requires  # which has the base from one before it
+    state = train(branched / "branch", 6, parts(seed=1), background=background)
+    home, *own = live(branched / "branch")
+    assert (home.id, home.body.home, len(own)) == (first.id, "parent", 3)
+    for one in own:
+        assert set(one.body.requires) >= {first.id, *first.body.requires}
+        assert one.body.new_bytes < 0.02 * one.body.logical_bytes, (one.body.new_bytes, one.body.logical_bytes)
+        assert root_of(branched / "branch", one).features == [STORED_CHUNKS, OTHER_RUNS]
+    assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
+    fresh = parts(seed=2)
+    with relight.Checkpointer(branched / "branch", background=False, **fresh) as ckpt:
+        assert ckpt.restore() == 6
+    assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
+
+
+def test_a_run_that_is_gone_on_with_stores_what_it_trains(tmp_path: Path) -> None:
+    """An attempt's first save makes use of what the attempt before it has stored, in the same run: nothing is said of other runs."""
+    train(tmp_path / "s/run", 3, parts())
+    state = train(tmp_path / "s/run", 5, parts(seed=1))
+    *_, third, fourth, fifth = live(tmp_path / "s/run")
+    for one in (fourth, fifth):
+        assert one.body.new_bytes < 0.02 * one.body.logical_bytes
+        assert root_of(tmp_path / "s/run", one).features == [STORED_CHUNKS]
+        assert third.id not in one.body.requires  # which has nothing of the base itself
+    fresh = parts(seed=2)
+    with relight.Checkpointer(tmp_path / "s/run", background=False, **fresh) as ckpt:
+        assert ckpt.restore() == 5
+    assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
+
+
+def test_what_is_all_trained_is_stored_as_it_is(tmp_path: Path) -> None:
+    """A branch in which everything changes has plain files, which anything opens."""
+    train(tmp_path / "s/parent", 2, parts(frozen=False))
+    relight.open(tmp_path / "s/parent").branch("branch")
+    train(tmp_path / "s/branch", 4, parts(frozen=False, seed=1))
+    for one in live(tmp_path / "s/branch")[1:]:
+        assert root_of(tmp_path / "s/branch", one).features == []
+        assert one.body.requires == []
+
+
+def test_nobody_removes_what_the_branch_needs(branched: Path) -> None:
+    """The parent's retention, the branch's own, dropping the branch: what lies in the parent stays as long as something here needs it, and
+    goes when nothing does."""
+    *_, first = live(branched / "parent")
+    train(branched / "branch", 6, parts(seed=1), keep=relight.keep(last=1))
+    train(branched / "parent", 6, parts(), keep=relight.keep(last=1))
+    assert {first.id, *first.body.requires} <= {one.id for one in live(branched / "parent")}
+    there = live(branched / "branch")
+    assert [one.id for one in there][0] == first.id  # a donor stays
+    assert len(there) == 2
+    with pytest.raises(ConfigError, match="still has"):
+        from relight.versions.branching import drop
+
+        drop(Run(open_bytes(str(branched)), "parent"), "branch")
+    assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
+
+    from relight.transfer.repack import execute_repack, plan_repack
+
+    parent = Run(open_bytes(str(branched)), "parent")
+    assert execute_repack(plan_repack(parent, [first.id])).freed == []  # the branch has it from where that had it
+    relight.open(branched / "parent").prune(relight.keep(last=1))
+    assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
+    run = Run(open_bytes(str(branched)), "branch")
+    assert first.id in execute_repack(plan_repack(run)).freed
+    relight.open(branched / "branch").prune(relight.keep(last=1))
+    assert [one.id for one in live(branched / "branch")] == [there[-1].id]
+    relight.open(branched / "parent").prune(relight.keep(last=1))
+    *donors, newest = live(branched / "parent")
+    assert first.id not in [one.id for one in donors]
+    assert {one.id for one in donors} <= set(newest.body.requires)
+    assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
+
+
+def test_a_branch_of_a_branch(branched: Path) -> None:
+    """What the one that it branched off has from a third run is stored once more, as nobody would keep that for this run."""
+    train(branched / "branch", 5, parts(seed=1))
+    relight.open(branched / "branch").branch("twig")
+    state = train(branched / "twig", 8, parts(seed=2))
+    home, *own = live(branched / "twig")
+    assert home.body.home == "branch"
+    assert own[0].body.new_bytes > 0.9 * own[0].body.logical_bytes
+    assert own[-1].body.new_bytes < 0.02 * own[-1].body.logical_bytes
+    fresh = parts(seed=3)
+    with relight.Checkpointer(branched / "twig", background=False, **fresh) as ckpt:
+        assert ckpt.restore() == 8
+    assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
+
+
+def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
+    """In another store there is no such run: the copy has all bytes, and says so."""
+    state = train(branched / "branch", 5, parts(seed=1))
+    copied = subprocess.run([sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True)
+    assert copied.returncode == 0, copied.stderr
+    shutil.rmtree(branched)
+    (copy,) = live(tmp_path / "t/run")
+    assert copy.body.requires == []
+    assert OTHER_RUNS not in root_of(tmp_path / "t/run", copy).features
+    loaded = relight.load(tmp_path / "t/run")
+    assert all(torch.equal(value, state[name]) for name, value in loaded["model"].items())
+
+
+def test_a_parent_that_was_removed_by_hand_is_told(branched: Path) -> None:
+    """``rm -r`` of what others need: it is named, by the run it lay in."""
+    train(branched / "branch", 4, parts(seed=1))
+    for path in (branched / "parent").glob("00*"):
+        shutil.rmtree(path)
+    with pytest.raises(CorruptCheckpoint, match="parent/"):
+        relight.load(branched / "branch", "latest")
+
+
+def test_a_damaged_parent_is_no_reason_not_to_save(branched: Path) -> None:
+    """A root or part that cannot be read is not made use of: everything is stored."""
+    first = live(branched / "parent")[-1]
+    with relight.Checkpointer(branched / "branch", compact=relight.Compact(), background=False, **(made := parts(seed=1))) as ckpt:
+        assert ckpt.restore() == 3
+        part = next((branched / "parent").glob(f"*{first.id}*/part-*"))
+        part.write_bytes(part.read_bytes()[:-1])
+        assert ckpt.save(3).done
+    newest = live(branched / "branch")[-1]
+    assert (newest.body.requires, root_of(branched / "branch", newest).features) == ([], [])
+    assert made
+
+
+@pytest.mark.parametrize("directory", ["../parent/{}", "log/{}", "a/b/{}", "/{}", "{}/", "parent/", "parent/..", "./{}", "par ent/{}", ".hidden/{}"])
+def test_where_a_donor_cannot_lie(branched: Path, directory: str) -> None:
+    """Names that lead out of the store, or to no run of it, are refused before anything is opened."""
+    train(branched / "branch", 4, parts(seed=1))
+    run = Run(open_bytes(str(branched)), "branch")
+    opened = run.open(live(branched / "branch")[-1])
+    (part,) = opened.parts
+    (pack,) = part.packs
+    assert pack.stored is not None
+    there, file = pack.stored.homes[0]
+    assert there.startswith("parent/")
+    assert parse_home(directory.format(there.partition("/")[2])) is None
+    moved = msgspec.structs.replace(pack.stored, homes=[(directory.format(there.partition("/")[2]), file), *pack.stored.homes[1:]])
+    wrong = msgspec.structs.replace(part, packs=[msgspec.structs.replace(pack, stored=moved)])
+    with pytest.raises(UnsafeContent):
+        check_part(wrong, "here")
+
+
+def test_a_root_that_does_not_say_so(branched: Path) -> None:
+    """An older reader would look below its own run: the root has to say that it must not, or the part is refused."""
+    train(branched / "branch", 4, parts(seed=1))
+    opened = Run(open_bytes(str(branched)), "branch").open(live(branched / "branch")[-1])
+    (part,) = opened.parts
+    assert storing(part.packs) == [STORED_CHUNKS, OTHER_RUNS]
+    data = encode_part(part)
+    ref: PartRef = opened.root.parts[0]
+    assert isinstance(decode_part(data, opened.root, ref, "here"), Part)
+    with pytest.raises(UnsafeContent, match="another run"):
+        decode_part(data, msgspec.structs.replace(opened.root, features=[STORED_CHUNKS]), ref, "here")
+    with pytest.raises(CheckpointNotFound):
+        relight.load(branched / "nowhere")
