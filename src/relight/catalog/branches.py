@@ -63,6 +63,13 @@ def lent_by(history: History) -> list[Lent]:
     return [Lent(name, one) for name, one in found if one is not None]
 
 
+def needs_of(history: History, one: Checkpoint) -> list[str]:
+    """Whose bytes a checkpoint needs. What is lent to a branch needs what it always has, also if it was repacked: the branch may make use
+    of that where it lies."""
+    lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.alone else True
+    return one.body.requires if lent else one.requires
+
+
 def held_in(history: History, home: str) -> list[Checkpoint]:
     """What a branch has, or may recall, that lies in run ``home``."""
     return [one for one in history.there if one.body.home == home]

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from relight.catalog.branches import PREFIX
-from relight.log import Checkpoint, History, View
-
-
-def needs_of(history: History, one: Checkpoint) -> list[str]:
-    """Whose bytes a checkpoint needs. What is lent to a branch needs what it always has, also if it was repacked: the branch may make use
-    of that where it lies."""
-    lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.alone else True
-    return one.body.requires if lent else one.requires
+from relight.catalog.branches import needs_of
+from relight.log import History, View
 
 
 def users_of(history: History, checkpoint_id: str) -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from relight.catalog.branches import needs_of
 from relight.catalog.opened import Opened
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound
@@ -19,7 +20,6 @@ from relight.format.manifest import Pack
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, Log, View, fold
 from relight.log.history import REPACKED
-from relight.reclaim.needs import needs_of
 from relight.store.around import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
 
