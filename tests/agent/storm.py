@@ -125,7 +125,6 @@ class Promises:
 def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: tuple[str, str, int] | None) -> None:
     """Save until killed, or until the time is over. ``ambush``: phase, victim, which save."""
     torch.set_num_threads(1)
-    ends = time.monotonic() + budget_s
     model, optimizer = state(0, width)
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=3), signals=False)
     step = ckpt.restore()
@@ -134,6 +133,7 @@ def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: t
         assert float(weight.min()) == float(weight.max()) == step - 1, "the state restored is not one step's"
     if ambush is not None:
         arm(*ambush, promises, step)
+    ends = time.monotonic() + budget_s  # not from the start on, which takes seconds on a busy machine: the kill waits for the first save
     while time.monotonic() < ends:
         optimizer.step()  # the hook: what is being copied is finished first; the gradients are zeros
         fill(model, optimizer, step)
