@@ -143,7 +143,7 @@ PLANTED: dict[str, Bug] = {
         ),
     ),
     "what was given up is recalled": Bug(
-        Edit(f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if one in history.retired}"),
+        Edit(f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if history.recallable.pop(one, None) or one in history.retired}"),
         Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
     ),
     "retention retires what another needs": Bug(
