@@ -58,7 +58,7 @@ def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_nobody_waits_and_so_it_waits(writer: Writer, niceness: list[int]) -> None:
     """Read by the last in the queue for a processor; done all the same."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    found = writer.prune(lambda: True, lambda: True)
+    found = writer.prune(lambda: True, lambda: False, lambda: False)
     assert found is not None and found[0] == "prune.done"
     assert live(writer) == 1
     assert set(niceness) == {19}
@@ -68,23 +68,29 @@ def test_nobody_waits_and_so_it_waits(writer: Writer, niceness: list[int]) -> No
 def test_a_small_one_is_read_as_everything_else(writer: Writer, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no time that would be worth a thread."""
     monkeypatch.setattr(writing, "BEHIND_FROM", writing.BEHIND_FROM + 1)
-    assert writer.prune(lambda: True, lambda: True) is not None
+    assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-def test_another_save_ends_the_patience(writer: Writer, niceness: list[int]) -> None:
-    """What a further save comes upon is given up, and begun anew without waiting for others; so is the next, and more of them each time."""
+def test_another_save_is_first(writer: Writer, niceness: list[int]) -> None:
+    """What a further save comes upon is given up, and nothing removed; behind that one it is read without waiting for others, once."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert writer.prune(lambda: True, lambda: False) is not None
+    assert writer.prune(lambda: True, lambda: False, lambda: True) is None
+    assert live(writer) == 3
+    niceness.clear()
+    assert writer.prune(lambda: True, lambda: False, lambda: True) is not None
+    assert live(writer) == 1
+    assert set(niceness) == {usual}
+    assert writer._may_take_long()
+
+
+def test_a_trainer_that_ends_is_not_kept_waiting(writer: Writer, niceness: list[int]) -> None:
+    """It waits until old ones are removed: that is begun anew, without waiting for others, and says nothing of how fast saves come."""
+    assert writer.prune(lambda: True, lambda: True, lambda: False) is not None
     assert live(writer) == 1
     assert niceness[0] == 19
-    assert niceness[-1] == usual
-    patient = []
-    for _ in range(6):
-        patient.append(writer._may_take_long())
-        if patient[-1]:
-            writer._prune_behind(lambda: True, lambda: True)
-    assert patient == [False, True, True, True, True, True]
+    assert niceness[-1] == os.getpriority(os.PRIO_PROCESS, 0)
+    assert writer._may_take_long()
 
 
 def test_ever_more_of_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,20 +100,20 @@ def test_ever_more_of_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(40):
         patient.append(writer._may_take_long())
         if patient[-1]:
-            writer._prune_behind(lambda: True, lambda: False)
+            writer._prune_behind(lambda: True, lambda: False, lambda: True)
     assert [number for number, one in enumerate(patient) if one] == [0, 2, 5, 10, 19, 36]
 
 
 def test_a_store_far_away_is_read_as_everything_else(writer: Writer, niceness: list[int]) -> None:
     """Threads that its client starts for it would stay as slow."""
     writer.place = msgspec.structs.replace(writer.place, url="s3://bucket/store")
-    assert writer.prune(lambda: True, lambda: True) is not None
+    assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_a_trainer_that_ends_says_nothing_of_how_fast_saves_come(writer: Writer, niceness: list[int]) -> None:
     """Given up for it, it is read as patiently the next time."""
-    assert writer.prune(lambda: False, lambda: True) is None
+    assert writer.prune(lambda: False, lambda: False, lambda: False) is None
     niceness.clear()
-    assert writer.prune(lambda: True, lambda: True) is not None
+    assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {19}

@@ -402,7 +402,7 @@ class Server:
             job.told = True
         if report.error is None:
             session = job.session
-            found = writer.prune(lambda: session.open and not self._ending, lambda: self._pending <= 1 and not session.polite)
+            found = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
             if found is not None:
                 self._tell(job.session, Told(*found))
             self._drain(writer)

@@ -185,18 +185,20 @@ class Writer:
         """Whether what is saved is to go further."""
         return bool(tiers_of(fold(self._log.read())))
 
-    def prune(self, still: Callable[[], bool], alone: Callable[[], bool]) -> tuple[str, str, dict[str, Any]] | None:
+    def prune(
+        self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]
+    ) -> tuple[str, str, dict[str, Any]] | None:
         """Retire what the rules no longer keep; the event to tell, None for none. Given up where ``still`` says False while a checkpoint is
         read for that: whoever takes the trainer's place needs the disk and the processor, and does it behind its own next save.
 
-        Reading takes what processor time training leaves, if it is of more than a moment, and as long as nobody waits for it: ``alone``
-        says False for another save, or a trainer that is about to end. It is then begun anew, and takes its share; and does so the next
-        time, and twice as often each time that this is seen again.
+        Reading takes what processor time training leaves, if it is of more than a moment, and as long as nobody waits for it. Where the
+        trainer ``ends`` it is begun anew, and takes its share. Where ``others`` are to be written they are first: this is left for the
+        next time, takes its share then, and twice as often each time that this is seen again.
         """
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            report = self._prune_behind(still, alone) if self._may_take_long() else self._room.prune(still=still)
+            report = self._prune_behind(still, ends, others) if self._may_take_long() else self._room.prune(still=still)
         except Fenced:
             return None  # the next save will say so
         except RelightError as error:
@@ -216,13 +218,15 @@ class Writer:
             return False
         return True
 
-    def _prune_behind(self, still: Callable[[], bool], alone: Callable[[], bool]) -> PruneReport | None:
-        report = behind_all(lambda: self._room.prune(still=lambda: still() and alone()), self.place.nice)
-        if report is not None or not still():
+    def _prune_behind(self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]) -> PruneReport | None:
+        report = behind_all(lambda: self._room.prune(still=lambda: still() and not ends() and not others()), self.place.nice)
+        if report is not None:
             self._hastened = 0
             return report
-        self._hasty, self._hastened = 1 << min(self._hastened, 10), self._hastened + 1
-        return self._room.prune(still=still)
+        if others():
+            self._hasty, self._hastened = 1 << min(self._hastened, 10), self._hastened + 1
+            return None
+        return self._room.prune(still=still) if still() else None
 
     def _hold_back(self, own: int, request: Request, hold: Hold) -> None:
         """Until there is room, or no longer than the trainer said. What goes wrong at that is for the save itself to find out."""
