@@ -351,6 +351,8 @@ def refuse_if_fenced(view: View, epoch: int) -> None:
 
 def refuse_without_donors(view: View, body: CommitBody) -> None:
     """``DonorRetired`` if a checkpoint whose bytes this one needs is not there any more: nothing keeps those."""
+    if not body.requires:
+        return
     history = fold(view)
     lent = {donor for one in history.live if one.body.home and one.id in body.requires for donor in one.body.requires}
     gone = sorted(set(body.requires) - history.by_id.keys() - lent)
