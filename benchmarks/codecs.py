@@ -45,37 +45,51 @@ class Codec(NamedTuple):
     decode: Callable[[bytes, Kind, int, memoryview | None], Any]
 
 
-def train(size: str, mixed: bool, warm: int, seed: int = 0) -> Iterator[tuple[int, State]]:
-    """The state after ``warm`` steps, and so many further ones, as ``(further steps, state)``."""
-    shape = SHAPES[size]
-    torch.manual_seed(seed)
-    model = GPT(vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0)
-    text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(seed)
-    live = list(model.parameters())
-    masters = live
-    if mixed:
-        masters = [one.detach().clone().requires_grad_() for one in live]
-        model.to(torch.bfloat16)
-        live = list(model.parameters())
-    optimizer = torch.optim.AdamW(masters, lr=3e-4)
-    for step in range(warm + max(APART) + 1):
-        starts = torch.randint(len(text) - shape.context - 1, (shape.batch,), generator=generator)
-        pieces = torch.stack([text[start : start + shape.context + 1] for start in starts.tolist()]).long()
-        model.zero_grad(set_to_none=True)
-        model.loss(pieces[:, :-1], pieces[:, 1:]).backward()
+class Training:
+    """A GPT on real text with AdamW at 3e-4, in float32, or with bfloat16 weights over float32 masters."""
+
+    def __init__(self, size: str, mixed: bool, seed: int = 0) -> None:
+        shape = self.shape = SHAPES[size]
+        torch.manual_seed(seed)
+        self.model = GPT(
+            vocabulary=shape.vocabulary, context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=0.0
+        )
+        self.text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.mixed, self.live = mixed, list(self.model.parameters())
+        self.masters = self.live
         if mixed:
-            for master, one in zip(masters, live, strict=True):
+            self.masters = [one.detach().clone().requires_grad_() for one in self.live]
+            self.model.to(torch.bfloat16)
+            self.live = list(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.masters, lr=3e-4)
+
+    def step(self) -> None:
+        """One of training."""
+        shape = self.shape
+        starts = torch.randint(len(self.text) - shape.context - 1, (shape.batch,), generator=self.generator)
+        pieces = torch.stack([self.text[start : start + shape.context + 1] for start in starts.tolist()]).long()
+        self.model.zero_grad(set_to_none=True)
+        self.model.loss(pieces[:, :-1], pieces[:, 1:]).backward()
+        if self.mixed:
+            for master, one in zip(self.masters, self.live, strict=True):
                 master.grad = one.grad.float() if one.grad is not None else None
-        optimizer.step()
-        if mixed:
+        self.optimizer.step()
+        if self.mixed:
             with torch.no_grad():
-                for master, one in zip(masters, live, strict=True):
+                for master, one in zip(self.masters, self.live, strict=True):
                     one.copy_(master)
+
+
+def train(size: str, mixed: bool, warm: int) -> Iterator[tuple[int, State]]:
+    """The state after ``warm`` steps, and so many further ones, as ``(further steps, state)``."""
+    training = Training(size, mixed)
+    for step in range(warm + max(APART) + 1):
+        training.step()
         if step - warm in (0, *APART):
-            moments = [optimizer.state[one] for one in masters]
-            state = {"weights bfloat16" if mixed else "weights float32": _flat(live)}
-            state |= {"masters float32": _flat(masters)} if mixed else {}
+            moments = [training.optimizer.state[one] for one in training.masters]
+            state = {"weights bfloat16" if mixed else "weights float32": _flat(training.live)}
+            state |= {"masters float32": _flat(training.masters)} if mixed else {}
             state["first moment"] = _flat([one["exp_avg"] for one in moments])
             state["second moment"] = _flat([one["exp_avg_sq"] for one in moments])
             yield step - warm, state

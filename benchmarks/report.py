@@ -73,6 +73,9 @@ def page(kept: dict[str, Any]) -> list[str]:
     lines = [f"# Bench {kept['size']}, {rounds} rounds, seed {kept['seed']}", ""]
     lines.append("; ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items()))
     lines.append(NOTES)
+    if kept.get("environment"):
+        said = " ".join(f"{name}={value}" for name, value in kept["environment"].items())
+        lines.append(f"Every cell ran with `{said}`: training that gives its memory back spends a fifth of each step on page faults.\n")
     workloads = list(kept["state_bytes"])
     for workload in workloads:
         lines += [f"## {workload}: {kept['state_bytes'][workload] / 1e9:.3f} GB of state", "", *table(kept, workload), ""]

@@ -1,14 +1,20 @@
-"""A watch over every test: no secret that it had may be found in a file, an event, an error, a command line, the log or what was printed.
+"""A watch over every test: no secret that it had may be found in a file, an event, an error, a command line, the log or what was printed,
+by it or by a process that it started.
 
-Secrets are those that this process makes (``Secret``), and the keys in key files that the test leaves, whoever wrote them.
+Secrets are those that this process makes (``Secret``), the keys in key files that the test leaves, whoever wrote them, and what variables
+of the environment hold whose names say so (``TOKEN``, ``SECRET``, ``PASSWORD``, ``PASSPHRASE``), of this
+process or one that it started.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import mmap
+import os
+import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +29,8 @@ from relight.observe import subscribe
 
 LONG = 16
 """Shorter ones would be found by accident."""
-FILE_BYTES_MAX, KEY_FILE_BYTES_MAX = 64 << 20, 256
+KEY_FILE_BYTES_MAX = 256
+SAYS_SO = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE")
 HEADS = (HEAD.encode(), PRIVATE.encode())
 
 
@@ -50,12 +57,20 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     watched = request.node.stash[NOTED] = Watched()
     if "tmp_path" in request.fixturenames:
         watched.folder = request.getfixturevalue("tmp_path")
-    make, fail, start = Secret.__init__, RelightError.__init__, subprocess.Popen.__init__
+    make, fail, start, hear = Secret.__init__, RelightError.__init__, subprocess.Popen.__init__, subprocess.Popen.communicate
+
+    def note(value: bytes) -> None:
+        if len(value) >= LONG and len(set(value)) > 4:
+            watched.secrets.add(bytes(value))
+
+    def note_settings(environment: Mapping[Any, Any]) -> None:
+        for name, value in environment.items():
+            if SAYS_SO.search(os.fsdecode(name).upper()):
+                note(os.fsencode(value))
 
     def noted(self: Secret, value: bytes) -> None:
         make(self, value)
-        if len(value) >= LONG and len(set(value)) > 4:
-            watched.secrets.add(bytes(value))
+        note(value)
 
     def told(self: RelightError, *args: Any, **options: Any) -> None:
         fail(self, *args, **options)
@@ -63,14 +78,22 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
     def started(self: subprocess.Popen[Any], args: Any, *more: Any, **options: Any) -> None:
         watched.said.append(str(args))
+        note_settings(options.get("env") or {})
         start(self, args, *more, **options)
+
+    def heard(self: subprocess.Popen[Any], *given: Any, **options: Any) -> tuple[Any, Any]:
+        told = hear(self, *given, **options)
+        watched.said += [one if isinstance(one, str) else one.decode(errors="replace") for one in told if one]
+        return told
 
     monkeypatch.setattr(Secret, "__init__", noted)
     monkeypatch.setattr(RelightError, "__init__", told)
     monkeypatch.setattr(subprocess.Popen, "__init__", started)
+    monkeypatch.setattr(subprocess.Popen, "communicate", heard)
     undo = subscribe(lambda event: watched.said.append(repr(event)))
     yield
     undo()
+    note_settings(os.environ)
 
 
 def leaks(watched: Watched, printed: Iterable[tuple[str, str]]) -> list[str]:
@@ -84,16 +107,31 @@ def leaks(watched: Watched, printed: Iterable[tuple[str, str]]) -> list[str]:
     texts |= {name: text.encode(errors="replace") for name, text in printed}
     found = [where for where, data in texts.items() if any(one in data for one in looked_for)]
     for path in files:
-        data = path.read_bytes()
-        kept = data.startswith(HEADS) or data.strip() in secrets  # there it is, and belongs
-        if not kept and any(one in data for one in looked_for):
+        if not _is_kept(path, secrets) and _holds(path, looked_for):
             found.append(str(path))
     return found
 
 
+def _is_kept(path: Path, secrets: set[bytes]) -> bool:
+    """Whether it is a file of a secret: there it is, and belongs."""
+    if path.stat().st_size > KEY_FILE_BYTES_MAX:
+        return False
+    data = path.read_bytes()
+    return data.startswith(HEADS) or data.strip() in secrets
+
+
+def _holds(path: Path, looked_for: set[bytes]) -> bool:
+    """Whether one of them is in it. Of any length: nothing is copied."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return any(data.find(one) != -1 for one in looked_for)
+
+
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size < FILE_BYTES_MAX:
+        if path.is_file() and not path.is_symlink():
             yield path
 
 

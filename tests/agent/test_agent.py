@@ -157,7 +157,7 @@ for step in range(start, start + 4):
     model(torch.randn(8, 256)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
     save = ckpt.save(step, block=False)
     save.wait(30, until=sys.argv[2])
-    print(sys.argv[2], step, flush=True)
+    print(f"{sys.argv[2]} {step}", flush=True)  # in one piece: others log there, too
 if sys.argv[3] == "die":
     os.kill(os.getpid(), 9)
 ckpt.close()

@@ -6,6 +6,7 @@ import base64
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import types
@@ -17,6 +18,7 @@ from tests.encryption.vault_server import TOKEN, vault
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret
 from relight.keys import Keychain, Provider, resolve, write_key_file
+from relight.keys.files import HEAD
 from relight.keys.providers import Passphrase
 from relight.store import MemoryStore
 from relight.store.encrypted import EncryptedStore
@@ -89,6 +91,28 @@ def test_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**told, **wrong}, SAID, ""))  # type: ignore[misc]
     for spec in ("passphrase:correct horse", "passphrase:env:", "passphrase:env:NOT_SET"):
         refuses(ConfigError, lambda spec=spec: resolve(spec))  # type: ignore[misc]
+
+
+def test_a_passphrase_without_argon2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OpenSSL that has none: scrypt, said in the slot and bounded; another that has it opens the slot, too."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.kdf import argon2
+
+    def refused(**given: int) -> None:
+        raise UnsupportedAlgorithm("no Argon2id")
+
+    words = Passphrase("x", Secret(b"correct horse battery staple"))
+    with_argon = words.wrap(RING, SAID)
+    with monkeypatch.context() as without:
+        without.setattr(argon2, "Argon2id", refused)
+        wrapped, told = words.wrap(RING, SAID)
+        assert told["kdf"] == "scrypt" and told["n"] == 1 << 17
+        assert words.unwrap(wrapped, told, SAID, "").reveal() == RING.reveal()
+        assert "Argon2id" in str(refuses(ConfigError, lambda: words.unwrap(*with_argon, SAID, "")))
+    assert words.unwrap(wrapped, told, SAID, "").reveal() == RING.reveal()
+    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, told, SAID, ""))
+    for wrong in ({"n": 1 << 30}, {"n": (1 << 17) - 1}, {"n": 2}, {"r": 0}, {"p": 10**9}, {"p": True}, {"salt": ""}, {"salt": "!"}):
+        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**told, **wrong}, SAID, ""))  # type: ignore[misc]
 
 
 def test_an_operating_systems_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +219,31 @@ def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
 
     assert limit() in (0, 1)
     assert limit(RELIGHT_CORE_DUMPS="1") == most
+
+
+@pytest.mark.skipif(Path("/proc/sys/kernel/core_pattern").read_text().strip() != "core", reason="core dumps do not lie where a process ran")
+def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
+    """A process with a key that has encrypted something is aborted: it leaves no core dump; one that was told to leave it has the key in
+    it, or this would show nothing."""
+    write_key_file(str(tmp_path / "k"))
+    (tmp_path / "there").mkdir()
+    program = (
+        "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
+        "from relight.keys import Keychain; from relight.store.memory import MemoryStore; from relight.store.encrypted import EncryptedStore\n"
+        f"store = EncryptedStore(MemoryStore(), Keychain.of('file:{tmp_path / 'k'}'))\n"
+        "store.put_once('x', b'y'); os.abort()"
+    )
+
+    def dumped(folder: Path, **environment: str) -> list[Path]:
+        folder.mkdir()
+        done = subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ, **environment}, capture_output=True, check=False)
+        assert done.returncode == -signal.SIGABRT, done.stderr
+        return list(folder.iterdir())
+
+    assert dumped(tmp_path / "keeps") == []
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] != resource.RLIM_INFINITY:
+        pytest.skip("this machine limits core dumps: what one holds cannot be seen")
+    secret = base64.b64decode((tmp_path / "k").read_bytes().removeprefix(HEAD.encode()))
+    left = dumped(tmp_path / "leaves", RELIGHT_CORE_DUMPS="1")
+    assert left and secret in left[0].read_bytes()
+    left[0].unlink()

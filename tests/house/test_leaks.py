@@ -42,6 +42,24 @@ def test_written(tmp_path):
     Secret(VALUE)
     (tmp_path / "dump").write_bytes(b"abc" + VALUE)
 
+def test_written_into_much(tmp_path):
+    Secret(VALUE)
+    with open(tmp_path / "large", "wb") as file:
+        file.seek(80 << 20)
+        file.write(VALUE)
+
+def test_said_by_another_process():
+    Secret(VALUE)
+    subprocess.run([sys.executable, "-c", f"print(bytes(range({len(VALUE)})).hex())"], check=True, capture_output=True)
+
+def test_of_a_setting(monkeypatch):
+    monkeypatch.setenv("THE_API_TOKEN", "a-token-0123456789")
+    print("a-token-0123456789")
+
+def test_of_another_processes_setting():
+    run = "import os; print(os.environ['A_PASSWORD'])"
+    subprocess.run([sys.executable, "-c", run], check=True, env={"A_PASSWORD": "a-password-0123456789"}, capture_output=True)
+
 def test_of_another_process(tmp_path):
     told = f"from relight.keys import write_key_file; write_key_file({str(tmp_path / 'the.key')!r})"
     subprocess.run([sys.executable, "-c", told], check=True)

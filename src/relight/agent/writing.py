@@ -24,6 +24,7 @@ from relight.layout import Item
 from relight.log import Log, fold
 from relight.observe import tell_span
 from relight.policy import Compact, Keep
+from relight.policy.compact import Conditions
 from relight.reclaim import PruneReport, Room
 from relight.store import open_bytes
 from relight.typed import from_msgpack
@@ -245,7 +246,7 @@ class Writer:
             smaller, last = self._attempt.smaller, [one.body.new_bytes for one in history.live[-8:]]
             if request.seat is not None:  # all ranks reckon with the same, though their shares differ: what one of the last took
                 need = max(last) if last else own * request.seat.world
-            elif last and smaller is not None and smaller.choice(self.place.threads).reuse:
+            elif last and smaller is not None and smaller.choice(Conditions(self.place.threads)).reuse:
                 need = min(own, last[-1])
             self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, tell)
 

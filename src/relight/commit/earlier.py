@@ -13,10 +13,22 @@ from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
 from relight.format.stored import CHAIN_MAX, OWN, Piece
-from relight.policy.compact import Choice, Compact, Experience, choose
+from relight.policy.compact import (
+    LONGER_MAX,
+    RECOVERS,
+    Choice,
+    Compact,
+    Conditions,
+    Experience,
+    Sample,
+    choose,
+    coding_s_per_byte,
+    should_take,
+)
 
 if TYPE_CHECKING:
     from relight.commit.on_gpu import OnGpu
+    from relight.commit.pack_writer import Spent
     from relight.format.entropy import Compress
 
 
@@ -29,6 +41,8 @@ class Where(NamedTuple):
 
 
 MEASURED_BYTES_MIN = 1 << 20
+MOST = 0.8
+"""Of what is to be coded so much must have been, rather than lain with an earlier save, to tell how long that takes."""
 DONORS_MAX = 60
 """A rank of several says by a bit of a number whose bytes it needs; and a reader has all of them open."""
 Chunks = dict[tuple[bytes, int], Where]
@@ -111,9 +125,9 @@ class Smaller:
     no_gpu: str = ""
     """Why there is none, once it was looked for."""
 
-    def choice(self, threads: int, lanes: int = 1) -> Choice:
-        """What the next save is to be. ``lanes``: how many packs at once are written of one that is stored as it is."""
-        self.chosen = choose(self.rules, self.seen, threads, lanes)
+    def choice(self, under: Conditions) -> Choice:
+        """What the next save is to be."""
+        self.chosen = choose(self.rules, self.seen, under)
         if self.chosen.coded and self.rules.coder == "gpu":
             self.coder()
             why = self.no_gpu if self.gpu is None else self.gpu.why_not
@@ -149,14 +163,23 @@ class Smaller:
         same = vouched.tensors if vouched is not None and self.donors[:1] == (vouched.id,) else frozenset[int]()
         return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None, self.hashes, same)
 
-    def met(self, length: int, seconds: float) -> None:
-        """The store took so long for so much. Of a few bytes that says nothing."""
-        if length >= MEASURED_BYTES_MIN:
-            self.seen.store_s_per_byte = seconds / length
+    def met(self, spent: Spent, under: Conditions, whole: int, took_s: float) -> None:
+        """What the store took, and coding, and all of a save of ``whole`` bytes. Of a few bytes that says nothing."""
+        seen, chosen = self.seen, self.chosen
+        if spent.bytes >= MEASURED_BYTES_MIN:
+            seen.store_s_per_byte = spent.seconds / spent.bytes
+        cost = coding_s_per_byte(seen, chosen.kinds) if chosen is not None and chosen.coded else None
+        if chosen is None or cost is None or spent.coded_bytes < MEASURED_BYTES_MIN:
+            seen.strain, seen.drag = (1 + (one - 1) * RECOVERS for one in (seen.strain, seen.drag))
+            return
+        seen.strain = _bounded(spent.coding_s / spent.coded_bytes / cost)
+        wanted = whole * sum(one.weight for one in seen.samples or () if one.kind in (chosen.kinds or ()))
+        if chosen.kinds is not None and spent.coded_bytes >= MOST * wanted:
+            seen.drag = _bounded((took_s - spent.waited_s) / whole / should_take(seen, under, chosen.kinds))
 
-    def sampled(self, found: tuple[float, float] | None) -> None:
-        """What coding came to, as a share, and seconds a byte."""
-        self.seen.coded, self.seen.code_s_per_byte = found if found is not None else (None, None)
+    def sampled(self, found: Sequence[Sample]) -> None:
+        """What coding came to, by kind."""
+        self.seen.samples = tuple(found)
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
@@ -187,6 +210,10 @@ class Smaller:
             equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)
             self.seen.equal = equal / max(total, 1)
         self.seen.since_full = self.seen.since_full + 1 if requires else 1
+
+
+def _bounded(times: float) -> float:
+    return min(max(1.0, times), LONGER_MAX)
 
 
 def home_of(body: CommitBody) -> str:

@@ -50,8 +50,6 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: Pace | None
             raise
     if errors:
         raise errors[0]  # the others only say that they stopped for it
-    if pace.spent is not None:
-        pace.spent.seconds /= lanes  # which passed at the same time
     written = [job.result() for job in jobs]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written) / lanes
 

@@ -6,6 +6,7 @@ what is written, byte for byte, also if the source changes meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -33,16 +34,28 @@ _AHEAD = 16
 
 
 class Spent:
-    """How long a store took for how much. Any thread."""
+    """How long a store had something to do, for how much; what it does at the same time is counted once. How long it took to code how
+    much, all threads together. And how long what is to be written was waited for. Any thread."""
 
     def __init__(self) -> None:
         self.bytes, self.seconds = 0, 0.0
-        self._lock = threading.Lock()
+        self.coded_bytes, self.coding_s, self.waited_s = 0, 0.0, 0.0
+        self._lock, self._under_way, self._since = threading.Lock(), 0, 0.0
 
-    def add(self, length: int, seconds: float) -> None:
-        """So much more."""
+    @contextlib.contextmanager
+    def counted(self, length: int) -> Iterator[None]:
+        """While the store takes so much more."""
         with self._lock:
-            self.bytes, self.seconds = self.bytes + length, self.seconds + seconds
+            if not self._under_way:
+                self._since = time.perf_counter()
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.bytes, self._under_way = self.bytes + length, self._under_way - 1
+                if not self._under_way:
+                    self.seconds += time.perf_counter() - self._since
 
     def timed(self, writer: Writer) -> Writer:
         """``writer``, with what it takes added here."""
@@ -54,14 +67,12 @@ class _Timed:
         self._inner, self._spent, self.align = inner, spent, inner.align
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        started = time.perf_counter()
-        self._inner.write_at(offset, data)
-        self._spent.add(len(data), time.perf_counter() - started)
+        with self._spent.counted(len(data)):
+            self._inner.write_at(offset, data)
 
     def finish(self, size: int | None = None) -> None:
-        started = time.perf_counter()
-        self._inner.finish(size)
-        self._spent.add(0, time.perf_counter() - started)
+        with self._spent.counted(0):
+            self._inner.finish(size)
 
     def abort(self) -> None:
         self._inner.abort()

@@ -28,7 +28,7 @@ from relight.layout import Item
 from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.observe import tell_span
-from relight.policy.compact import LOSSY_BOUNDS
+from relight.policy.compact import LOSSY_BOUNDS, Conditions
 from relight.store import ByteStore, put
 from relight.store.again import decoded
 from relight.store.base import Uncertain, beneath, lanes_of
@@ -219,7 +219,8 @@ def _said(request: SaveRequest) -> dict[str, Any]:
     chosen, rules = None if request.urgent else request.smaller.chosen, request.smaller.rules
     if chosen is None:
         return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"}}
-    said: dict[str, Any] = {COMPACT: chosen._asdict()}
+    told = {"reuse": chosen.reuse, "coded": chosen.coded, "reason": chosen.reason, "differences": chosen.differences}
+    said: dict[str, Any] = {COMPACT: {**told, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})}}
     if rules.lossy:
         said[LOSSY] = {pattern: {"as": way, "relative_error": LOSSY_BOUNDS[way]} for pattern, way in rules.lossy.items()}
     return said
@@ -244,15 +245,16 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     look_at_newest(place.store, place.log, smaller, plan, request.seat.rank if request.seat is not None else 0)
     if smaller.donors:
         smaller.check_there(there_for(fold(place.log.read())))
-    choice = smaller.choice(pace.threads, min(lanes_of(place.store), len(plan.packs)))
+    under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
+    choice, began = smaller.choice(under), time.perf_counter()
     if choice.reuse or choice.coded or smaller.rules.lossy:
         known = smaller.known(request.before, request.vouched)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:
             known = audited(smaller, plan, known, request.vouched.wrong)
-        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice.coded, pace, smaller.rules, smaller.coder())
+        packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice, pace, smaller.rules, smaller.coder())
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
-    smaller.met(spent.bytes, spent.seconds)
+    smaller.met(spent, under, plan.logical_bytes, time.perf_counter() - began)
     return packs, fsync_s
 
 

@@ -28,7 +28,7 @@ from relight.format.names import stored_file
 from relight.format.planes import Rooms
 from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
-from relight.policy.compact import AUDIT_BYTES, Compact, lossy_way
+from relight.policy.compact import AUDIT_BYTES, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 
 HELD_BYTES = 16 << 20
@@ -55,6 +55,8 @@ class _Chunk(NamedTuple):
     coded: bool | int
     base: Where | None = None
     """Where the chunk lies that it was coded as differences from."""
+    took_s: float = 0.0
+    """That it took to code it, or to see that this gains nothing."""
 
 
 class _Coder(NamedTuple):
@@ -63,7 +65,8 @@ class _Coder(NamedTuple):
     kinds: Mapping[int, Kind]
     known: Known
     place: int
-    coded: bool
+    coded: Collection[int]
+    """The numbers of those that are coded, if that makes them smaller."""
     masters: Masters | None = None
     lossy: Mapping[int, list[Stretch]] = {}
     """How chunks are stored that need not be exact, by their numbers."""
@@ -85,11 +88,12 @@ class _Coder(NamedTuple):
         where = self.known.chunks.get((value, len(data)))
         if where is not None:
             return _Chunk(value, where, _NO_BYTES, False)
-        if not self.coded:
-            return _Chunk(value, None, data, False)
+        began = time.perf_counter()
         derived = self.masters.derive(number, data) if self.masters is not None else None
         if derived is not None:
             return _Chunk(value, None, derived, DERIVED)
+        if number not in self.coded:
+            return _Chunk(value, None, data, False)
         earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
         rooms = _rooms()
@@ -97,10 +101,10 @@ class _Coder(NamedTuple):
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base, rooms, self.by)
             if body is not None and self._may_stand(where, len(body), len(data)):
-                return _Chunk(value, None, body, True, where)
+                return _Chunk(value, None, body, True, where, time.perf_counter() - began)
             way = choose(data, kind)
         body = None if way is None else encode(data, way, None, rooms, self.by)
-        return _Chunk(value, None, data if body is None else body, body is not None)
+        return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
 
     def _may_stand(self, where: Where | None, stored: int, length: int) -> bool:
         """Whether differences from there are read for little enough, and what they differ from did not change while they were made."""
@@ -117,13 +121,13 @@ def _rooms() -> Rooms:
 
 
 def write_smaller_packs(
-    store: ByteStore, prefix: str, plan: SavePlan, known: Known, coded: bool, pace: Pace, rules: Compact, by: Compress = compress
+    store: ByteStore, prefix: str, plan: SavePlan, known: Known, choice: Choice, pace: Pace, rules: Compact, by: Compress = compress
 ) -> tuple[list[Pack], float]:
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
-    took, in seconds. ``known``: what need not be written, or not all of it; ``coded``: whether what is written is coded, where it becomes
-    smaller; ``by``: who makes frames of planes."""
+    took, in seconds. ``known``: what need not be written, or not all of it; ``choice``: what is coded of what is written, where that makes
+    it smaller; ``by``: who makes frames of planes."""
     written = [
-        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, coded, rules)._replace(by=by), pace)
+        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules)._replace(by=by), pace)
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
@@ -140,7 +144,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
     started = time.monotonic()
     try:
-        for length, chunk in zip(plan.chunks, _made(plan, coder, pace.threads), strict=True):
+        for length, chunk in zip(plan.chunks, _made(plan, coder, pace), strict=True):
             hashes.append(chunk.hash)
             if chunk.where is not None:
                 pieces.append(placed(chunk.where, homes))
@@ -150,6 +154,8 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
                 base = None if chunk.base is None else placed(chunk.base, homes)
                 pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
+            if pace.spent is not None and chunk.took_s:
+                pace.spent.coded_bytes, pace.spent.coding_s = pace.spent.coded_bytes + length, pace.spent.coding_s + chunk.took_s
             if pace.progress is not None:
                 pace.progress(length)
             if pace.bytes_per_second:
@@ -164,13 +170,21 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     return Pack(plan.file, plan.size, list(zip(plan.chunks, hashes, strict=True)), stored), fsync_s
 
 
-def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, coded: bool, rules: Compact) -> _Coder:
+def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, choice: Choice, rules: Compact) -> _Coder:
     def exact(tensor: Tensor) -> bool:
         return lossy_way(rules, tensor.name, tensor.dtype) is None
 
-    masters = Masters(plan, tensors, index, exact) if coded else None
+    classes = [("uint8", "header"), *(of for of, _, _ in contents(plan.chunks, tensors, index))]
+    coded = [n for n, of in enumerate(classes) if choice.coded and (n == 0 or choice.kinds is None or _kind_name(of) in choice.kinds)]
+    kinds = {n: kind_of(dtype_named(dtype)) if n else BYTES for n, (dtype, _) in enumerate(classes)}
+    masters = Masters(plan, tensors, index, exact) if choice.coded else None
     same = same_chunks(plan, tensors, index, known)
-    return _Coder(kinds_of(plan, tensors, index), known, index, coded, masters, lossy_of(plan, tensors, index, rules), same)
+    return _Coder(kinds, known, index, frozenset(coded), masters, lossy_of(plan, tensors, index, rules), same)
+
+
+def _kind_name(of: tuple[str, str]) -> str:
+    """A dtype and a role."""
+    return " ".join(of)
 
 
 def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: Known) -> dict[int, tuple[bytes, Where]]:
@@ -220,33 +234,29 @@ def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) 
     return found
 
 
-def kinds_of(plan: PackPlan, tensors: list[Tensor], index: int) -> dict[int, Kind]:
-    """Of which elements each chunk of pack ``index`` is; its header, the first chunk, is of bytes."""
-    held = contents(plan.chunks, tensors, index)
-    return {0: BYTES} | {number: kind_of(dtype_named(dtype)) for number, ((dtype, _), _, _) in enumerate(held, 1)}
-
-
-def sampled(plan: SavePlan, by: Compress = compress) -> tuple[float, float] | None:
-    """What a few chunks of the largest kinds come to, coded, as a share of them; and seconds a byte, of one thread. None if there is
-    nothing to sample. Cost: coding ``SAMPLED`` chunks."""
-    by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int, Kind]]] = {}
+def sampled(plan: SavePlan, by: Compress = compress) -> list[Sample]:
+    """What a chunk of each of the largest kinds comes to, coded, and seconds a byte of one thread, with all that is hashed of it. Cost:
+    coding ``SAMPLED`` chunks."""
+    by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int]]] = {}
     for index, pack in enumerate(plan.packs):
-        for (dtype, role), at, length in contents(pack.chunks, plan.tensors, index):
-            by_class.setdefault((dtype, role), []).append((length, pack, at, kind_of(dtype_named(dtype))))
-    classes = sorted(by_class.values(), key=lambda held: -sum(length for length, *_ in held))[:SAMPLED]
-    raw = coded = spent = 0.0
+        for of, at, length in contents(pack.chunks, plan.tensors, index):
+            by_class.setdefault(of, []).append((length, pack, at))
+    weights = {of: sum(length for length, _, _ in held) for of, held in by_class.items()}
     clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
-    for held in classes:
-        weight = sum(length for length, *_ in held)
-        length, pack, at, kind = held[len(held) // 2]
+    found = []
+    for of in sorted(by_class, key=lambda one: -weights[one])[:SAMPLED]:
+        length, pack, at = by_class[of][len(by_class[of]) // 2]
         data = _range(pack, at, length)
         before = clock()
-        way = choose(data, kind)
+        Digest(data).digest()
+        way = choose(data, kind_of(dtype_named(of[0])))
         body = None if way is None else encode(data, way, by=by)
-        spent += (clock() - before) * weight / length
-        coded += (length if body is None else len(body)) * weight / length
-        raw += weight
-    return (coded / raw, spent / raw) if raw else None
+        if body is not None:
+            Digest(body).digest()
+        spent = clock() - before
+        weight = weights[of] / sum(weights.values())
+        found.append(Sample(_kind_name(of), weight, 1.0 if body is None else len(body) / length, spent / length))
+    return found
 
 
 def _range(plan: PackPlan, at: int, length: int) -> memoryview:
@@ -264,15 +274,16 @@ def _range(plan: PackPlan, at: int, length: int) -> memoryview:
     return into
 
 
-def _made(plan: PackPlan, coder: _Coder, threads: int) -> Iterator[_Chunk]:
+def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
     """The chunks in order, each hashed, and coded if it is new. Small packs use no threads."""
+    chunks = enumerate(_chunks(plan, coder.same, pace.spent))
     if plan.size <= INLINE_BYTES:
-        yield from (coder.make(number, at, data) for number, (at, data) in enumerate(_chunks(plan, coder.same)))
+        yield from (coder.make(number, at, data) for number, (at, data) in chunks)
         return
-    with ThreadPoolExecutor(threads, thread_name_prefix="relight-code") as pool:
+    with ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
-            for number, (at, data) in enumerate(_chunks(plan, coder.same)):
+            for number, (at, data) in chunks:
                 jobs.append(pool.submit(coder.make, number, at, data))
                 if len(jobs) >= AHEAD:
                     yield jobs.popleft().result()
@@ -282,13 +293,17 @@ def _made(plan: PackPlan, coder: _Coder, threads: int) -> Iterator[_Chunk]:
             pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
 
 
-def _chunks(plan: PackPlan, without: Collection[int] = ()) -> Iterator[tuple[int, memoryview]]:
-    """Where each chunk begins, and its bytes, as they come; none of those ``without``, which are not read."""
+def _chunks(plan: PackPlan, without: Collection[int], spent: Spent | None) -> Iterator[tuple[int, memoryview]]:
+    """Where each chunk begins, and its bytes, as they come; none of those ``without``, which are not read. ``spent``: is told how long
+    they were waited for."""
     if plan.image is not None:
         at = there = 0
         for length in plan.chunks:
             if plan.until is not None and at + length > there:
+                began = time.perf_counter()
                 there = plan.until(at + length)
+                if spent is not None:
+                    spent.waited_s += time.perf_counter() - began
             yield at, plan.image[at : at + length]
             at += length
         return

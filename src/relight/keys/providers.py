@@ -6,10 +6,14 @@ import base64
 import os
 import secrets
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from relight.errors import ConfigError, WrongKey
 from relight.format.cipher import NONCE_BYTES, Secret, hkdf, unwrap, wrap
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 _DERIVING = threading.Lock()
 """The library's threads for lanes wait for each other for ever where two derivations run at once (cryptography 50.0.2)."""
@@ -19,6 +23,9 @@ Told = dict[str, str | int]
 ARGON_MEMORY_KIB, ARGON_PASSES, ARGON_LANES = 64 << 10, 3, 4
 """What a passphrase costs to try: RFC 9106's second recommendation."""
 _ARGON_MEMORY_MAX_KIB, _ARGON_PASSES_MAX, _ARGON_LANES_MAX = 256 << 10, 8, 16
+SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 17, 8, 1
+"""The same where OpenSSL has no Argon2id: 128 MiB."""
+_SCRYPT_N_MAX, _SCRYPT_R_MAX, _SCRYPT_P_MAX = 1 << 18, 8, 4
 
 
 class Provider(Protocol):
@@ -102,7 +109,8 @@ class NamedKey:
 
 
 class Passphrase(NamedKey):
-    """Argon2id of a passphrase; a salt for each slot. It has no id of its own: that would help to guess it."""
+    """Argon2id of a passphrase, or scrypt where OpenSSL has none; a salt for each slot. It has no id of its own, which would help to guess
+    it."""
 
     kind = "passphrase"
 
@@ -111,12 +119,11 @@ class Passphrase(NamedKey):
         self._passphrase = passphrase
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
-        """See ``Provider``. Cost: a tenth of a second, and 64 MiB."""
-        salt = secrets.token_bytes(16)
-        told: Told = {
-            "kdf": "argon2id", "salt": base64.b64encode(salt).decode(),
-            "memory_kib": ARGON_MEMORY_KIB, "passes": ARGON_PASSES, "lanes": ARGON_LANES,
-        }  # fmt: skip
+        """See ``Provider``. Cost: a tenth of a second and 64 MiB; with scrypt half a second, and 128."""
+        salt = base64.b64encode(secrets.token_bytes(16)).decode()
+        told: Told = {"kdf": "argon2id", "salt": salt, "memory_kib": ARGON_MEMORY_KIB, "passes": ARGON_PASSES, "lanes": ARGON_LANES}
+        if not _has_argon():
+            told = {"kdf": "scrypt", "salt": salt, "n": SCRYPT_N, "r": SCRYPT_R, "p": SCRYPT_P}
         return wrap(self._derived(told, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), said), told
 
     def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
@@ -129,24 +136,45 @@ class Passphrase(NamedKey):
 
     def _derived(self, told: Told, where: str) -> Secret:
         from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-        memory, passes, lanes = told.get("memory_kib"), told.get("passes"), told.get("lanes")
-        sound = (
-            told.get("kdf") == "argon2id"
-            and isinstance(memory, int) and 8 << 10 <= memory <= _ARGON_MEMORY_MAX_KIB
-            and isinstance(passes, int) and 1 <= passes <= _ARGON_PASSES_MAX
-            and isinstance(lanes, int) and 1 <= lanes <= _ARGON_LANES_MAX
-        )  # fmt: skip
-        if not sound:
-            raise WrongKey("the slot asks for a derivation that this Relight does not do", where=where)
-        assert isinstance(memory, int) and isinstance(passes, int) and isinstance(lanes, int)
         try:
-            salt = base64.b64decode(str(told.get("salt")), validate=True)
-            kdf = Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory)
+            kdf = _derivation(told, base64.b64decode(str(told.get("salt")), validate=True))
         except ValueError:
             raise WrongKey("the slot's salt makes no sense", where=where) from None
         except UnsupportedAlgorithm:
             raise ConfigError("this library's OpenSSL has no Argon2id", hint="a newer cryptography has: upgrade it") from None
+        if kdf is None:
+            raise WrongKey("the slot asks for a derivation that this Relight does not do", where=where)
         with _DERIVING:
             return Secret(kdf.derive(self._passphrase.reveal()))
+
+
+def _derivation(told: Told, salt: bytes) -> Argon2id | Scrypt | None:
+    """What makes a key of a passphrase; None: no such, or it asks for more than anybody should."""
+    from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+    def number(name: str, least: int, most: int) -> int:
+        value = told.get(name)
+        return value if type(value) is int and least <= value <= most else 0
+
+    if told.get("kdf") == "argon2id":
+        memory, passes = number("memory_kib", 8 << 10, _ARGON_MEMORY_MAX_KIB), number("passes", 1, _ARGON_PASSES_MAX)
+        lanes = number("lanes", 1, _ARGON_LANES_MAX)
+        return Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory) if memory and passes and lanes else None
+    if told.get("kdf") == "scrypt" and len(salt) >= 8:
+        n, r, p = number("n", 1 << 14, _SCRYPT_N_MAX), number("r", 8, _SCRYPT_R_MAX), number("p", 1, _SCRYPT_P_MAX)
+        return Scrypt(salt=salt, length=32, n=n, r=r, p=p) if n and r and p and n & (n - 1) == 0 else None
+    return None
+
+
+def _has_argon() -> bool:
+    """Whether this OpenSSL does (3.2 and later)."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+    try:
+        Argon2id(salt=bytes(16), length=32, iterations=1, lanes=1, memory_cost=8)
+    except UnsupportedAlgorithm:
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -21,6 +21,11 @@ LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """How far off a value may be: of its own magnitude (as ``float16``, or by 2^-25), or, as ``int8``, of the largest of its 256."""
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "second_moment", "sum_sq")
 """What optimizers call what they divide by the root of."""
+WORTH = 0.97
+"""What chunks must come to, at most, to be coded."""
+LONGER_MAX, RECOVERS = 20.0, 0.9
+"""Of what coding was once seen to take beyond what it should, a tenth is forgotten with each save that is not coded: then it is tried
+again."""
 SLACK = 0.9
 """Coding must make a save at least so much shorter: what is measured is not exact."""
 
@@ -89,6 +94,18 @@ def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:
     return None if way == "int8" and any(one in name for one in SECOND_MOMENTS) else way
 
 
+class Sample(NamedTuple):
+    """What a sample says of chunks of one dtype and role."""
+
+    kind: str
+    weight: float
+    """Their share of the save."""
+    coded: float
+    """What they come to, coded, as a share of themselves."""
+    code_s_per_byte: float
+    """Of one thread."""
+
+
 @dataclass(slots=True)
 class Experience:
     """What earlier saves of this attempt have shown; None: nothing yet."""
@@ -97,11 +114,13 @@ class Experience:
     """The share of bytes that two saves, one behind the other, had in common."""
     untrained: float | None = None
     """The share of the first save that nothing trains, if there is a checkpoint before it that may have the same."""
-    coded: float | None = None
-    """What a sample of the last save's chunks comes to, as a share of it."""
-    code_s_per_byte: float | None = None
-    """Of one thread."""
+    samples: tuple[Sample, ...] | None = None
+    """What coding the last save comes to, by kind of chunk; empty: there is nothing in it to code."""
     store_s_per_byte: float | None = None
+    strain: float = 1.0
+    """How many times as long as the sample says coding takes, beside whatever else the processors do."""
+    drag: float = 1.0
+    """How many times as long the last save that was coded took as it should have, that included."""
     since_full: int = 0
     """Saves since one that stored everything itself, that one included."""
 
@@ -114,15 +133,45 @@ class Choice(NamedTuple):
     reason: str
     differences: bool = False
     """Whether a chunk may be coded as differences from the save before."""
+    kinds: tuple[str, ...] | None = ()
+    """Of which dtype and role what is coded is; None: of any."""
 
 
-def choose(rules: Compact, seen: Experience, threads: int, lanes: int = 1) -> Choice:
-    """What the next save is to be, given what was seen. Says how it came to that. ``lanes``: how many files at once a save that is stored
-    as it is writes; one that is not writes one after the other."""
+class Conditions(NamedTuple):
+    """What saves are made under."""
+
+    threads: int
+    lanes: int = 1
+    """How many files at once a save that is stored as it is writes; one that is not writes one after the other."""
+    bytes_per_second: float | None = None
+    """No more than that are to be stored."""
+
+    def store_s_per_byte(self, seen: Experience, lanes: int = 1) -> float:
+        """Of what is stored, by one that writes to ``lanes``."""
+        pace = 1 / self.bytes_per_second if self.bytes_per_second else 0.0
+        return max((seen.store_s_per_byte or 0.0) * self.lanes / lanes, pace)
+
+
+def choose(rules: Compact, seen: Experience, under: Conditions) -> Choice:
+    """What the next save is to be, given what was seen. Says how it came to that."""
     reuse, why_reuse = _reuse(rules, seen)
-    coded, why_coded = _coded(rules, seen, threads, lanes)
+    kinds, why_coded = _coded(rules, seen, under)
+    coded = kinds is None or bool(kinds)
     differences = coded and rules.full_every is not None and 0 < seen.since_full < rules.full_every
-    return Choice(reuse, coded, f"{why_reuse}; {why_coded}", differences)
+    return Choice(reuse, coded, f"{why_reuse}; {why_coded}", differences, kinds)
+
+
+def coding_s_per_byte(seen: Experience, kinds: Collection[str] | None) -> float | None:
+    """What coding a byte of these kinds takes one thread that has a processor for itself; None: it was not seen."""
+    held = [one for one in seen.samples or () if kinds is None or one.kind in kinds]
+    return sum(one.weight * one.code_s_per_byte for one in held) / sum(one.weight for one in held) if held else None
+
+
+def should_take(seen: Experience, under: Conditions, kinds: Collection[str]) -> float:
+    """Seconds for each byte of a save, with those kinds coded: whatever takes longer, coding or storing."""
+    held = [one for one in seen.samples or () if one.kind in kinds]
+    spent = sum(one.weight * one.code_s_per_byte for one in held) * seen.strain / under.threads
+    return max((1 - sum(one.weight * (1 - one.coded) for one in held)) * under.store_s_per_byte(seen), spent)
 
 
 def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
@@ -139,19 +188,26 @@ def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
     return True, f"{seen.equal:.0%} of the last two saves was equal"
 
 
-def _coded(rules: Compact, seen: Experience, threads: int, lanes: int) -> tuple[bool, str]:
+def _coded(rules: Compact, seen: Experience, under: Conditions) -> tuple[tuple[str, ...] | None, str]:
+    """The kinds that are coded, None for any, and why."""
     if rules.codecs == "never":
-        return False, "codecs are off"
-    if seen.coded is not None and seen.coded > 0.97:
-        return False, f"coded, a sample came to {seen.coded:.0%}"
+        return (), "codecs are off"
+    if seen.samples == ():
+        return (), "there is nothing to code"
+    worth = [one for one in seen.samples or () if one.coded <= WORTH]
+    if seen.samples is not None and not worth:
+        return (), f"coded, a sample came to {sum(one.weight * one.coded for one in seen.samples):.0%}"
     if rules.codecs == "always":
-        return True, "codecs are on"
-    if seen.coded is None or seen.code_s_per_byte is None or seen.store_s_per_byte is None:
-        return False, "nothing is known of codecs and store yet"
-    as_it_is = seen.store_s_per_byte
-    with_codec = max(seen.coded * lanes * seen.store_s_per_byte, seen.code_s_per_byte / threads)
-    said = f"a sample came to {seen.coded:.0%} at {_speed(seen.code_s_per_byte / threads)}, the store takes {_speed(as_it_is)}"
-    return with_codec <= SLACK * as_it_is, said
+        return None, "codecs are on"
+    if seen.samples is None or seen.store_s_per_byte is None:
+        return (), "nothing is known of codecs and store yet"
+    order = sorted(worth, key=lambda one: -(1 - one.coded) / max(one.code_s_per_byte, 1e-15))
+    ways = [tuple(one.kind for one in order[:number]) for number in range(1, len(order) + 1)]
+    kinds = min(ways, key=lambda way: should_take(seen, under, way))
+    as_it_is, coded = under.store_s_per_byte(seen, under.lanes), should_take(seen, under, kinds) * seen.drag
+    left = 1 - sum(one.weight * (1 - one.coded) for one in worth if one.kind in kinds)
+    said = f"with {' and '.join(kinds)} coded a sample came to {left:.0%}, {_speed(coded)}; as it is the store takes {_speed(as_it_is)}"
+    return (kinds, said) if coded <= SLACK * as_it_is else ((), f"coding would take too long: {said}")
 
 
 def _speed(seconds_per_byte: float) -> str:
