@@ -114,9 +114,9 @@ IMAGES: dict[int, memoryview] = {}
 
 def in_memory(pack: PackPlan) -> memoryview:
     """All of it, as an agent has it: its tensors are the same each time."""
-    image = IMAGES.setdefault(pack.size, page_buffer(-(-pack.size // PAGE) * PAGE))[: pack.size]
+    image = IMAGES.setdefault(pack.size, page_buffer(-(-pack.size // PAGE) * PAGE))
     at = 0
-    for source in pack.sources[: 1 if image[:1] != b"\0" and len(pack.sources) > 1 else None]:
+    for source in pack.sources[: 1 if image[at] and len(pack.sources) > 1 else None]:
         copy_from(source, 0, image[at : at + source.length])
         at += source.length
     return image
@@ -133,7 +133,7 @@ def main() -> None:
     """Save, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=["S", "M"], default="M")
-    parser.add_argument("--share", type=float, default=0.3, help="so much of each kind of its tensors")
+    parser.add_argument("--share", type=float, default=0.15, help="so much of each kind of its tensors")
     parser.add_argument("--warm", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
@@ -161,13 +161,14 @@ def main() -> None:
                 os.nice(NICE)
                 time.sleep(8)
             try:
-                for case in cases.values():
-                    for _ in range(LEARNS):
-                        case.save()
+                for (rate, mode), case in cases.items():
+                    said = [f"{case.save()[0]:.2f} s" for _ in range(LEARNS)]
+                    print(f"{'busy' if busy else 'idle'}, {rate or 'disk'}, {mode}: learns by saves of {', '.join(said)}", flush=True)
                 took: dict[tuple[float | None, str], list[tuple[float, float, str]]] = {}
                 for number in range(options.rounds):
                     for key in random.Random(number).sample(list(cases), len(cases)):
                         took.setdefault(key, []).append(cases[key].save())
+                    print(f"round {number + 1} of {options.rounds}", flush=True)
             finally:
                 running.clear()
                 if busy:

@@ -36,8 +36,9 @@ HELD_BYTES = 16 << 20
 AHEAD = 8
 """Chunks that may be hashed and coded ahead of what is written."""
 INLINE_BYTES = 1 << 20
-SAMPLED = 6
-"""Kinds of chunks of which one is coded to see what it comes to."""
+SAMPLED, SAMPLED_BYTES = 6, 512 << 10
+"""Kinds of chunks of which one is coded to see what it comes to, and how much of it: it is
+done before a save is told of, in the midst of training."""
 READ_MAX = 1.5
 """What a reader may have to read of a chunk, all that it differs from included, over the chunk itself: so long are chains at most."""
 _NO_BYTES = memoryview(b"")
@@ -236,7 +237,7 @@ def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) 
 
 def sampled(plan: SavePlan, by: Compress = compress) -> list[Sample]:
     """What a chunk of each of the largest kinds comes to, coded, and seconds a byte of one thread, with all that is hashed of it. Cost:
-    coding ``SAMPLED`` chunks."""
+    coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
     by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int]]] = {}
     for index, pack in enumerate(plan.packs):
         for of, at, length in contents(pack.chunks, plan.tensors, index):
@@ -245,7 +246,8 @@ def sampled(plan: SavePlan, by: Compress = compress) -> list[Sample]:
     clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
     found = []
     for of in sorted(by_class, key=lambda one: -weights[one])[:SAMPLED]:
-        length, pack, at = by_class[of][len(by_class[of]) // 2]
+        whole, pack, at = by_class[of][len(by_class[of]) // 2]
+        length = min(whole, SAMPLED_BYTES)
         data = _range(pack, at, length)
         before = clock()
         Digest(data).digest()
