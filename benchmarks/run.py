@@ -176,9 +176,9 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
 
 def whole_rounds(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What an earlier run found, up to its last whole round. It must have been of the same things, on the same machine."""
-    for name in ("size", "seed", "rivals", "machine", "state_bytes"):
-        if before[name] != now[name]:
-            raise SystemExit(f"cannot go on: {name} was {before[name]}, and is {now[name]}")
+    for name in ("size", "seed", "rivals", "machine", "state_bytes", "environment"):
+        if before.get(name) != now[name]:
+            raise SystemExit(f"cannot go on: {name} was {before.get(name)}, and is {now[name]}")
     rounds = before["rounds"]
     while rounds and (len(rounds[-1]["cells"]) < len(rounds[-1]["order"]) or len(rounds) % len(SIZES[now["size"]])):
         rounds.pop()

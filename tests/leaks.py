@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import mmap
 import os
 import re
 import subprocess
@@ -29,7 +28,7 @@ from relight.observe import subscribe
 
 LONG = 16
 """Shorter ones would be found by accident."""
-KEY_FILE_BYTES_MAX = 256
+KEY_FILE_BYTES_MAX, PIECE_BYTES = 256, 1 << 20
 SAYS_SO = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE")
 HEADS = (HEAD.encode(), PRIVATE.encode())
 
@@ -63,9 +62,12 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         if len(value) >= LONG and len(set(value)) > 4:
             watched.secrets.add(bytes(value))
 
+    outside = dict(os.environ)
+
     def note_settings(environment: Mapping[Any, Any]) -> None:
+        """But for those of whoever runs the tests."""
         for name, value in environment.items():
-            if SAYS_SO.search(os.fsdecode(name).upper()):
+            if SAYS_SO.search(os.fsdecode(name).upper()) and outside.get(os.fsdecode(name)) != os.fsdecode(value):
                 note(os.fsencode(value))
 
     def noted(self: Secret, value: bytes) -> None:
@@ -121,12 +123,22 @@ def _is_kept(path: Path, secrets: set[bytes]) -> bool:
 
 
 def _holds(path: Path, looked_for: set[bytes]) -> bool:
-    """Whether one of them is in it. Of any length: nothing is copied."""
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return any(data.find(one) != -1 for one in looked_for)
+    """Whether one of them is in it. Of any length: holes are stepped over, and no more than a piece is in memory."""
+    overlap, tail = max(map(len, looked_for)), b""
+    with open(path, "rb", buffering=0) as file:
+        at = 0
+        while True:
+            try:
+                begin = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                return False  # nothing but a hole, or the end
+            tail = b"" if begin != at else tail
+            data = tail + os.pread(file.fileno(), PIECE_BYTES, begin)
+            if any(one in data for one in looked_for):
+                return True
+            if len(data) == len(tail):
+                return False
+            at, tail = begin + len(data) - len(tail), data[-overlap:]
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 from relight.audit import told
 from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
 from relight.catalog import verify_checkpoint as _verify
+from relight.catalog.find import nothing_there
 from relight.catalog.one_writer import apart
 from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
@@ -75,7 +76,7 @@ def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | N
     view, history = run.view(), run.history()
     tried = candidates(history, which)
     if not tried:
-        raise CheckpointNotFound(f"run {run_name!r} has no checkpoint yet", where=store_url)
+        raise nothing_there(view, run_name, store_url)
     failed: list[str] = []
     for checkpoint in tried:
         try:

@@ -19,7 +19,7 @@ from relight.commit.earlier import Smaller
 from relight.drain.scrub import scrub
 from relight.log import fold
 from relight.policy import Keep
-from relight.policy.compact import Compact, Experience
+from relight.policy.compact import Compact, Conditions, Experience
 from relight.policy.keep import Candidate, decide_keep
 from relight.reclaim import execute, plan_prune, prune_a_share
 from relight.reclaim.needs import oldest_together, unsure
@@ -250,4 +250,4 @@ def test_a_smaller_of_its_own_needs_no_past() -> None:
     smaller = Smaller()
     smaller.check_there([])
     smaller.distrust({})
-    assert smaller.choice(2).reuse is False and smaller.known(None).chunks == {}
+    assert smaller.choice(Conditions(2)).reuse is False and smaller.known(None).chunks == {}

@@ -127,6 +127,9 @@ def nothing_that_counts(folder: Path) -> str:
         path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CorruptCheckpoint) as error:
         relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).restore()
+    with pytest.raises(CorruptCheckpoint) as same:
+        relight.load(folder / "run")
+    assert printed(same.value).split("\n")[0] == printed(error.value).split("\n")[0]
     return printed(error.value)
 
 

@@ -8,11 +8,14 @@ multiple of their size. Where it does not, pages stay as they were.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
 import os
+import threading
 import weakref
+from collections.abc import Iterator
 
 _COLLAPSE = 25
 _AT_ONCE = 64 << 20
@@ -54,21 +57,51 @@ class Mapping:
 def make_huge(fd: int, size: int) -> None:
     """Have an empty memfd's pages be huge ones, as many as fit and can be had. Call before ``fallocate``, which sees to the rest.
 
-    Raises what ``fallocate`` raises if there is no room. Cost: clearing the memory, once.
+    Raises what ``fallocate`` raises if there is no room. Cost: clearing the memory, once; on a virtual machine asking the host for it, page
+    by page, which takes several times as long: so two threads do it.
     """
     huge = huge_bytes()
     if not huge or size < huge:
         return
-    mapping = Mapping(fd, size, writable=True)
+    mapping, end = Mapping(fd, size, writable=True), size // huge * huge
     step = max(huge, _AT_ONCE // huge * huge)
-    for begin in range(0, size // huge * huge, step):
-        length = min(step, size // huge * huge - begin)
-        for at in range(begin, begin + length, huge):  # one page of each: what is nowhere allocated is not made into anything
-            os.posix_fallocate(fd, at, mmap.PAGESIZE)
-        try:
-            mapping.advise(_COLLAPSE, begin, length)
-        except OSError:
-            return  # an older kernel, or memory too scattered to go on trying
+    left, stop, failed = iter(range(0, end, step)), threading.Event(), list[OSError]()
+
+    def make(begins: Iterator[int]) -> None:
+        for begin in begins:
+            if stop.is_set():
+                return
+            try:
+                made = _collapse(mapping, fd, begin, min(step, end - begin), huge)
+            except OSError as error:
+                made = False
+                failed.append(error)
+            if not made:
+                stop.set()
+
+    make(iter([next(left)]))  # where it cannot be done at all one look says so
+    helper = threading.Thread(target=make, args=(left,), name="relight-pages", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread is to be had: one makes all of it
+        helper.start()
+    try:
+        make(left)
+    finally:
+        stop.set()
+        if helper.ident is not None:
+            helper.join()
+    if failed:
+        raise failed[0]
+
+
+def _collapse(mapping: Mapping, fd: int, begin: int, length: int, huge: int) -> bool:
+    """Make huge pages of some. False if they cannot be made: an older kernel, or memory too scattered to go on trying."""
+    for at in range(begin, begin + length, huge):  # one page of each: what is nowhere allocated is not made into anything
+        os.posix_fallocate(fd, at, mmap.PAGESIZE)
+    try:
+        mapping.advise(_COLLAPSE, begin, length)
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

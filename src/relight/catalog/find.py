@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
-from relight.errors import CheckpointNotFound, ConfigError
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.format.records import Metric
-from relight.log import Checkpoint, History
+from relight.log import Checkpoint, History, View
+
+FAULTS_SAID = 5
+"""Records that cannot be read which an error lists."""
 
 
 def metric_value(value: Metric) -> float:
@@ -69,4 +72,19 @@ def resolve(history: History, which: str | int, *, metric: str = "loss", mode: s
     steps = ", ".join(str(one.step) for one in newest_first[:8])
     raise CheckpointNotFound(
         f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet"
+    )
+
+
+def nothing_there(view: View, run: str, where: str) -> RelightError:
+    """Of a run without a live checkpoint: that there is none yet, or that what may be some counts for nothing, which is another thing."""
+    return nothing_counts(view, where) if view.faults else CheckpointNotFound(f"run {run!r} has no checkpoint yet", where=where)
+
+
+def nothing_counts(view: View, where: str) -> CorruptCheckpoint:
+    """Of a run of which there is nothing but records that are damaged, or signed by somebody who is not trusted here."""
+    return CorruptCheckpoint(
+        f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
+        where=where,
+        details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SAID]],
+        hint="name who has signed them in trust=; relight verify shows all damage; to begin anew, give the run another name",
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, open_checkpoint
+from relight.catalog.find import nothing_counts
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.tiers import Copy, Further, Reach, merge
 from relight.catalog.whole import check_pieces, whole_of
@@ -31,8 +32,6 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore
-
-FAULTS_SAID = 5
 
 
 @dataclass(slots=True)
@@ -163,12 +162,7 @@ def refuse_nothing(view: View | None, further: Sequence[Reach], which: str | int
     somebody who is not trusted here. It is not to be taken for a fresh one, and begun anew."""
     if which != "latest" or view is None or not view.faults or fold(view).live or any(one.history.live for one in further):
         return
-    raise CorruptCheckpoint(
-        f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
-        where=where,
-        details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SAID]],
-        hint="name who has signed them in trust=; relight verify shows all damage; to begin anew, give the run another name",
-    )
+    raise nothing_counts(view, where)
 
 
 def first_good(

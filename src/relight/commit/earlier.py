@@ -13,18 +13,7 @@ from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
 from relight.format.stored import CHAIN_MAX, OWN, Piece
-from relight.policy.compact import (
-    LONGER_MAX,
-    RECOVERS,
-    Choice,
-    Compact,
-    Conditions,
-    Experience,
-    Sample,
-    choose,
-    coding_s_per_byte,
-    should_take,
-)
+from relight.policy.compact import LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, Sample, choose
 
 if TYPE_CHECKING:
     from relight.commit.on_gpu import OnGpu
@@ -41,8 +30,8 @@ class Where(NamedTuple):
 
 
 MEASURED_BYTES_MIN = 1 << 20
-MOST = 0.8
-"""Of what is to be coded so much must have been, rather than lain with an earlier save, to tell how long that takes."""
+MOST = 0.5
+"""Of a save so much must have been stored, rather than lain with an earlier one, to tell how long coding and storing take together."""
 DONORS_MAX = 60
 """A rank of several says by a bit of a number whose bytes it needs; and a reader has all of them open."""
 Chunks = dict[tuple[bytes, int], Where]
@@ -163,19 +152,25 @@ class Smaller:
         same = vouched.tensors if vouched is not None and self.donors[:1] == (vouched.id,) else frozenset[int]()
         return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None, self.hashes, same)
 
-    def met(self, spent: Spent, under: Conditions, whole: int, took_s: float) -> None:
-        """What the store took, and coding, and all of a save of ``whole`` bytes. Of a few bytes that says nothing."""
-        seen, chosen = self.seen, self.chosen
+    def met(self, spent: Spent, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
+        """What the store took that wrote ``lanes`` files at a time, and coding, and all of a save of ``whole`` bytes. Of a few bytes that
+        says nothing."""
+        seen, then = self.seen, self.seen.lane_s_per_byte
+        coded = sum(length for length, _ in spent.coded.values())
         if spent.bytes >= MEASURED_BYTES_MIN:
-            seen.store_s_per_byte = spent.seconds / spent.bytes
-        cost = coding_s_per_byte(seen, chosen.kinds) if chosen is not None and chosen.coded else None
-        if chosen is None or cost is None or spent.coded_bytes < MEASURED_BYTES_MIN:
+            now = spent.seconds / spent.bytes * lanes
+            seen.lane_s_per_byte = now if then is None or not coded else max(now, then * RECOVERS)
+        if coded < MEASURED_BYTES_MIN:
             seen.strain, seen.drag = (1 + (one - 1) * RECOVERS for one in (seen.strain, seen.drag))
             return
-        seen.strain = _bounded(spent.coding_s / spent.coded_bytes / cost)
-        wanted = whole * sum(one.weight for one in seen.samples or () if one.kind in (chosen.kinds or ()))
-        if chosen.kinds is not None and spent.coded_bytes >= MOST * wanted:
-            seen.drag = _bounded((took_s - spent.waited_s) / whole / should_take(seen, under, chosen.kinds))
+        rates = {one.kind: one.code_s_per_byte for one in seen.samples or ()}
+        should = sum(length * rates[kind] for kind, (length, _) in spent.coded.items() if kind in rates)
+        if should > 0:
+            seen.strain = _bounded(sum(seconds for kind, (_, seconds) in spent.coded.items() if kind in rates) / should)
+        coding_s, paced = sum(seconds for _, seconds in spent.coded.values()), under.bytes_per_second
+        alone = max(spent.seconds, coding_s / under.threads, spent.bytes / paced if paced else 0.0)
+        if alone > 0 and spent.bytes >= MOST * whole:
+            seen.drag = _bounded((took_s - spent.waited_s) / alone)
 
     def sampled(self, found: Sequence[Sample]) -> None:
         """What coding came to, by kind."""

@@ -34,13 +34,22 @@ _AHEAD = 16
 
 
 class Spent:
-    """How long a store had something to do, for how much; what it does at the same time is counted once. How long it took to code how
-    much, all threads together. And how long what is to be written was waited for. Any thread."""
+    """How long a store had something to do, for how much; what it does at the same time is counted once. Any thread.
+
+    And what only the thread that writes the packs says: how much was coded of each kind, how long that took all threads together, and how
+    long what is to be written was waited for.
+    """
 
     def __init__(self) -> None:
         self.bytes, self.seconds = 0, 0.0
-        self.coded_bytes, self.coding_s, self.waited_s = 0, 0.0, 0.0
+        self.coded: dict[str, tuple[int, float]] = {}
+        self.waited_s = 0.0
         self._lock, self._under_way, self._since = threading.Lock(), 0, 0.0
+
+    def add_coded(self, kind: str, length: int, seconds: float) -> None:
+        """So much more was coded, or seen to gain nothing by it."""
+        so_far, took = self.coded.get(kind, (0, 0.0))
+        self.coded[kind] = so_far + length, took + seconds
 
     @contextlib.contextmanager
     def counted(self, length: int) -> Iterator[None]:

@@ -247,6 +247,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
         smaller.check_there(there_for(fold(place.log.read())))
     under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
     choice, began = smaller.choice(under), time.perf_counter()
+    lanes = 1 if choice.reuse or choice.coded or smaller.rules.lossy else under.lanes
     if choice.reuse or choice.coded or smaller.rules.lossy:
         known = smaller.known(request.before, request.vouched)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:
@@ -254,7 +255,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice, pace, smaller.rules, smaller.coder())
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
-    smaller.met(spent, under, plan.logical_bytes, time.perf_counter() - began)
+    smaller.met(spent, under, lanes, plan.logical_bytes, time.perf_counter() - began)
     return packs, fsync_s
 
 
@@ -264,7 +265,7 @@ def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: 
     if smaller.rules.codecs != "never":
         from relight.commit.smaller import sampled
 
-        smaller.sampled(sampled(plan, smaller.coder()))
+        smaller.sampled(sampled(plan, part.packs, smaller.coder()))
 
 
 def root_of(

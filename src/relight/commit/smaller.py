@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
-from relight.format.codecs import BYTES, Kind, choose, encode, kind_of
+from relight.format.codecs import Kind, choose, encode, kind_of
 from relight.format.entropy import Compress, compress
 from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
 from relight.format.manifest import Pack, contents, tensors_in
@@ -61,9 +61,11 @@ class _Chunk(NamedTuple):
 
 
 class _Coder(NamedTuple):
-    """Makes what is to be stored of chunks of the ``place``-th pack. ``kinds``: of a chunk's elements, by its number. Any thread."""
+    """Makes what is to be stored of chunks of the ``place``-th pack. ``elements``: of a chunk, and ``kinds``: its dtype and role, by its
+    number. Any thread."""
 
-    kinds: Mapping[int, Kind]
+    elements: Sequence[Kind]
+    kinds: Sequence[str]
     known: Known
     place: int
     coded: Collection[int]
@@ -85,16 +87,16 @@ class _Coder(NamedTuple):
             value = Digest(near).digest()
             where = self.known.chunks.get((value, len(near)))
             return _Chunk(value, where, _NO_BYTES, False) if where is not None else _Chunk(value, None, stored, LOSSY)
-        value, kind = Digest(data).digest(), self.kinds[number]
+        value, kind = Digest(data).digest(), self.elements[number]
         where = self.known.chunks.get((value, len(data)))
         if where is not None:
             return _Chunk(value, where, _NO_BYTES, False)
-        began = time.perf_counter()
         derived = self.masters.derive(number, data) if self.masters is not None else None
         if derived is not None:
             return _Chunk(value, None, derived, DERIVED)
         if number not in self.coded:
             return _Chunk(value, None, data, False)
+        began = time.perf_counter()
         earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
         rooms = _rooms()
@@ -145,7 +147,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
     started = time.monotonic()
     try:
-        for length, chunk in zip(plan.chunks, _made(plan, coder, pace), strict=True):
+        for number, (length, chunk) in enumerate(zip(plan.chunks, _made(plan, coder, pace), strict=True)):
             hashes.append(chunk.hash)
             if chunk.where is not None:
                 pieces.append(placed(chunk.where, homes))
@@ -156,7 +158,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
                 pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
             if pace.spent is not None and chunk.took_s:
-                pace.spent.coded_bytes, pace.spent.coding_s = pace.spent.coded_bytes + length, pace.spent.coding_s + chunk.took_s
+                pace.spent.add_coded(coder.kinds[number], length, chunk.took_s)
             if pace.progress is not None:
                 pace.progress(length)
             if pace.bytes_per_second:
@@ -176,11 +178,11 @@ def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, c
         return lossy_way(rules, tensor.name, tensor.dtype) is None
 
     classes = [("uint8", "header"), *(of for of, _, _ in contents(plan.chunks, tensors, index))]
-    coded = [n for n, of in enumerate(classes) if choice.coded and (n == 0 or choice.kinds is None or _kind_name(of) in choice.kinds)]
-    kinds = {n: kind_of(dtype_named(dtype)) if n else BYTES for n, (dtype, _) in enumerate(classes)}
+    kinds, elements = [_kind_name(of) for of in classes], [kind_of(dtype_named(dtype)) for dtype, _ in classes]
+    coded = [n for n, kind in enumerate(kinds) if choice.coded and (n == 0 or choice.kinds is None or kind in choice.kinds)]
     masters = Masters(plan, tensors, index, exact) if choice.coded else None
     same = same_chunks(plan, tensors, index, known)
-    return _Coder(kinds, known, index, frozenset(coded), masters, lossy_of(plan, tensors, index, rules), same)
+    return _Coder(elements, kinds, known, index, frozenset(coded), masters, lossy_of(plan, tensors, index, rules), same)
 
 
 def _kind_name(of: tuple[str, str]) -> str:
@@ -235,29 +237,47 @@ def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) 
     return found
 
 
-def sampled(plan: SavePlan, by: Compress = compress) -> list[Sample]:
-    """What a chunk of each of the largest kinds comes to, coded, and seconds a byte of one thread, with all that is hashed of it. Cost:
-    coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
-    by_class: dict[tuple[str, str], list[tuple[int, PackPlan, int]]] = {}
-    for index, pack in enumerate(plan.packs):
-        for of, at, length in contents(pack.chunks, plan.tensors, index):
-            by_class.setdefault(of, []).append((length, pack, at))
-    weights = {of: sum(length for length, _, _ in held) for of, held in by_class.items()}
+class _Class(NamedTuple):
+    """The chunks of one dtype and role, ``(pack, offset, length)``, that must be written; and how many bytes of them were derived."""
+
+    chunks: list[tuple[PackPlan, int, int]]
+    derived: int
+
+    @property
+    def bytes(self) -> int:
+        """Of them all."""
+        return sum(length for _, _, length in self.chunks)
+
+
+def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> list[Sample]:
+    """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds. ``packs``: how it was
+    stored; what lay there already, or is stored inexactly, need not be coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
+    classes = _classes(plan, packs)
+    whole = sum(one.bytes for one in classes.values())
     clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
-    found = []
-    for of in sorted(by_class, key=lambda one: -weights[one])[:SAMPLED]:
-        whole, pack, at = by_class[of][len(by_class[of]) // 2]
-        length = min(whole, SAMPLED_BYTES)
-        data = _range(pack, at, length)
-        before = clock()
-        Digest(data).digest()
+    found, rooms = [], Rooms()
+    for of, held in sorted(classes.items(), key=lambda one: -one[1].bytes)[:SAMPLED]:
+        pack, at, length = held.chunks[len(held.chunks) // 2]
+        data = _range(pack, at, min(length, SAMPLED_BYTES) if by is compress else length)  # a device is for whole chunks
+        began = clock()
         way = choose(data, kind_of(dtype_named(of[0])))
-        body = None if way is None else encode(data, way, by=by)
-        if body is not None:
-            Digest(body).digest()
-        spent = clock() - before
-        weight = weights[of] / sum(weights.values())
-        found.append(Sample(_kind_name(of), weight, 1.0 if body is None else len(body) / length, spent / length))
+        chosen = clock()
+        body = None if way is None else encode(data, way, rooms=rooms, by=by)
+        rate = (chosen - began) / length + (clock() - chosen) / len(data)
+        share = (1.0 if body is None else len(body) / len(data)) * (1 - held.derived / held.bytes)
+        found.append(Sample(_kind_name(of), held.bytes / whole, share, rate))
+    return found
+
+
+def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Class]:
+    found: dict[tuple[str, str], _Class] = {}
+    for index, (pack, written) in enumerate(zip(plan.packs, packs, strict=True)):
+        for number, (of, at, length) in enumerate(contents(pack.chunks, plan.tensors, index), 1):
+            piece = written.stored.pieces[number] if written.stored is not None else None
+            if piece is None or (piece.home == OWN and not piece.lossy):
+                held = found.get(of) or _Class([], 0)
+                held.chunks.append((pack, at, length))
+                found[of] = held._replace(derived=held.derived + (length if piece is not None and piece.derived else 0))
     return found
 
 

@@ -27,8 +27,9 @@ from relight.capture.rebuild import Memory, Thunk
 from relight.capture.regions import Region, Regions
 from relight.capture.tensors import TORCH_DTYPES, touch_all
 from relight.catalog import Opened, Run, candidates, check_pack, open_checkpoint, open_run, read_tensors
+from relight.catalog.find import nothing_there
 from relight.catalog.whole import Whole, check_pieces, whole_of
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
+from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
 from relight.format import Leaf
 from relight.format.collector import collector_paused
 from relight.interop.dcp_tree import OWN, TENSOR, VALUE, Description, decode_entries, node_at
@@ -175,7 +176,7 @@ class StorageReader(_StorageReader):
         view = run.view()
         tried = candidates(run.history(), self.which)
         if not tried:
-            raise CheckpointNotFound(f"run {self._run_name!r} has no checkpoint yet", where=self._store_url)
+            raise nothing_there(view, self._run_name, self._store_url)
         failed: list[str] = []
         for checkpoint in tried:
             try:

@@ -142,7 +142,8 @@ class Passphrase(NamedKey):
         except ValueError:
             raise WrongKey("the slot's salt makes no sense", where=where) from None
         except UnsupportedAlgorithm:
-            raise ConfigError("this library's OpenSSL has no Argon2id", hint="a newer cryptography has: upgrade it") from None
+            what = f"this library's OpenSSL does not do {told.get('kdf')}"
+            raise ConfigError(what, hint="a newer cryptography may: upgrade it") from None
         if kdf is None:
             raise WrongKey("the slot asks for a derivation that this Relight does not do", where=where)
         with _DERIVING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -25,7 +25,7 @@ WORTH = 0.97
 """What chunks must come to, at most, to be coded."""
 LONGER_MAX, RECOVERS = 20.0, 0.9
 """Of what coding was once seen to take beyond what it should, a tenth is forgotten with each save that is not coded: then it is tried
-again."""
+again. And a save that is coded shows a store to be faster by a tenth at most, as one that takes what it is given into memory looks fast."""
 SLACK = 0.9
 """Coding must make a save at least so much shorter: what is measured is not exact."""
 
@@ -95,15 +95,15 @@ def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:
 
 
 class Sample(NamedTuple):
-    """What a sample says of chunks of one dtype and role."""
+    """What is known of a save's chunks of one dtype and role, such as ``bfloat16 param``; of those that must be written."""
 
     kind: str
     weight: float
-    """Their share of the save."""
+    """Their share of all that must be."""
     coded: float
     """What they come to, coded, as a share of themselves."""
     code_s_per_byte: float
-    """Of one thread."""
+    """Of one thread that has a processor for itself."""
 
 
 @dataclass(slots=True)
@@ -116,11 +116,12 @@ class Experience:
     """The share of the first save that nothing trains, if there is a checkpoint before it that may have the same."""
     samples: tuple[Sample, ...] | None = None
     """What coding the last save comes to, by kind of chunk; empty: there is nothing in it to code."""
-    store_s_per_byte: float | None = None
+    lane_s_per_byte: float | None = None
+    """What the store took, of one that writes a file at a time."""
     strain: float = 1.0
-    """How many times as long as the sample says coding takes, beside whatever else the processors do."""
+    """How many times as long as the samples say coding takes, beside whatever else the processors do."""
     drag: float = 1.0
-    """How many times as long the last save that was coded took as it should have, that included."""
+    """How many times as long as coding alone, or storing alone, a save took that did both."""
     since_full: int = 0
     """Saves since one that stored everything itself, that one included."""
 
@@ -146,32 +147,31 @@ class Conditions(NamedTuple):
     bytes_per_second: float | None = None
     """No more than that are to be stored."""
 
-    def store_s_per_byte(self, seen: Experience, lanes: int = 1) -> float:
+    def store_s_per_byte(self, seen: Experience, lanes: int) -> float:
         """Of what is stored, by one that writes to ``lanes``."""
         pace = 1 / self.bytes_per_second if self.bytes_per_second else 0.0
-        return max((seen.store_s_per_byte or 0.0) * self.lanes / lanes, pace)
+        return max((seen.lane_s_per_byte or 0.0) / lanes, pace)
 
 
 def choose(rules: Compact, seen: Experience, under: Conditions) -> Choice:
     """What the next save is to be, given what was seen. Says how it came to that."""
     reuse, why_reuse = _reuse(rules, seen)
-    kinds, why_coded = _coded(rules, seen, under)
+    kinds, why_coded = _coded(rules, seen, under, 1 if reuse or rules.lossy else under.lanes)
     coded = kinds is None or bool(kinds)
     differences = coded and rules.full_every is not None and 0 < seen.since_full < rules.full_every
     return Choice(reuse, coded, f"{why_reuse}; {why_coded}", differences, kinds)
 
 
-def coding_s_per_byte(seen: Experience, kinds: Collection[str] | None) -> float | None:
-    """What coding a byte of these kinds takes one thread that has a processor for itself; None: it was not seen."""
-    held = [one for one in seen.samples or () if kinds is None or one.kind in kinds]
-    return sum(one.weight * one.code_s_per_byte for one in held) / sum(one.weight for one in held) if held else None
-
-
 def should_take(seen: Experience, under: Conditions, kinds: Collection[str]) -> float:
-    """Seconds for each byte of a save, with those kinds coded: whatever takes longer, coding or storing."""
+    """Seconds for each byte that must be written, with those kinds coded: whatever takes longer, coding or storing, and the drag."""
     held = [one for one in seen.samples or () if one.kind in kinds]
     spent = sum(one.weight * one.code_s_per_byte for one in held) * seen.strain / under.threads
-    return max((1 - sum(one.weight * (1 - one.coded) for one in held)) * under.store_s_per_byte(seen), spent)
+    return max(_left(held) * under.store_s_per_byte(seen, 1), spent) * seen.drag
+
+
+def _left(coded: Iterable[Sample]) -> float:
+    """What is stored of a byte, with these coded."""
+    return 1 - sum(one.weight * (1 - one.coded) for one in coded)
 
 
 def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
@@ -188,24 +188,24 @@ def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
     return True, f"{seen.equal:.0%} of the last two saves was equal"
 
 
-def _coded(rules: Compact, seen: Experience, under: Conditions) -> tuple[tuple[str, ...] | None, str]:
-    """The kinds that are coded, None for any, and why."""
+def _coded(rules: Compact, seen: Experience, under: Conditions, lanes: int) -> tuple[tuple[str, ...] | None, str]:
+    """The kinds that are coded, None for any, and why. ``lanes``: those of a save that is not coded."""
     if rules.codecs == "never":
         return (), "codecs are off"
     if seen.samples == ():
         return (), "there is nothing to code"
     worth = [one for one in seen.samples or () if one.coded <= WORTH]
     if seen.samples is not None and not worth:
-        return (), f"coded, a sample came to {sum(one.weight * one.coded for one in seen.samples):.0%}"
+        return (), f"coded, a sample came to {_left(seen.samples):.0%}"
     if rules.codecs == "always":
         return None, "codecs are on"
-    if seen.samples is None or seen.store_s_per_byte is None:
+    if seen.samples is None or seen.lane_s_per_byte is None:
         return (), "nothing is known of codecs and store yet"
     order = sorted(worth, key=lambda one: -(1 - one.coded) / max(one.code_s_per_byte, 1e-15))
     ways = [tuple(one.kind for one in order[:number]) for number in range(1, len(order) + 1)]
     kinds = min(ways, key=lambda way: should_take(seen, under, way))
-    as_it_is, coded = under.store_s_per_byte(seen, under.lanes), should_take(seen, under, kinds) * seen.drag
-    left = 1 - sum(one.weight * (1 - one.coded) for one in worth if one.kind in kinds)
+    as_it_is, coded = under.store_s_per_byte(seen, lanes), should_take(seen, under, kinds)
+    left = _left(one for one in worth if one.kind in kinds)
     said = f"with {' and '.join(kinds)} coded a sample came to {left:.0%}, {_speed(coded)}; as it is the store takes {_speed(as_it_is)}"
     return (kinds, said) if coded <= SLACK * as_it_is else ((), f"coding would take too long: {said}")
 

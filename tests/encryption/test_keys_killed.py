@@ -1,0 +1,109 @@
+"""Keys exchanged on a real disk by processes that get a SIGKILL at any moment: old and new key together open all of it, and who does it
+again completes it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.encryption.test_key_ring import kek, save, sound
+
+from relight.errors import WrongKey
+from relight.keys import Keychain, write_key_file
+from relight.store import LocalStore
+from relight.store.encrypted import EncryptedStore
+from relight.store.keyring import slots_in
+from relight.testing.store_suite import refuses
+
+TRIALS = int(os.environ.get("KEY_KILLS", "30"))
+WORKER = """
+import os, signal, sys, time
+from relight.keys import Keychain, resolve
+from relight.store import LocalStore
+from relight.transfer.keys import rekey, rotate
+old, new, what = sys.argv[1:4]
+def work(where):
+    inner = LocalStore(where)
+    if what == "rotate":
+        rotate(inner, Keychain.of([old, new]), resolve(old).kek, resolve(new), "new")
+    else:
+        rekey(inner, Keychain.of([old, new]), leaked="*", keep=Keychain.of(new))
+print("ready", flush=True)
+for line in sys.stdin:  # what is imported once need not be by each that dies
+    after_s, where = line.rstrip("\\n").split(" ", 1)
+    child, began = os.fork(), time.perf_counter()
+    if not child:
+        work(where)
+        os._exit(0)
+    if float(after_s) >= 0:
+        time.sleep(float(after_s))
+        os.kill(child, signal.SIGKILL)  # it may have ended, and has not been waited for
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(code, time.perf_counter() - began, flush=True)
+"""
+
+
+class Workers:
+    """A server that forks one for each store that it is told."""
+
+    def __init__(self, old: str, new: str, what: str) -> None:
+        command = [sys.executable, "-c", WORKER, old, new, what]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.told() == "ready"
+
+    def told(self) -> str:
+        """The next line."""
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def work(self, where: Path, killed_after: float = -1.0) -> tuple[float, int]:
+        """How long it lived, and its exit code. Below 0: it is not killed."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{killed_after} {where}\n")
+        self.process.stdin.flush()
+        code, lived = self.told().split()
+        return float(lived), int(code)
+
+    def end(self) -> None:
+        """None is left."""
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("what", ["rotate", "rekey"])
+def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
+    """``KEY_KILLS=1000`` for a long run."""
+    for name in ("old", "new"):
+        write_key_file(str(tmp_path / name))
+    old, new = (f"file:{tmp_path / name}" for name in ("old", "new"))
+    for step in (1, 2):
+        save(EncryptedStore(LocalStore(tmp_path / "whole"), Keychain.of(old)), step)
+    workers, rng, killed = Workers(old, new, what), random.Random(7), 0
+    try:
+        took = 0.0
+        for name in ("first", "second"):  # the first one meets cold caches
+            shutil.copytree(tmp_path / "whole", tmp_path / name)
+            took, code = workers.work(tmp_path / name)
+            assert code == 0
+        for trial in range(TRIALS):
+            where = tmp_path / f"{trial}"
+            shutil.copytree(tmp_path / "whole", where)
+            _, code = workers.work(where, rng.uniform(0, 1.1 * took))
+            assert code in (0, -signal.SIGKILL)
+            killed += code != 0
+            inner = LocalStore(where)
+            assert sound(inner, old, new) == 2, trial
+            if code and (what == "rekey" or kek(old) in {slot.kek for slot in slots_in(inner)}):
+                assert workers.work(where)[1] == 0, trial
+            assert sound(inner, new) == 2, trial
+            refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
+            assert not list(where.rglob(".rekey-*")), trial
+            shutil.rmtree(where)
+    finally:
+        workers.end()
+    assert killed >= TRIALS // 3, killed
