@@ -35,7 +35,7 @@ def train(where: Path, until: int, made: dict[str, Any], *, background: bool = F
     """Go on with a run up to that step, with a save behind each; the state at the end."""
     model, optimizer = made["model"], made["optimizer"]
     with relight.Checkpointer(
-        where, save=relight.every(steps=1), compact=relight.Compact(), background=background,
+        where, save=relight.every(steps=1), compact=relight.Compact(codecs="never"), background=background,
         limits=relight.Limits(when_busy="queue"), **options, **made,
     ) as ckpt:  # fmt: skip
         for step in range(ckpt.restore(), until):
@@ -105,7 +105,8 @@ def test_what_is_all_trained_is_stored_as_it_is(tmp_path: Path) -> None:
     relight.open(tmp_path / "s/parent").branch("branch")
     train(tmp_path / "s/branch", 4, parts(frozen=False, seed=1))
     for one in live(tmp_path / "s/branch")[1:]:
-        assert root_of(tmp_path / "s/branch", one).features == []
+        root = root_of(tmp_path / "s/branch", one)
+        assert root.features == [], root.user
         assert one.body.requires == []
 
 

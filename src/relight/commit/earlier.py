@@ -13,7 +13,7 @@ from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
 from relight.format.stored import CHAIN_MAX, OWN, Piece
-from relight.policy.compact import LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, Sample, choose
+from relight.policy.compact import DRAG, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, Sample, choose
 
 if TYPE_CHECKING:
     from relight.commit.on_gpu import OnGpu
@@ -161,7 +161,7 @@ class Smaller:
             now = spent.seconds / spent.bytes * lanes
             seen.lane_s_per_byte = now if then is None or not coded else max(now, then * RECOVERS)
         if coded < MEASURED_BYTES_MIN:
-            seen.strain, seen.drag = (1 + (one - 1) * RECOVERS for one in (seen.strain, seen.drag))
+            seen.strain, seen.drag = 1 + (seen.strain - 1) * RECOVERS, DRAG + (seen.drag - DRAG) * RECOVERS
             return
         rates = {one.kind: one.code_s_per_byte for one in seen.samples or ()}
         should = sum(length * rates[kind] for kind, (length, _) in spent.coded.items() if kind in rates)

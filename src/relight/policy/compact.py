@@ -26,6 +26,8 @@ WORTH = 0.97
 LONGER_MAX, RECOVERS = 20.0, 0.9
 """Of what coding was once seen to take beyond what it should, a tenth is forgotten with each save that is not coded: then it is tried
 again. And a save that is coded shows a store to be faster by a tenth at most, as one that takes what it is given into memory looks fast."""
+DRAG = 1.25
+"""What coding and storing together take, over the longer of the two, until it is seen; the first save that is coded is no gamble."""
 SLACK = 0.9
 """Coding must make a save at least so much shorter: what is measured is not exact."""
 
@@ -120,7 +122,7 @@ class Experience:
     """What the store took, of one that writes a file at a time."""
     strain: float = 1.0
     """How many times as long as the samples say coding takes, beside whatever else the processors do."""
-    drag: float = 1.0
+    drag: float = DRAG
     """How many times as long as coding alone, or storing alone, a save took that did both."""
     since_full: int = 0
     """Saves since one that stored everything itself, that one included."""
