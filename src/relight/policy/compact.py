@@ -26,7 +26,7 @@ WORTH = 0.97
 LONGER_MAX, RECOVERS = 20.0, 0.9
 """Of what coding was once seen to take beyond what it should, a tenth is forgotten with each save that is not coded: then it is tried
 again. And a save that is coded shows a store to be faster by a tenth at most, as one that takes what it is given into memory looks fast."""
-DRAG = 1.25
+DRAG = 1.1
 """What coding and storing together take, over the longer of the two, until it is seen; the first save that is coded is no gamble."""
 SLACK = 0.9
 """Coding must make a save at least so much shorter: what is measured is not exact."""
