@@ -25,7 +25,7 @@ from relight.store import LocalStore
 
 
 def measure(folder: Path, size: str, warm: int, apart: int) -> list[dict[str, Any]]:
-    """Two saves, so many steps apart."""
+    """Three saves, so many steps apart."""
     training = Training(size, mixed=True)
     rows = []
     with relight.Checkpointer(

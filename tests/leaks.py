@@ -2,8 +2,8 @@
 by it or by a process that it started.
 
 Secrets are those that this process makes (``Secret``), the keys in key files that the test leaves, whoever wrote them, and what variables
-of the environment hold whose names say so (``TOKEN``, ``SECRET``, ``PASSWORD``, ``PASSPHRASE``), of this
-process or one that it started.
+of the environment hold whose names say so (``TOKEN``, ``SECRET``, ``PASSWORD``, ``PASSPHRASE``), of this process or one that
+it started.
 """
 
 from __future__ import annotations

@@ -247,8 +247,9 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
         smaller.check_there(there_for(fold(place.log.read())))
     under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
     choice, began = smaller.choice(under), time.perf_counter()
-    lanes = 1 if choice.reuse or choice.coded or smaller.rules.lossy else under.lanes
+    lanes = under.lanes
     if choice.reuse or choice.coded or smaller.rules.lossy:
+        lanes = 1
         known = smaller.known(request.before, request.vouched)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:
             known = audited(smaller, plan, known, request.vouched.wrong)
