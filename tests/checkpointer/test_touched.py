@@ -114,8 +114,8 @@ def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -
         assert torch.equal(flat, digests[one.id])
 
 
-def test_a_chain_is_read_from_half_as_much_again(tmp_path: Path) -> None:
-    """Ten saves of values that all move a little, as differences: of none of them more than 1.5 times its bytes is to be read, and they are
+def test_a_chain_is_read_from_three_quarters_more_at_most(tmp_path: Path) -> None:
+    """Ten saves of values that all move a little, as differences: of none of them more than 1.75 times its bytes is to be read, and they are
     fewer than without differences."""
     torch.manual_seed(0)
     x = torch.randn(1_000_000)
@@ -131,7 +131,7 @@ def test_a_chain_is_read_from_half_as_much_again(tmp_path: Path) -> None:
         for pack in run.open(one).parts[0].packs:
             assert pack.stored is not None
             for (length, _), piece in zip(pack.chunks, pack.stored.pieces, strict=True):
-                assert piece.reach <= 1.5 * length
+                assert piece.reach <= 1.75 * length
                 longest = max(longest, len(list(piece.links())))
     assert longest > 1
     sizes = [one.body.new_bytes for one in run.history().live]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -269,6 +271,19 @@ def test_room_for_what_is_new_is_enough() -> None:
     with pytest.raises(NoSpace):
         attempt.save(request(2, {"noise": noise[::-1].copy()}, smaller))
     check(store, "r", second.id, {"noise": changed})
+
+
+def test_samples_tell_how_long_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has a processor for a third of the time: its samples take three times as long, and code as fast as ever."""
+    stretched = SimpleNamespace(thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time())
+    monkeypatch.setattr("relight.commit.smaller.time", stretched)
+    attempt = Attempt.begin(MemoryStore(), "run")
+    attempt.make_smaller(Compact(reuse=False))
+    smaller = attempt.smaller
+    assert smaller is not None
+    attempt.save(request(1, {"base": weights(4)}, smaller))
+    assert [one.kind for one in smaller.seen.samples or ()] == ["float32 param"]
+    assert 1.5 <= smaller.seen.crowd <= 2.5, "the mean of one and three"
 
 
 def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def seen(coded: float | None = None, code_s: float = FAST, store_s: float | None
         (Compact(), seen(0.7, FAST, SLOW), False, True, "to 70%, 71 MB/s; as it is the store takes 50 MB/s"),
         (Compact(), seen(0.7, SLOW, FAST), False, False, "too long: with float32 param coded a sample came to 70%, 100 MB/s; as it is the store takes 2,000"),
         (Compact(), seen(0.7, FAST, 1 / 500e6, strain=20.0), False, False, "70%, 200 MB/s"),
+        (Compact(), seen(0.7, FAST, 1 / 500e6, crowd=20.0), False, False, "70%, 200 MB/s"),
         (Compact(), seen(0.7, FAST, SLOW, drag=2.0), False, False, "70%, 36 MB/s"),
         (Compact(), seen(0.95, FAST, SLOW), False, False, "95%"),
         (Compact(), seen(1.0, FAST, SLOW), False, False, "100%"),
@@ -145,6 +146,20 @@ def test_what_was_mostly_shared_says_nothing_of_the_whole() -> None:
     smaller = Smaller(Compact(), seen(0.7, 1 / 1e9, 1 / 1e9, drag=1.2))
     smaller.met(spent(70_000_000, 0.07, float32_param=(10**8, 0.2)), Conditions(2), 1, GB, 1.0)
     assert smaller.seen.drag == 1.2 and smaller.seen.strain == pytest.approx(2.0)
+
+
+def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
+    """Samples that waited for a processor say what coding would wait for; and when they do not any more."""
+    smaller = Smaller(Compact(), seen(0.7, FAST, 1 / 1e9))
+    held = smaller.seen.samples or ()
+    assert smaller.choice(Conditions(2)).coded
+    smaller.sampled(held, 9.0)
+    assert not smaller.choice(Conditions(2)).coded
+    for _ in range(4):
+        smaller.sampled(held, 1.0)
+    assert smaller.choice(Conditions(2)).coded
+    smaller.sampled(held, 1e9)
+    assert smaller.seen.crowd <= 20, "one look counts for so much at most"
 
 
 def test_strain_is_of_the_kinds_that_were_coded() -> None:

@@ -172,9 +172,9 @@ class Smaller:
         if alone > 0 and spent.bytes >= MOST * whole:
             seen.drag = _bounded((took_s - spent.waited_s) / alone)
 
-    def sampled(self, found: Sequence[Sample]) -> None:
-        """What coding came to, by kind."""
-        self.seen.samples = tuple(found)
+    def sampled(self, found: Sequence[Sample], crowd: float) -> None:
+        """What coding came to, by kind; and how many times as long as it had a processor that took."""
+        self.seen.samples, self.seen.crowd = tuple(found), _bounded((self.seen.crowd + crowd) / 2)
 
     def forget(self) -> None:
         """Have the next save store everything itself."""

@@ -39,7 +39,7 @@ INLINE_BYTES = 1 << 20
 SAMPLED, SAMPLED_BYTES = 6, 512 << 10
 """Kinds of chunks of which one is coded to see what it comes to, and how much of it: it is
 done before a save is told of, in the midst of training."""
-READ_MAX = 1.5
+READ_MAX = 1.75
 """What a reader may have to read of a chunk, all that it differs from included, over the chunk itself: so long are chains at most."""
 _NO_BYTES = memoryview(b"")
 _OWN = threading.local()
@@ -249,24 +249,27 @@ class _Class(NamedTuple):
         return sum(length for _, _, length in self.chunks)
 
 
-def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> list[Sample]:
-    """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds. ``packs``: how it was
-    stored; what lay there already, or is stored inexactly, need not be coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
+def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> tuple[list[Sample], float]:
+    """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds; and how many times as
+    long that took as this thread had a processor. ``packs``: how it was stored; what lay there already, or is stored inexactly, need not be
+    coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
     classes = _classes(plan, packs)
     whole = sum(one.bytes for one in classes.values())
     clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
-    found, rooms = [], Rooms()
+    found, rooms, all_s, own_s = [], Rooms(), 0.0, 0.0
     for of, held in sorted(classes.items(), key=lambda one: -one[1].bytes)[:SAMPLED]:
         pack, at, length = held.chunks[len(held.chunks) // 2]
         data = _range(pack, at, min(length, SAMPLED_BYTES) if by is compress else length)  # a device is for whole chunks
-        began = clock()
+        since, began = time.perf_counter(), clock()
         way = choose(data, kind_of(dtype_named(of[0])))
         chosen = clock()
         body = None if way is None else encode(data, way, rooms=rooms, by=by)
-        rate = (chosen - began) / length + (clock() - chosen) / len(data)
+        ended = clock()
+        all_s, own_s = all_s + time.perf_counter() - since, own_s + ended - began
+        rate = (chosen - began) / length + (ended - chosen) / len(data)
         share = (1.0 if body is None else len(body) / len(data)) * (1 - held.derived / held.bytes)
         found.append(Sample(_kind_name(of), held.bytes / whole, share, rate))
-    return found
+    return found, all_s / own_s if own_s > 0 else 1.0
 
 
 def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Class]:

@@ -122,6 +122,8 @@ class Experience:
     """What the store took, of one that writes a file at a time."""
     strain: float = 1.0
     """How many times as long as the samples say coding takes, beside whatever else the processors do."""
+    crowd: float = 1.0
+    """How many times as long as it had a processor the last samples took: what strain is to be expected, before any was seen."""
     drag: float = DRAG
     """How many times as long as coding alone, or storing alone, a save took that did both."""
     since_full: int = 0
@@ -167,7 +169,7 @@ def choose(rules: Compact, seen: Experience, under: Conditions) -> Choice:
 def should_take(seen: Experience, under: Conditions, kinds: Collection[str]) -> float:
     """Seconds for each byte that must be written, with those kinds coded: whatever takes longer, coding or storing, and the drag."""
     held = [one for one in seen.samples or () if one.kind in kinds]
-    spent = sum(one.weight * one.code_s_per_byte for one in held) * seen.strain / under.threads
+    spent = sum(one.weight * one.code_s_per_byte for one in held) * max(seen.strain, seen.crowd) / under.threads
     return max(_left(held) * under.store_s_per_byte(seen, 1), spent) * seen.drag
 
 
