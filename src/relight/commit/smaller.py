@@ -256,20 +256,20 @@ def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> t
     classes = _classes(plan, packs)
     whole = sum(one.bytes for one in classes.values())
     clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
-    found, rooms, all_s, own_s = [], Rooms(), 0.0, 0.0
+    found, rooms = [], Rooms()
+    since, had = time.perf_counter(), clock()
     for of, held in sorted(classes.items(), key=lambda one: -one[1].bytes)[:SAMPLED]:
         pack, at, length = held.chunks[len(held.chunks) // 2]
         data = _range(pack, at, min(length, SAMPLED_BYTES) if by is compress else length)  # a device is for whole chunks
-        since, began = time.perf_counter(), clock()
+        began = clock()
         way = choose(data, kind_of(dtype_named(of[0])))
         chosen = clock()
         body = None if way is None else encode(data, way, rooms=rooms, by=by)
-        ended = clock()
-        all_s, own_s = all_s + time.perf_counter() - since, own_s + ended - began
-        rate = (chosen - began) / length + (ended - chosen) / len(data)
+        rate = (chosen - began) / length + (clock() - chosen) / len(data)
         share = (1.0 if body is None else len(body) / len(data)) * (1 - held.derived / held.bytes)
         found.append(Sample(_kind_name(of), held.bytes / whole, share, rate))
-    return found, all_s / own_s if own_s > 0 else 1.0
+    own_s = clock() - had
+    return found, (time.perf_counter() - since) / own_s if found and own_s > 0 else 1.0
 
 
 def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Class]:
