@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.machine import busy_s, describe
 from benchmarks.versions import make
 from relight.agent.launch import address_of
+from relight.world.ports import free_port
 
 SETTLE_S = 3.0
 """What is started has this long to come to rest, beyond its first answer."""
@@ -127,9 +128,7 @@ def agent(folder: Path) -> Iterator[int]:
 @contextmanager
 def server(folder: Path) -> Iterator[int]:
     """A dashboard, its first page had."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
 
     def shows() -> bool:
         try:

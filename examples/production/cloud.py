@@ -10,15 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from relight.world.ports import free_port
+
 SERVER = Path(__file__).resolve().parents[2] / "tests" / "store" / "moto_server.py"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "production", "AWS_SECRET_ACCESS_KEY": "production-secret", "AWS_REGION": "us-east-1"}
-
-
-def free_port() -> int:
-    """One that nobody listens at now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Cloud:

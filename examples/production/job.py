@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cloud import Cloud, free_port
+from cloud import Cloud
 from onlookers import Onlookers
 from said import Unexpected, wait_until
+
+from relight.world.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 NODES, EACH = 2, 2

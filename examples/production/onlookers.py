@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from cloud import free_port
 from said import Unexpected, expect, wait_until
+
+from relight.world.ports import free_port
 
 if TYPE_CHECKING:
     from job import Job

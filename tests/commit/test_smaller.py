@@ -16,17 +16,19 @@ from relight.catalog import Run
 from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
-from relight.commit import Attempt, PackPlan, SaveRequest
+from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
 from relight.commit.earlier import Smaller, chunks_of, rows_of
+from relight.commit.save import new_id
 from relight.errors import NoSpace
 from relight.format import encode_tree
 from relight.format.records import RetireBody
 from relight.layout import Bytes, Item
+from relight.layout.sources import copy_from
 from relight.log import fold
 from relight.policy import Keep
 from relight.policy.compact import Compact, Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
-from relight.store import ByteStore, LocalStore, MemoryStore
+from relight.store import PAGE, ByteStore, LocalStore, MemoryStore, page_buffer
 
 State = dict[str, np.ndarray]
 WIDTHS = {"float32": "<f4", "int64": "<i8", "uint8": "<u1"}
@@ -273,17 +275,33 @@ def test_room_for_what_is_new_is_enough() -> None:
     check(store, "r", second.id, {"noise": changed})
 
 
-def test_samples_tell_how_long_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that has a processor for a third of the time: its samples take three times as long, and code as fast as ever."""
-    stretched = SimpleNamespace(thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time())
-    monkeypatch.setattr("relight.commit.smaller.time", stretched)
+def in_memory(pack: PackPlan) -> memoryview:
+    """All of it, as an agent has it."""
+    image, at = page_buffer(-(-pack.size // PAGE) * PAGE), 0
+    for source in pack.sources:
+        copy_from(source, 0, image[at : at + source.length])
+        at += source.length
+    return image
+
+
+@pytest.mark.parametrize("mode", ["as it is", "reuse", "image"])
+def test_hashing_tells_how_long_it_waited(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Threads that have a processor for a third of the time: hashing takes three times as long, and samples code as fast as ever."""
+    stretched = SimpleNamespace(thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time(), monotonic=time.monotonic)
+    monkeypatch.setattr("relight.commit.pack_writer.time", stretched)
     attempt = Attempt.begin(MemoryStore(), "run")
-    attempt.make_smaller(Compact(reuse=False))
+    attempt.make_smaller(Compact(reuse=mode == "reuse"))
     smaller = attempt.smaller
     assert smaller is not None
-    attempt.save(request(1, {"base": weights(4)}, smaller))
-    assert [one.kind for one in smaller.seen.samples or ()] == ["float32 param"]
-    assert 1.5 <= smaller.seen.crowd <= 2.5, "the mean of one and three"
+    for step in range(2):
+        asked = request(step, {"base": weights(40)}, smaller)
+        if mode == "image":
+            saved = new_id()
+            plan = plan_save(asked.items, id=saved)
+            plan = dataclasses.replace(plan, packs=[dataclasses.replace(pack, image=in_memory(pack)) for pack in plan.packs])
+            asked = dataclasses.replace(asked, id=saved, plan=plan)
+        attempt.save(asked)
+    assert 2.5 <= smaller.seen.crowd <= 3.5
 
 
 def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from relight.doctor import Facts, judge, look
 from relight.doctor.facts_nodes import look_at_nodes
 from relight.errors import ConfigError, StoreUnavailable
 from relight.supervise.meeting import Meeting, Seat, seat_of
+from relight.world.ports import free_port
 
 
 class Board:
@@ -116,13 +117,6 @@ def test_no_value_of_a_setting_is_shown() -> None:
     (found,) = [one for one in judge(nodes(settings={"RELIGHT_KEY": "2f"})) if one.name == "node-settings"]
     assert "2f" not in f"{found.evidence}{found.what}"
     assert "node 1 (b)" in found.where
-
-
-def free_port() -> int:
-    """One that nobody has just now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.servers import free_port
 
 from relight.agent import reach
 from relight.catalog import Run
 from relight.store import LocalStore
+from relight.world.ports import free_port
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist, relight

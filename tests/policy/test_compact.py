@@ -149,17 +149,20 @@ def test_what_was_mostly_shared_says_nothing_of_the_whole() -> None:
 
 
 def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
-    """Samples that waited for a processor say what coding would wait for; and when they do not any more."""
+    """Hashing that waited for a processor says what coding would wait for; and when it does not any more. A moment says nothing."""
     smaller = Smaller(Compact(), seen(0.7, FAST, 1 / 1e9))
-    held = smaller.seen.samples or ()
+
+    def hashed(own_s: float, took_s: float) -> bool:
+        looked = spent(GB, 1.0)
+        looked.hashing_s, looked.hashing_own_s = took_s, own_s
+        smaller.met(looked, Conditions(2), 1, GB, 1.0)
+        return smaller.choice(Conditions(2)).coded
+
     assert smaller.choice(Conditions(2)).coded
-    smaller.sampled(held, 9.0)
-    assert not smaller.choice(Conditions(2)).coded
-    for _ in range(4):
-        smaller.sampled(held, 1.0)
-    assert smaller.choice(Conditions(2)).coded
-    smaller.sampled(held, 1e9)
-    assert smaller.seen.crowd <= 20, "one look counts for so much at most"
+    assert not hashed(0.2, 1.8)
+    assert not hashed(1e-4, 1e-4), "it says nothing"
+    assert hashed(0.2, 0.2)
+    assert not hashed(0.2, 1e9) and smaller.seen.crowd <= 20, "one look counts for so much at most"
 
 
 def test_strain_is_of_the_kinds_that_were_coded() -> None:

@@ -16,13 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from relight.world.ports import free_port
+
 HERE = Path(__file__).parent
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Rank:

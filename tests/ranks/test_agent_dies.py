@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from relight.world.ports import free_port
 
 SCRIPT = """
 import json, os, signal, socket, struct, sys, time
@@ -69,9 +70,7 @@ def test_nobody_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> Non
     """The rank that saves by itself hears at once that there will be no such checkpoint: the other can't tell it at its next step,
     since that is waited for. Training goes on, and so do saves."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     told = {**os.environ, "RELIGHT_BACKGROUND": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     ranks = [

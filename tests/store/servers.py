@@ -20,6 +20,8 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import NamedTuple
 
+from relight.world.ports import free_port
+
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret-7f3a", "AWS_REGION": "us-east-1"}
 
 
@@ -34,12 +36,6 @@ class Server(NamedTuple):
         name = f"b-{secrets.token_hex(6)}"
         make_bucket(self, name)
         return name
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def wait_for(address: str, process: subprocess.Popen[bytes] | None = None, seconds: float = 30.0) -> None:

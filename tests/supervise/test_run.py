@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from relight.store import open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
+from relight.world.ports import free_port
 
 JOB = Path(__file__).with_name("job.py")
 STEPS = 40
@@ -201,9 +201,7 @@ def test_if_the_supervisor_is_killed_the_ranks_save_and_end(tmp_path: Path, stra
 
 def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     """A supervisor on each; a rank of one of them is killed, and both start anew."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}])
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
@@ -215,9 +213,7 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
 @pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
     """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     job = Job(tmp_path, [{"rank": 1, "step": 23, "what": "poison"}], JOB_OWN_LOSS="1", JOB_STEP_S="0.03")
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import socketserver
 import subprocess
 import threading
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from relight.world.ports import free_port
 
 
 @contextlib.contextmanager
@@ -107,10 +108,3 @@ def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
         assert time.monotonic() < ends, "it did not come"
         time.sleep(0.1)
     return value
-
-
-def free_port() -> int:
-    """One that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]

@@ -14,7 +14,7 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
-from receivers import free_port, mail_server, prometheus, until, web_server
+from receivers import mail_server, prometheus, until, web_server
 from watched import RUN, id_of, keep_events, make_run
 
 from relight.errors import ConfigError, StoreUnavailable
@@ -32,6 +32,7 @@ from relight.watch.rules import FIRING, usual_rules
 from relight.watch.settings import Alerting, Target, alerting_of
 from relight.watch.telling import Message, trial_message
 from relight.watch.trace import saves_in, trace_of
+from relight.world.ports import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # apprise asks for it where it is there
 SAVED = {"event": "save.durable", "step": 100, "id": id_of(0), "seconds": 2.0, "blocked_s": 0.004, "bytes": 2000}

@@ -13,7 +13,7 @@ from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
 from relight.format.stored import CHAIN_MAX, OWN, Piece
-from relight.policy.compact import DRAG, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, Sample, choose
+from relight.policy.compact import DRAG, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, choose
 
 if TYPE_CHECKING:
     from relight.commit.on_gpu import OnGpu
@@ -30,6 +30,8 @@ class Where(NamedTuple):
 
 
 MEASURED_BYTES_MIN = 1 << 20
+SEEN_S_MIN = 1e-3
+"""Hashing for less than that does not tell how crowded the processors are."""
 MOST = 0.5
 """Of a save so much must have been stored, rather than lain with an earlier one, to tell how long coding and storing take together."""
 DONORS_MAX = 60
@@ -153,10 +155,12 @@ class Smaller:
         return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None, self.hashes, same)
 
     def met(self, spent: Spent, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
-        """What the store took that wrote ``lanes`` files at a time, and coding, and all of a save of ``whole`` bytes. Of a few bytes that
-        says nothing."""
+        """What the store took that wrote ``lanes`` files at a time, hashing, coding, and all of a save of ``whole`` bytes. Of a few bytes
+        that says nothing."""
         seen, then = self.seen, self.seen.lane_s_per_byte
         coded = sum(length for length, _ in spent.coded.values())
+        if spent.hashing_own_s >= SEEN_S_MIN:
+            seen.crowd = _bounded(spent.hashing_s / spent.hashing_own_s)
         if spent.bytes >= MEASURED_BYTES_MIN:
             now = spent.seconds / spent.bytes * lanes
             seen.lane_s_per_byte = now if then is None or not coded else max(now, then * RECOVERS)
@@ -171,10 +175,6 @@ class Smaller:
         alone = max(spent.seconds, coding_s / under.threads, spent.bytes / paced if paced else 0.0)
         if alone > 0 and spent.bytes >= MOST * whole:
             seen.drag = _bounded((took_s - spent.waited_s) / alone)
-
-    def sampled(self, found: Sequence[Sample], crowd: float) -> None:
-        """What coding came to, by kind; and how many times as long as it had a processor that took."""
-        self.seen.samples, self.seen.crowd = tuple(found), _bounded((self.seen.crowd + crowd) / 2)
 
     def forget(self) -> None:
         """Have the next save store everything itself."""

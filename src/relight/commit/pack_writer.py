@@ -36,12 +36,13 @@ _AHEAD = 16
 class Spent:
     """How long a store had something to do, for how much; what it does at the same time is counted once. Any thread.
 
-    And what only the thread that writes the packs says: how much was coded of each kind, how long that took all threads together, and how
-    long what is to be written was waited for.
+    How long hashing took, all threads together, and for how long of that they had a processor. And what only the thread that writes the
+    packs says: how much was coded of each kind, how long that took all threads together, and how long what is to be written was waited for.
     """
 
     def __init__(self) -> None:
         self.bytes, self.seconds = 0, 0.0
+        self.hashing_s = self.hashing_own_s = 0.0
         self.coded: dict[str, tuple[int, float]] = {}
         self.waited_s = 0.0
         self._lock, self._under_way, self._since = threading.Lock(), 0, 0.0
@@ -69,6 +70,15 @@ class Spent:
     def timed(self, writer: Writer) -> Writer:
         """``writer``, with what it takes added here."""
         return _Timed(writer, self)
+
+    @contextlib.contextmanager
+    def hashing(self) -> Iterator[None]:
+        """While a thread hashes what is in memory: it waits for nothing but a processor."""
+        began, had = time.perf_counter(), time.thread_time()
+        yield
+        own_s, took_s = time.thread_time() - had, time.perf_counter() - began
+        with self._lock:
+            self.hashing_s, self.hashing_own_s = self.hashing_s + took_s, self.hashing_own_s + own_s
 
 
 class _Timed:
@@ -124,12 +134,13 @@ def write_pack(
     slab_bytes = min(slab_bytes, -(-plan.size // PAGE) * PAGE)
     hashers: dict[int, tuple[Digest, int]] = {}
     hashes: list[bytes] = [b""] * len(plan.chunks)
+    spent = pace.spent or Spent()
     slabs = _slabs(plan, slab_bytes)
     if plan.size <= slab_bytes:
         buffer = page_buffer(slab_bytes)
         for offset, pieces in slabs:
             for piece in pieces:
-                _fill(buffer, piece, plan, hashers, hashes)
+                _fill(buffer, piece, plan, hashers, hashes, spent)
             _write(writer, offset, buffer, min(slab_bytes, plan.size - offset))
         return _checked(hashes, plan)
     buffers = (page_buffer(slab_bytes), page_buffer(slab_bytes))
@@ -138,7 +149,7 @@ def write_pack(
         for turn, (offset, pieces) in enumerate(slabs):
             buffer = buffers[turn % 2]
             jobs: list[Future[None]] = [
-                pool.submit(_fill, buffer, piece, plan, hashers, hashes) for piece in pieces
+                pool.submit(_fill, buffer, piece, plan, hashers, hashes, spent) for piece in pieces
             ]
             try:
                 if filled:
@@ -183,7 +194,7 @@ def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_Piece]]
 
 
 def _fill(
-    buffer: memoryview, piece: _Piece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes]
+    buffer: memoryview, piece: _Piece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes], spent: Spent
 ) -> None:
     at = piece.start
     for source, start, length in piece.spans:
@@ -191,7 +202,8 @@ def _fill(
         at += length
     # Pieces of one chunk lie in consecutive slabs, which are filled one after the other: the updates are in order.
     hasher, count = hashers.pop(piece.chunk) if piece.chunk in hashers else (Digest(), 0)
-    hasher.update(buffer[piece.start : at])
+    with spent.hashing():
+        hasher.update(buffer[piece.start : at])
     count += at - piece.start
     if count == plan.chunks[piece.chunk]:
         hashes[piece.chunk] = hasher.digest()
@@ -201,6 +213,7 @@ def _fill(
 
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
     hashes: list[bytes] = []
+    spent = pace.spent or Spent()
     started = time.monotonic()
     with (
         ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
@@ -221,7 +234,7 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
         def hash_on(there: int) -> None:
             while chunks and len(jobs) < _AHEAD and chunks[0][1] <= there:
                 begin, end = chunks.popleft()
-                jobs.append(hashers.submit(_hash, image[begin:end]))
+                jobs.append(hashers.submit(_hash, image[begin:end], spent))
 
         def written(left: int) -> None:
             while len(writes) > left:
@@ -243,8 +256,9 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
     return _checked(hashes, plan)
 
 
-def _hash(data: memoryview) -> bytes:
-    return Digest(data).digest()
+def _hash(data: memoryview, spent: Spent) -> bytes:
+    with spent.hashing():
+        return Digest(data).digest()
 
 
 def _ranges(lengths: list[int]) -> Iterator[tuple[int, int]]:

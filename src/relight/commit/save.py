@@ -266,7 +266,7 @@ def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: 
     if smaller.rules.codecs != "never":
         from relight.commit.smaller import sampled
 
-        smaller.sampled(*sampled(plan, part.packs, smaller.coder()))
+        smaller.seen.samples = tuple(sampled(plan, part.packs, smaller.coder()))
 
 
 def root_of(

@@ -70,6 +70,8 @@ class _Coder(NamedTuple):
     place: int
     coded: Collection[int]
     """The numbers of those that are coded, if that makes them smaller."""
+    spent: Spent
+    """Told how long hashing took."""
     masters: Masters | None = None
     lossy: Mapping[int, list[Stretch]] = {}
     """How chunks are stored that need not be exact, by their numbers."""
@@ -87,7 +89,9 @@ class _Coder(NamedTuple):
             value = Digest(near).digest()
             where = self.known.chunks.get((value, len(near)))
             return _Chunk(value, where, _NO_BYTES, False) if where is not None else _Chunk(value, None, stored, LOSSY)
-        value, kind = Digest(data).digest(), self.elements[number]
+        with self.spent.hashing():
+            value = Digest(data).digest()
+        kind = self.elements[number]
         where = self.known.chunks.get((value, len(data)))
         if where is not None:
             return _Chunk(value, where, _NO_BYTES, False)
@@ -129,8 +133,9 @@ def write_smaller_packs(
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
     took, in seconds. ``known``: what need not be written, or not all of it; ``choice``: what is coded of what is written, where that makes
     it smaller; ``by``: who makes frames of planes."""
+    spent = pace.spent or Spent()
     written = [
-        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules)._replace(by=by), pace)
+        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules, spent)._replace(by=by), pace)
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
@@ -173,7 +178,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     return Pack(plan.file, plan.size, list(zip(plan.chunks, hashes, strict=True)), stored), fsync_s
 
 
-def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, choice: Choice, rules: Compact) -> _Coder:
+def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, choice: Choice, rules: Compact, spent: Spent) -> _Coder:
     def exact(tensor: Tensor) -> bool:
         return lossy_way(rules, tensor.name, tensor.dtype) is None
 
@@ -182,7 +187,7 @@ def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, c
     coded = [n for n, kind in enumerate(kinds) if choice.coded and (n == 0 or choice.kinds is None or kind in choice.kinds)]
     masters = Masters(plan, tensors, index, exact) if choice.coded else None
     same = same_chunks(plan, tensors, index, known)
-    return _Coder(elements, kinds, known, index, frozenset(coded), masters, lossy_of(plan, tensors, index, rules), same)
+    return _Coder(elements, kinds, known, index, frozenset(coded), spent, masters, lossy_of(plan, tensors, index, rules), same)
 
 
 def _kind_name(of: tuple[str, str]) -> str:
@@ -249,15 +254,13 @@ class _Class(NamedTuple):
         return sum(length for _, _, length in self.chunks)
 
 
-def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> tuple[list[Sample], float]:
-    """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds; and how many times as
-    long that took as this thread had a processor. ``packs``: how it was stored; what lay there already, or is stored inexactly, need not be
-    coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
+def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> list[Sample]:
+    """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds. ``packs``: how it was
+    stored; what lay there already, or is stored inexactly, need not be coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
     classes = _classes(plan, packs)
     whole = sum(one.bytes for one in classes.values())
     clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
     found, rooms = [], Rooms()
-    since, had = time.perf_counter(), clock()
     for of, held in sorted(classes.items(), key=lambda one: -one[1].bytes)[:SAMPLED]:
         pack, at, length = held.chunks[len(held.chunks) // 2]
         data = _range(pack, at, min(length, SAMPLED_BYTES) if by is compress else length)  # a device is for whole chunks
@@ -268,8 +271,7 @@ def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> t
         rate = (chosen - began) / length + (clock() - chosen) / len(data)
         share = (1.0 if body is None else len(body) / len(data)) * (1 - held.derived / held.bytes)
         found.append(Sample(_kind_name(of), held.bytes / whole, share, rate))
-    own_s = clock() - had
-    return found, (time.perf_counter() - since) / own_s if found and own_s > 0 else 1.0
+    return found
 
 
 def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Class]:

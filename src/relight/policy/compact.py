@@ -123,7 +123,7 @@ class Experience:
     strain: float = 1.0
     """How many times as long as the samples say coding takes, beside whatever else the processors do."""
     crowd: float = 1.0
-    """How many times as long as it had a processor the last samples took: what strain is to be expected, before any was seen."""
+    """How many times as long as it had a processor the last save's hashing took: what strain is to be expected, before any was seen."""
     drag: float = DRAG
     """How many times as long as coding alone, or storing alone, a save took that did both."""
     since_full: int = 0

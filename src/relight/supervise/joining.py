@@ -33,10 +33,13 @@ _NOBODY = "nobody can be met until it is there again"
 
 
 class Joining(RendezvousHandler):
-    """torchrun's own handler, made anew by ``make`` where that helps. ``patience_s``: for how long it is tried."""
+    """torchrun's own handler, made anew by ``make`` where that helps. ``patience_s``: for how long it is tried; ``seen``: makes of what was
+    agreed on what the ranks are told."""
 
-    def __init__(self, make: Callable[[], RendezvousHandler], patience_s: float) -> None:
-        self._make, self._patience_s = make, patience_s
+    def __init__(
+        self, make: Callable[[], RendezvousHandler], patience_s: float, seen: Callable[[RendezvousInfo], RendezvousInfo] = lambda info: info
+    ) -> None:
+        self._make, self._patience_s, self._seen = make, patience_s, seen
         self._inner = make()
         self._asked: _Ask[int] | None = None
         self.over: Callable[[], str] = str
@@ -56,7 +59,7 @@ class Joining(RendezvousHandler):
                 self._is_lost(_NOBODY)
         if self._lost_at is not None:
             self._inner = self._make()
-        meets = _Ask(self._inner.next_rendezvous)
+        meets = _Ask(lambda: self._seen(self._inner.next_rendezvous()))
         while meets.is_alive():
             meets.join(_ASK_S)
             if meets.is_alive() and (why := self.over()):

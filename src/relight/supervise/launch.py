@@ -25,6 +25,7 @@ from relight.supervise.foreseeing import Foreseeing
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
+from relight.supervise.ports import OWN_STORE, with_own_port
 from relight.supervise.settings import Settings
 from relight.supervise.spare import USUAL, Spares
 from relight.supervise.supervisor import Supervisor
@@ -36,9 +37,6 @@ LEFT = 77
 JOIN_S = 600
 """torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
 _WORKER = "relight.supervise.worker"
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Each life's ranks meet in a store of their own. As it is by default (2.13), all lives share the agent's, where they find the addresses of
-ranks that are dead, and gloo's group cannot be made again."""
 
 
 class Ended(NamedTuple):
@@ -81,7 +79,7 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
         options.tee = "2"  # what is printed last is evidence
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
-    os.environ.setdefault(_OWN_STORE, "1")
+    os.environ.setdefault(OWN_STORE, "1")
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torchrun sets, too, with six lines of warning
     config, command, arguments = torchrun.config_from_args(options)
@@ -134,7 +132,8 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     )  # fmt: skip
     master, port = _static(parameters)
     try:
-        joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S)
+        patience_s = parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S
+        joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), patience_s, with_own_port)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
