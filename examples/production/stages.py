@@ -31,7 +31,8 @@ def seen(job: Job, rng: random.Random) -> None:
     job.onlookers.follow()
     job.onlookers.act()
     kills = sum(one["kind"] == "killed" for one in job.incidents())
-    wait_until(lambda: job.onlookers.number("relight_failures_total", **{"class": "killed"}) == kills, f"{kills} kills in the count")
+    counted = {"class": "killed"}
+    wait_until(lambda: (job.onlookers.number("relight_failures_total", **counted) or 0) == kills, f"{kills} kills in the count")
     expect(True, f"Prometheus counts {kills} kills, as there were")
     job.onlookers.told("failures")
 

@@ -53,6 +53,24 @@ def test_a_failure_on_the_way_back_is_that_failures() -> None:
     assert found.spent == {"training": 11}
 
 
+def test_a_life_that_others_ended_is_counted_anew() -> None:
+    """Its steps are done again, and then more; what that cost is nobody's, until it is known whose."""
+    book = Goodput(0.0)
+    book.see(10, "training", 9, 10)
+    number = book.failed(11)
+    for look in ((13, "down", -1, 0), (14, "training", 5, 1), (18, "training", 9, 5), (19, "training", 10, 6), (25, "training", 16, 12)):
+        book.see(*look)
+    found = book.account("job", "")
+    assert (found.steps, found.again, found.failures, found.lost) == (10 + 7, 5, {}, {})
+    assert found.spent == {"training": 10 + 7, "stuck": 1, "down": 2, "again": 5}
+    book.told(number, "killed")
+    found = book.account("job", "")
+    assert (found.steps, found.again, found.failures) == (10 + 7, 5, {"killed": 1})
+    assert found.spent == {"training": 10 + 7} and found.lost == {"killed": {"stuck": 1, "down": 2, "again": 5}}
+    assert number != book.failed(26, "killed")
+    assert book.account("job", "").failures == {"killed": 2}
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_no_second_is_lost_or_counted_twice(seed: int) -> None:
     """Whatever happens: the parts are the whole."""

@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from relight.catalog.diary import DIRECTORY, newest_accounts
 from relight.store import open_bytes
+from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
 from relight.world.ports import free_port
 
@@ -208,6 +211,10 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     said = [one.communicate(timeout=240)[0] for one in both]
     assert [one.returncode for one in both] == [0, 0], said
     assert job.end == straight
+    folder = tmp_path / "store" / "run" / DIRECTORY
+    kept = newest_accounts(path.name for path in folder.iterdir()).values()
+    accounts = [msgspec.json.decode((folder / name).read_bytes(), type=Account) for name in kept]
+    assert [(one.failures, one.steps) for one in accounts] == [({"killed": 1}, STEPS)] * 2, "each node knows what it was"
 
 
 @pytest.mark.slow

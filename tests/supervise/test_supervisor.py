@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from tests.log.test_log_stale_listings import save
 
+from relight.catalog.diary import DIRECTORY
 from relight.commit import Attempt
 from relight.policy.going_back import SPLIT
 from relight.pulse import SETTING, Beat, Page
@@ -19,6 +20,7 @@ from relight.store import LocalStore, open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Decision, Facts, Failure, Worker
+from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each, read_incidents
 from relight.supervise.limits import Patience
 from relight.supervise.supervisor import Supervisor
@@ -194,6 +196,44 @@ def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_pa
         assert second.ended_elsewhere() == "", "a life that began behind it knows nothing of it"
     finally:
         for one in (first, second, other):
+            one.close()
+
+
+def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
+    """One of them: the others lost it, or saw it come and go. Whoever's account is shown has the failure by its name, once."""
+    store = open_bytes(tmp_path / "store")
+    nodes = [Supervisor(Rules(), Patience(), "job", tmp_path / str(number), group=group) for number, group in enumerate("aaab")]
+    died, lost, left, other = nodes
+    gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
+
+    def failures(one: Supervisor) -> dict[str, int]:
+        one._keep_account()
+        (kept,) = [Account(**msgspec.json.decode(path.read_bytes())) for path in (tmp_path / "store" / "run" / DIRECTORY).glob(f"{one._book._number}*")]
+        return kept.failures
+
+    try:
+        for one in nodes:
+            one._known = True
+            one._book.at(store, "run")
+        for kind in ("killed", "numerical"):
+            for one in nodes:
+                one.begin([0], {})
+                one.started({0: os.getpid()})
+            time.sleep(0.01)
+            lost.failed([gone])  # it may be the first to notice
+            died.failed([Worker(0, -9, 1.0) if kind == "killed" else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")])
+            left.left()
+            time.sleep(0.01)
+        for one in (died, lost, left):
+            assert failures(one) == {"killed": 1, "numerical": 1}
+        other.left()
+        assert failures(other) == {}, "what another job's nodes wrote is not its"
+        time.sleep(0.01)
+        left.begin([0], {})
+        left.left()
+        assert failures(left) == {"killed": 1, "numerical": 1}, "a node that joins is no failure"
+    finally:
+        for one in nodes:
             one.close()
 
 

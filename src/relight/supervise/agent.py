@@ -169,6 +169,7 @@ class Agent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         decided, self._decision = self._decision, None
         if decided is None:  # others come or go: these are well, and may save
+            self._supervisor.left()
             self._shutdown(signal.SIGTERM, self._others_s)
         else:
             self._shutdown(signal.SIGKILL, int(SETTLE_S))

@@ -6,7 +6,7 @@ been reached before it, is that failure's: stuck, down, starting, restoring, and
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,9 +51,10 @@ class Goodput:
 
     def __init__(self, now: float) -> None:
         self._began = self._last = now
-        self._spent: dict[tuple[str, str], float] = defaultdict(float)
-        self._failures: dict[str, int] = defaultdict(int)
-        self._cause = FIRST
+        self._spent: dict[tuple[int, str], float] = defaultdict(float)
+        self._causes = [FIRST]
+        """Of each life's end the kind, by its number; before them what is nobody's fault."""
+        self._cause = 0
         self.reached = -1
         """The furthest step that all ranks have ended, in any life."""
         self._ended = self._steps = self._again = 0
@@ -69,29 +70,36 @@ class Goodput:
             self._steps += fresh
             self._again += new - fresh
             if step > self.reached:
-                self._cause, self.reached = FIRST, step
-        part = AGAIN if phase == TRAINING and self._cause != FIRST else phase
+                self._cause, self.reached = 0, step
+        part = AGAIN if phase == TRAINING and self._cause else phase
         self._spent[self._cause, part] += spent
         self._behind = 0.0 if new else self._behind + spent * (phase == TRAINING)
         self._ended = max(ended, self._ended)
 
-    def failed(self, now: float, kind: str) -> None:
-        """The life is over. What was begun behind the last step's end is lost."""
-        part = TRAINING if self._cause == FIRST else AGAIN
+    def failed(self, now: float, kind: str = FIRST) -> int:
+        """The life is over. What was begun behind the last step's end is lost. ``kind``: ``FIRST`` if it was ended as others come or go. A
+        number, for ``told``."""
+        part = AGAIN if self._cause else TRAINING
         self._spent[self._cause, part] -= self._behind
-        self._spent[kind, "stuck"] += self._behind + max(0.0, now - self._last)
-        self._cause, self._last, self._ended, self._behind = kind, now, 0, 0.0
-        self._failures[kind] += 1
+        self._causes.append(kind)
+        self._cause, self._ended = len(self._causes) - 1, 0
+        self._spent[self._cause, "stuck"] += self._behind + max(0.0, now - self._last)
+        self._last, self._behind = now, 0.0
+        return self._cause
+
+    def told(self, number: int, kind: str) -> None:
+        """What ended that life was ``kind``: somebody else knows it."""
+        self._causes[number] = kind
 
     def account(self, job: str, began: str) -> Account:
         """As it is now."""
-        spent, lost = dict[str, float](), dict[str, dict[str, float]]()
-        for (kind, part), seconds in self._spent.items():
-            into = lost.setdefault(kind, {}) if kind != FIRST else spent
-            into[part] = round(max(0.0, seconds), 3)
-        return Account(
-            job, began, round(self._last - self._began, 3), spent, lost, dict(self._failures), self._steps, self._again
-        )  # fmt: skip
+        found: dict[str, dict[str, float]] = {FIRST: {}}
+        for (number, part), seconds in self._spent.items():
+            into = found.setdefault(self._causes[number], {})
+            into[part] = into.get(part, 0.0) + seconds
+        told = {kind: {part: round(max(0.0, seconds), 3) for part, seconds in parts.items()} for kind, parts in found.items()}
+        failures = dict(Counter(kind for kind in self._causes if kind != FIRST))
+        return Account(job, began, round(self._last - self._began, 3), told.pop(FIRST), told, failures, self._steps, self._again)
 
 
 def once_each(accounts: Sequence[Account]) -> list[Account]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from relight.typed import from_json_bytes
 
 _STACKS_MAX = 64 << 10
 _TAIL = 40
+_LOST = "network"
 
 
 class After(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,6 +67,12 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     after: After | None = None
     group: str = ""
     """Where its nodes meet: the same for all supervisors of one job, and another if it is started a second time elsewhere."""
+
+    @property
+    def time_s(self) -> float:
+        """When it was written down, in seconds since 1970; 0 if its id does not say it."""
+        head = self.id.partition("-")[0]
+        return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
 
     def past(self, here: str) -> tuple[Failure, Decision]:
         """What a decision goes by, on the machine of that name."""
@@ -129,10 +136,12 @@ class Book:
         """For people."""
         return f"{self._store.url.rstrip('/')}/{self._run}" if self._store is not None else str(self._directory)
 
-    def all(self) -> list[Incident]:
-        """What there is by now, of all machines if the run's store is known and answers; oldest first."""
+    def since(self, time_s: float) -> list[Incident]:
+        """What was written down since then (seconds since 1970), of all machines if the run's store is known and answers; oldest first."""
         with contextlib.suppress(RelightError, OSError):
-            return read_incidents(self._store, self._run) if self._store is not None else incidents_in(self._directory)
+            if self._store is not None:
+                return read_incidents(self._store, self._run, time_s)
+            return [one for one in incidents_in(self._directory) if one.time_s >= time_s]
         return []
 
     def taken_over(self, own: Collection[str]) -> bool:
@@ -183,9 +192,11 @@ class Book:
                 self._left.pop(0)
 
 
-def read_incidents(store: ByteStore, run: str) -> list[Incident]:
-    """A run's, oldest first; what cannot be read is left out."""
-    names = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
+def read_incidents(store: ByteStore, run: str, since_s: float = 0.0) -> list[Incident]:
+    """A run's, oldest first; what cannot be read is left out, what was written before ``since_s`` (seconds since 1970) is not read."""
+    least = f"{max(0, int(since_s * 1000)):013d}"
+    entries = store.list(f"{run}/{DIRECTORY}")
+    names = sorted(entry.name for entry in entries if not entry.is_dir and entry.name.endswith(".json") and entry.name >= least)
     return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)))
 
 
@@ -193,6 +204,11 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
     """Of what several machines wrote down of one and the same failure only what the first did."""
     first: dict[tuple[str, int, int], str] = {}
     return [one for one in incidents if first.setdefault((one.job, one.life, one.step), one.host) == one.host]
+
+
+def cause_of(incidents: Sequence[Incident]) -> str:
+    """The kind of what several machines wrote down of one life's end, oldest first; at least one. Who only lost another knows no more."""
+    return next((one.kind for one in incidents if one.kind != _LOST), incidents[0].kind)
 
 
 def read_accounts(store: ByteStore, run: str) -> list[Account]:

@@ -43,6 +43,7 @@ from relight.supervise import stacks
 from relight.supervise.agents import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
+from relight.supervise.endings import Endings
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import TRAINING, Goodput
@@ -104,6 +105,7 @@ class Supervisor:
         self._open: tuple[Incident, dict[str, float]] | None = None
         """The incident that is not over until a step has ended."""
         self._goodput, self._at, self._kept = Goodput(clock()), now_text(), clock()
+        self._endings = Endings(group)
         self._agents, self._stragglers, self._measured = AgentWatch(), Stragglers(), clock()
         self.hung: tuple[int, ...] = ()
         """Ranks that are taken to hold the others up, of this life."""
@@ -131,6 +133,7 @@ class Supervisor:
     def begin(self, ranks: list[int], settings: Mapping[str, str]) -> dict[int, dict[str, str]]:
         """A life of the job begins, with these ranks here: what each one's environment is to have. ``settings``: what all are told."""
         self._life += 1
+        self._endings.begun()
         self._pids, self._sights, self._stacks, self.hung = {}, {}, {}, ()
         self._began = self._clock()
         told: dict[int, dict[str, str]] = {}
@@ -201,7 +204,7 @@ class Supervisor:
         self._learn_place()
         self._reckon(self._see())
         self._follow_up()  # the life may have gone on and ended between two looks
-        self._goodput.failed(now, failure.kind)
+        self._endings.ended(self._goodput.failed(now, failure.kind), now - self._began)
         self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
         if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
@@ -220,6 +223,12 @@ class Supervisor:
         more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
         emit("run.decision", f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""), action=self.decision.action)
         return self.decision
+
+    def left(self) -> None:
+        """The life is over as others come or go: if one of them failed, its own node writes that down."""
+        self._reckon(self._see())
+        now = self._clock()
+        self._endings.ended(self._goodput.failed(now), now - self._began)
 
     def ended(self, signal_name: str) -> Decision:
         """The job was asked to end, and has."""
@@ -308,7 +317,7 @@ class Supervisor:
             return ""
         self._looked_elsewhere = now
         since = time.time() - (now - self._began)
-        stops = [one for one in self._book.all() if (one.group, one.action) == (self._group, "stop") and int(one.id[:13]) / 1000 > since]
+        stops = [one for one in self._book.since(since) if (one.group, one.action) == (self._group, "stop")]
         return stops[-1].reason if stops else ""
 
     def handing_over_s(self, alive: Collection[int]) -> float:
@@ -384,6 +393,7 @@ class Supervisor:
 
     def _keep_account(self) -> None:
         self._kept = self._clock()
+        self._endings.learn(self._goodput, self._book)
         self._book.keep(self._goodput.account(self._job, self._at))
 
     def _page(self, rank: int) -> Path:
@@ -422,13 +432,12 @@ class Supervisor:
             self._book.at(store, beat.run)
             self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.deaf, obey=self.asked)
             self._requests.start()
-            since = f"{int((time.time() - REMEMBERED_S) * 1000):013d}"
-            recent = [one for one in read_incidents(store, beat.run) if re.match(r"\d{13}-", one.id) and one.id >= since]
+            recent = [one for one in read_incidents(store, beat.run, time.time() - REMEMBERED_S) if re.match(r"\d{13}-", one.id)]
             earlier = once_each(recent)
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
             epoch = self._clock() - time.time()
             here = socket.gethostname()  # somebody has started it again behind a stop: what was before that is not held against it
-            self._past[:0] = [Past(*one.past(here=here), epoch + int(one.id[:13]) / 1000) for one in earlier[last + 1 :][-50:]]
+            self._past[:0] = [Past(*one.past(here=here), epoch + one.time_s) for one in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """An incident is over when all ranks have ended a step."""

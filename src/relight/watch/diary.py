@@ -24,15 +24,9 @@ NO_CRASH = ("preemption",)
 T = TypeVar("T")
 
 
-def began(one: Incident) -> float:
-    """When an incident was written down, by its id."""
-    head = one.id.partition("-")[0]
-    return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
-
-
 def recent_failures(incidents: Iterable[Incident], now: float) -> int:
     """How many within the last hour; being asked to end is none."""
-    return sum(now - began(one) < CRASHES_S and one.kind not in NO_CRASH for one in incidents)
+    return sum(now - one.time_s < CRASHES_S and one.kind not in NO_CRASH for one in incidents)
 
 
 class Diary:
