@@ -83,7 +83,7 @@ clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000
 
-matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; a quarter of an hour
+matrix: $(STAMP) ## features against each other, every pair: saved in one way, killed in the midst of it, restored in another; some minutes
 	$(BIN)/python tests/matrix/matrix.py
 
 layouts: $(STAMP) ## 21 layouts on one to four ranks, each restored under every other
