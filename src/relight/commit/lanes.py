@@ -57,7 +57,7 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: Pace | None
 def _write(store: ByteStore, prefix: str, pack: PackPlan, pace: Pace | None, failed: threading.Event | None = None) -> tuple[Pack, float]:
     _go_on(failed, pack.file)
     writer = store.write(f"{prefix}/{pack.file}", pack.size)
-    if pace is not None and pace.spent is not None:
+    if pace is not None:
         writer = pace.spent.timed(writer)
     try:
         hashes = write_pack(writer if failed is None else _Stopping(writer, failed, pack.file), pack, pace=pace)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from relight.commit.plan import PackPlan
@@ -105,7 +105,7 @@ class Pace:
     bytes_per_second: float | None = None
     progress: Callable[[int], None] | None = None
     """Told the bytes of a pack that have been written, now and then."""
-    spent: Spent | None = None
+    spent: Spent = field(default_factory=Spent)
     """Told what the store took for it."""
 
 
@@ -134,13 +134,12 @@ def write_pack(
     slab_bytes = min(slab_bytes, -(-plan.size // PAGE) * PAGE)
     hashers: dict[int, tuple[Digest, int]] = {}
     hashes: list[bytes] = [b""] * len(plan.chunks)
-    spent = pace.spent or Spent()
     slabs = _slabs(plan, slab_bytes)
     if plan.size <= slab_bytes:
         buffer = page_buffer(slab_bytes)
         for offset, pieces in slabs:
             for piece in pieces:
-                _fill(buffer, piece, plan, hashers, hashes, spent)
+                _fill(buffer, piece, plan, hashers, hashes, pace.spent)
             _write(writer, offset, buffer, min(slab_bytes, plan.size - offset))
         return _checked(hashes, plan)
     buffers = (page_buffer(slab_bytes), page_buffer(slab_bytes))
@@ -149,7 +148,7 @@ def write_pack(
         for turn, (offset, pieces) in enumerate(slabs):
             buffer = buffers[turn % 2]
             jobs: list[Future[None]] = [
-                pool.submit(_fill, buffer, piece, plan, hashers, hashes, spent) for piece in pieces
+                pool.submit(_fill, buffer, piece, plan, hashers, hashes, pace.spent) for piece in pieces
             ]
             try:
                 if filled:
@@ -213,7 +212,6 @@ def _fill(
 
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
     hashes: list[bytes] = []
-    spent = pace.spent or Spent()
     started = time.monotonic()
     with (
         ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
@@ -234,7 +232,7 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
         def hash_on(there: int) -> None:
             while chunks and len(jobs) < _AHEAD and chunks[0][1] <= there:
                 begin, end = chunks.popleft()
-                jobs.append(hashers.submit(_hash, image[begin:end], spent))
+                jobs.append(hashers.submit(_hash, image[begin:end], pace.spent))
 
         def written(left: int) -> None:
             while len(writes) > left:

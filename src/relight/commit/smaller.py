@@ -133,9 +133,8 @@ def write_smaller_packs(
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
     took, in seconds. ``known``: what need not be written, or not all of it; ``choice``: what is coded of what is written, where that makes
     it smaller; ``by``: who makes frames of planes."""
-    spent = pace.spent or Spent()
     written = [
-        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules, spent)._replace(by=by), pace)
+        write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules, pace.spent)._replace(by=by), pace)
         for index, pack in enumerate(plan.packs)
     ]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
@@ -162,7 +161,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
                 base = None if chunk.base is None else placed(chunk.base, homes)
                 pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
-            if pace.spent is not None and chunk.took_s:
+            if chunk.took_s:
                 pace.spent.add_coded(coder.kinds[number], length, chunk.took_s)
             if pace.progress is not None:
                 pace.progress(length)
@@ -320,7 +319,7 @@ def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
             pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
 
 
-def _chunks(plan: PackPlan, without: Collection[int], spent: Spent | None) -> Iterator[tuple[int, memoryview]]:
+def _chunks(plan: PackPlan, without: Collection[int], spent: Spent) -> Iterator[tuple[int, memoryview]]:
     """Where each chunk begins, and its bytes, as they come; none of those ``without``, which are not read. ``spent``: is told how long
     they were waited for."""
     if plan.image is not None:
@@ -329,8 +328,7 @@ def _chunks(plan: PackPlan, without: Collection[int], spent: Spent | None) -> It
             if plan.until is not None and at + length > there:
                 began = time.perf_counter()
                 there = plan.until(at + length)
-                if spent is not None:
-                    spent.waited_s += time.perf_counter() - began
+                spent.waited_s += time.perf_counter() - began
             yield at, plan.image[at : at + length]
             at += length
         return
@@ -353,7 +351,7 @@ def _chunks(plan: PackPlan, without: Collection[int], spent: Spent | None) -> It
 class _Out:
     """The file of what is new: nothing, if there is nothing; of its very size, if that is little; else no longer than announced."""
 
-    def __init__(self, store: ByteStore, key: str, at_most: int, spent: Spent | None) -> None:
+    def __init__(self, store: ByteStore, key: str, at_most: int, spent: Spent) -> None:
         self._store, self._key, self._at_most, self._spent = store, key, at_most, spent
         self._writer: Writer | None = None
         self._buffer = page_buffer(min(HELD_BYTES, -(-at_most // PAGE) * PAGE))
@@ -402,7 +400,6 @@ class _Out:
                 if self._at_most == self.size:
                     raise
                 self._writer = self._store.write(self._key, self.size)
-            if self._spent is not None:
-                self._writer = self._spent.timed(self._writer)
+            self._writer = self._spent.timed(self._writer)
         self._writer.write_at(self._written, self._buffer[: -(-self._held // self._writer.align) * self._writer.align])
         self._written, self._held = self._written + self._held, 0

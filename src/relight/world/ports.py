@@ -42,6 +42,6 @@ def _is_free(port: int) -> bool:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 one.bind((address, port))
         except OSError as error:
-            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:
-                return False  # a machine without IPv6 says so
+            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # a machine without IPv6 says something else
+                return False
     return True
