@@ -165,7 +165,8 @@ class Smaller:
             now = spent.seconds / spent.bytes * lanes
             seen.lane_s_per_byte = now if then is None or not coded else max(now, then * RECOVERS)
         if coded < MEASURED_BYTES_MIN:
-            seen.strain, seen.drag = 1 + (seen.strain - 1) * RECOVERS, DRAG + (seen.drag - DRAG) * RECOVERS
+            seen.strain = 1 + (seen.strain - 1) * RECOVERS
+            seen.drag = None if seen.drag is None else DRAG + (seen.drag - DRAG) * RECOVERS
             return
         rates = {one.kind: one.code_s_per_byte for one in seen.samples or ()}
         should = sum(length * rates[kind] for kind, (length, _) in spent.coded.items() if kind in rates)

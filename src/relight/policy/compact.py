@@ -27,7 +27,8 @@ LONGER_MAX, RECOVERS = 20.0, 0.9
 """Of what coding was once seen to take beyond what it should, a tenth is forgotten with each save that is not coded: then it is tried
 again. And a save that is coded shows a store to be faster by a tenth at most, as one that takes what it is given into memory looks fast."""
 DRAG = 1.1
-"""What coding and storing together take, over the longer of the two, until it is seen; the first save that is coded is no gamble."""
+"""What coding and storing together take, over the longer of the two, until it is seen, but no more than one after the other: the first save
+that is coded is no gamble."""
 SLACK = 0.9
 """Coding must make a save at least so much shorter: what is measured is not exact."""
 
@@ -124,8 +125,8 @@ class Experience:
     """How many times as long as the samples say coding takes, beside whatever else the processors do."""
     crowd: float = 1.0
     """How many times as long as it had a processor the last save's hashing took: what strain is to be expected, before any was seen."""
-    drag: float = DRAG
-    """How many times as long as coding alone, or storing alone, a save took that did both."""
+    drag: float | None = None
+    """How many times as long as coding alone, or storing alone, whatever is longer, a save took that did both; None: none did yet."""
     since_full: int = 0
     """Saves since one that stored everything itself, that one included."""
 
@@ -167,10 +168,12 @@ def choose(rules: Compact, seen: Experience, under: Conditions) -> Choice:
 
 
 def should_take(seen: Experience, under: Conditions, kinds: Collection[str]) -> float:
-    """Seconds for each byte that must be written, with those kinds coded: whatever takes longer, coding or storing, and the drag."""
+    """Seconds for each byte that must be written, with those kinds coded: the longer of coding and storing, and what the other adds."""
     held = [one for one in seen.samples or () if one.kind in kinds]
     spent = sum(one.weight * one.code_s_per_byte for one in held) * max(seen.strain, seen.crowd) / under.threads
-    return max(_left(held) * under.store_s_per_byte(seen, 1), spent) * seen.drag
+    stored = _left(held) * under.store_s_per_byte(seen, 1)
+    longer = max(stored, spent)
+    return min(longer * DRAG, stored + spent) if seen.drag is None else longer * seen.drag
 
 
 def _left(coded: Iterable[Sample]) -> float:
