@@ -22,8 +22,8 @@ from relight.log import Checkpoint, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.pulse import begins
-from relight.pulse.settings_file import take_environment
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
+from relight.settings.file import take_environment
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
 

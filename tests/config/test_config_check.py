@@ -24,11 +24,11 @@ from relight.config import check_file
 from relight.config.check import makers
 from relight.errors import ConfigError, RelightError
 from relight.policy.table import defaults_of
-from relight.pulse import lines
-from relight.pulse.blame import only
-from relight.pulse.known import SETTINGS
-from relight.pulse.lines import places
-from relight.pulse.settings_file import checked, forget_taken, read_table
+from relight.settings import lines
+from relight.settings.blame import only
+from relight.settings.file import checked, forget_taken
+from relight.settings.known import SETTINGS
+from relight.settings.lines import places
 from relight.supervise.settings import read_settings
 
 SECRET = "json://user:hunter2@pager.example/?token=hunter2"
@@ -249,7 +249,7 @@ def test_what_is_no_file_is_refused_at_once() -> None:
     with open("big", "wb") as file:
         file.truncate(1 << 30)
     for name in ("directory", "fifo", "link", "big", "/dev/zero", "none", "a\0b"):
-        for call in (lambda: read_table("supervise", Path(name)), lambda: check_file(Path(name), True)):
+        for call in (lambda: checked("supervise", lambda told, where: told, Path(name)), lambda: check_file(Path(name), True)):
             began = time.monotonic()
             with pytest.raises(ConfigError):
                 call()

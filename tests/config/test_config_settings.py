@@ -21,8 +21,8 @@ from relight.errors import ConfigError
 from relight.policy import Compact, Limits, Peers, adaptive, every, keep
 from relight.policy.grace import GRACE, grace_of
 from relight.policy.table import defaults_of
-from relight.pulse.known import RULES, SETTINGS, Setting, variable_of
-from relight.pulse.settings_file import checked, forget_taken, give, take_environment
+from relight.settings.file import checked, forget_taken, give, take_environment
+from relight.settings.known import RULES, SETTINGS, Setting, variable_of
 from relight.supervise.decide import Rules
 from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import Patience

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.observe import emit
 from relight.policy import Compact, Keep, Limits, Peers, Trigger
 from relight.policy.table import defaults_of
-from relight.pulse.settings_file import checked, from_variables, take_environment
+from relight.settings.file import checked, from_variables, take_environment
 
 
 class Given(NamedTuple):

@@ -102,6 +102,7 @@ class Checkpointer(Holds):
         **components: object,
     ) -> None:
         begins("a Checkpointer")
+        settle()
         url, name, tiers = options.where_to(path, run)
         given = Given(save, keep, limits, compact, peers, background)
         save, keep, limits, compact, peers, background = completed(given, writer, tiers is not None)
@@ -301,7 +302,6 @@ class Checkpointer(Holds):
             return
         write_events(self._store.url, self._run, rank=self._world.rank)
         self._environment = environment_soon()
-        settle()
         if self._signals is not None:
             self._signals.install()
 

@@ -130,7 +130,8 @@ class Commands(click.Group):
 
 def _settle(name: str, given: tuple[str, ...]) -> None:
     """What ``--set`` says, then what the file says of the environment: before the command, which may need either."""
-    from relight.pulse.settings_file import give, take_environment
+    from relight.settings.file import give, take_environment
+    from relight.settings.here import usually
 
     for one in given:
         setting, equals, value = one.partition("=")
@@ -139,8 +140,7 @@ def _settle(name: str, given: tuple[str, ...]) -> None:
         give(setting.strip(), value)
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
-    if name != "config":
-        os.environ.setdefault("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen
+    usually("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen; not at the jobs that it starts
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

@@ -104,7 +104,7 @@ def _said(one: Mistake) -> str:
 
 def _file(directory: Path | None) -> Path | None:
     """Which file counts; None: there is none."""
-    from relight.pulse.settings_file import FILE, which_file
+    from relight.settings.file import FILE, which_file
 
     if directory is not None:
         if not directory.is_dir():
@@ -117,7 +117,7 @@ def _file(directory: Path | None) -> Path | None:
 
 def _mistakes(path: Path | None) -> list[Mistake]:
     from relight.config import check_file, check_variables
-    from relight.pulse.settings_file import NOT_TOML, parse, read_text, which_file
+    from relight.settings.file import NOT_TOML, parse, read_text, which_file
 
     wrong = check_file(path, which_file()[1]) if path is not None else []
     told: dict[str, Any] = {}

@@ -13,10 +13,10 @@ from relight.keys import Guard
 from relight.policy.compact import lossy_of
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
-from relight.pulse.blame import Keys, faults, value_at
-from relight.pulse.known import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
-from relight.pulse.lines import places
-from relight.pulse.settings_file import NOT_TOML, from_variables, merged, parse, read_text, variables_in
+from relight.settings.blame import Keys, faults, value_at
+from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, variables_in
+from relight.settings.known import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
+from relight.settings.lines import places
 from relight.supervise.settings import settings_of
 from relight.watch.settings import alerting_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from relight.doctor.facts import Facts, NodeFacts
 from relight.doctor.finding import Found, check, gb, span
-from relight.pulse.settings_file import FILE
+from relight.settings.file import FILE
 
 APART_S = 10.0
 """So far clocks may be apart before events of nodes cannot be put in order by eye."""

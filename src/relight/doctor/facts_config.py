@@ -13,8 +13,8 @@ from relight.errors import ConfigError, RelightError
 from relight.keys import Guard
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
-from relight.pulse.known import TOLD, VARIABLES
-from relight.pulse.settings_file import FILE, checked
+from relight.settings.file import FILE, checked
+from relight.settings.known import TOLD, VARIABLES
 from relight.store.object_client import Patience
 from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings

@@ -16,7 +16,7 @@ import msgspec
 
 from relight.doctor.facts import Facts, Mount, NodeFacts
 from relight.errors import RelightError
-from relight.pulse.settings_file import FILE, PLACE
+from relight.settings.file import FILE, PLACE
 from relight.store import ByteStore, open_bytes
 from relight.typed import from_msgpack
 from relight.version import VERSION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ from relight.catalog.whole import Whole, check_pieces, whole_of
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
 from relight.format import Leaf
 from relight.format.collector import collector_paused
-from relight.interop.dcp_tree import OWN, TENSOR, VALUE, Description, decode_entries, node_at
+from relight.interop.dcp_tree import TENSOR, VALUE, Description, decode_entries, node_at
 from relight.interop.dcp_write import number_in
 from relight.layout import Box, Sink, whole
 from relight.log import Checkpoint, View
@@ -303,8 +303,3 @@ def _worst(error: RelightError | None) -> RelightError | None:
     if rank == dist.get_rank() and error is not None:
         return error
     return kind(f"rank {rank}: {said}", hint="that rank's own log has all of it")
-
-
-def entries_of(tree: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """The state dict's own entries of a tree that ``relight.load`` gave, without what DCP needs."""
-    return ((key, value) for key, value in tree.items() if key != OWN)

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
+from relight.settings.here import said
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
 """What URLs may begin with, and what they are called here."""
@@ -46,13 +47,13 @@ class Patience(NamedTuple):
     @classmethod
     def usual(cls) -> Patience:
         """Of whoever says nothing: ``RELIGHT_STORE_PATIENCE_S`` is the deadline, in seconds."""
-        text = os.environ.get("RELIGHT_STORE_PATIENCE_S")
+        text = said("RELIGHT_STORE_PATIENCE_S")
         try:
             deadline_s = float(text) if text else cls().deadline_s
         except ValueError:
             deadline_s = 0.0
         if not 0 < deadline_s < float("inf"):
-            raise ConfigError(f"RELIGHT_STORE_PATIENCE_S is a number of seconds above 0, not {str(text)[:40]!r}")
+            raise ConfigError(f"RELIGHT_STORE_PATIENCE_S is a number of seconds above 0, not {text[:40]!r}")
         return cls(deadline_s=deadline_s, request_s=min(cls().request_s, deadline_s))
 
 

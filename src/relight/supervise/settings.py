@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
-from relight.pulse.settings_file import checked
+from relight.settings.file import checked
 from relight.supervise.decide import Rules
 from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import Patience

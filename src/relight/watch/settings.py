@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from relight.errors import ConfigError
-from relight.pulse.settings_file import checked
+from relight.settings.file import checked
 from relight.watch.rules import KINDS, SEVERITIES, WARNING, Rule
 
 _TARGETS_MAX = 50

@@ -65,7 +65,7 @@ _CHECKPOINT = (
     Setting("checkpoint.background", _YES, "true", "whether the agent writes while training goes on", "Checkpointer(background=)"),
     *_called(
         "adaptive",
-        ("at_least", _TIME, "0", "the shortest interval between saves"),
+        ("at_least", _TIME, "none", "the shortest interval between saves"),
         ("at_most", _TIME, "1h", "the longest"),
         ("overhead", "a share between 0 and 1", "0.5", "what share of the steps' time saves may take"),
         ("total_steps", _COUNT, "not known", "how many steps there will be"),
@@ -106,7 +106,7 @@ _CHECKPOINT = (
     ),
     *_called(
         "compact",
-        ("reuse", _YES, "true", "whether a chunk that the save before has is stored again"),
+        ("reuse", _YES, "true", "whether a chunk that the save before has is named instead of stored again"),
         ("codecs", '"auto", "never" or "always"', "auto", "whether what is stored is coded"),
         ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
@@ -130,7 +130,7 @@ def _in(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
 
 _SUPERVISE = _in(
     "supervise",
-    ("failures", _COUNT, "10", "failures in a row without a step of progress, until it stops"),
+    ("failures", _COUNT, "10", "failures in a row without a step of progress that are allowed: the next one stops it"),
     ("same", _COUNT, "3", "failures that are alike, at the same step, until it stops"),
     ("backoff_s", _SECONDS, "1.0", "the first wait before another try; it doubles"),
     ("backoff_max_s", _SECONDS, "60.0", "the longest"),

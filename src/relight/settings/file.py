@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relight.errors import ConfigError
-from relight.pulse.blame import culprit
-from relight.pulse.known import NAMED_ONLY, PREFIX, SETTINGS, TABLES, nearest, variable_of
-from relight.pulse.lines import Keys, places
+from relight.settings.blame import culprit
+from relight.settings.known import NAMED_ONLY, PREFIX, SETTINGS, TABLES, nearest, variable_of
+from relight.settings.lines import Keys, places
 
 FILE = "relight.toml"
 PLACE = "RELIGHT_SETTINGS"
@@ -127,13 +127,6 @@ def merged(table: Mapping[str, Any], variables: Mapping[Keys, str]) -> dict[str,
 
 def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _copy(value) if isinstance(value, dict) else value for name, value in table.items()}
-
-
-def read_table(name: str, path: Path | None = None) -> tuple[dict[str, Any], Path]:
-    """One table, variables merged in, and the file. Of the file nothing if none is named, by ``path`` or ``RELIGHT_SETTINGS``, and none is
-    here. ``ConfigError`` for what cannot be read, is no TOML, or has something else under that name, or a table that nobody reads."""
-    table, path, _ = _read(name, path)
-    return merged(table, from_variables(name)), path
 
 
 def _read(name: str, path: Path | None) -> tuple[dict[str, Any], Path, str]:

@@ -1,0 +1,28 @@
+"""What counts in one process alone: commands wait less for a store, the jobs that they start do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ASK = """
+import json, os, subprocess, sys
+from relight.cli import _settle
+from relight.store.object_client import Patience
+_settle(sys.argv[1], ())
+child = [sys.executable, "-c", "from relight.store.object_client import Patience; print(Patience.usual().deadline_s)"]
+print(json.dumps([Patience.usual().deadline_s, float(subprocess.check_output(child))]))
+"""
+
+
+@pytest.mark.parametrize("command", ["ls", "run", "prove"])
+@pytest.mark.parametrize(("variable", "found"), [("", [20.0, 120.0]), ("7", [7.0, 7.0])])
+def test_a_command_waits_less_than_the_jobs_it_starts(command: str, variable: str, found: list[float]) -> None:
+    """Unless a variable says how long, which all hear of."""
+    environment = {**os.environ, "RELIGHT_STORE_PATIENCE_S": variable}
+    done = subprocess.run([sys.executable, "-c", ASK, command], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == found
