@@ -17,10 +17,12 @@ import pytest
 import torch
 
 import relight
-from relight.agent.messages import Layout, Save, ToAgent, ToTrainer, Want
+from relight.agent.client import Agent
+from relight.agent.messages import Layout, Meet, Met, Save, ToAgent, ToTrainer, Want
 from relight.agent.serve import NEAR_S, PATIENT_S, Job, Server, Session
 from relight.agent.wire import Wire
 from relight.arena import SEALED
+from relight.errors import StoreUnavailable
 
 
 @pytest.fixture
@@ -204,3 +206,20 @@ ckpt.save(1, block=False)
         with relight.Checkpointer(tmp_path / "run", weights=weights, background=True) as ckpt:
             assert ckpt.restore() == 2, number
         shutil.rmtree(tmp_path / "run")
+
+
+def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
+    """The agent was slow once: what it says then of the first is not taken for the second's, whose slots it would not be."""
+    ours, theirs = socket.socketpair()
+    agent, wire = Agent(ours), Wire(theirs, ToAgent)
+    try:
+        with pytest.raises(StoreUnavailable, match="did not answer within"):
+            agent.meet(Meet(b"token"), 0.05)
+        wire.send(Met("first", ""))
+        wire.send(Met("second", ""))
+        assert agent.meet(Meet(b"token"), 5.0).id == "second"
+        wire.send(Met("third", ""))
+        assert agent.meet(Meet(b"token"), 5.0).id == "third"
+    finally:
+        agent.close()
+        wire.close()

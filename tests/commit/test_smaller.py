@@ -26,7 +26,7 @@ from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import fold
 from relight.policy import Keep
-from relight.policy.compact import Compact, Experience
+from relight.policy.compact import Compact, Conditions, Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import PAGE, ByteStore, LocalStore, MemoryStore, page_buffer
 
@@ -140,6 +140,7 @@ def test_what_is_not_new_at_all(tmp_path: Path) -> None:
     again = attempt.save(request(1, held, smaller))
     check(store, "r", again.id, held)
     assert body_of(store, "r", again.id).new_bytes < 4096
+    assert smaller.choice(Conditions(2)).coded, "what will change is worth coding, whatever nothing changed lately"
 
 
 def test_without_codecs(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_a_failure_on_the_way_back_is_that_failures() -> None:
     assert found.spent == {"training": 11}
 
 
+def test_the_time_that_stock_taking_takes_is_counted_once() -> None:
+    """The failure was noticed in front of the last look."""
+    book = Goodput(0.0)
+    book.see(10, "training", 9, 10)
+    book.see(14, "training", 9, 10)
+    book.failed(12, "killed")
+    book.see(20, "down")
+    found = book.account("job", "")
+    assert found.spent == {"training": 10} and found.lost == {"killed": {"stuck": 4, "down": 6}} and found.seconds == 20
+
+
 def test_a_life_that_others_ended_is_counted_anew() -> None:
     """Its steps are done again, and then more; what that cost is nobody's, until it is known whose."""
     book = Goodput(0.0)

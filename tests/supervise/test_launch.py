@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 
 from relight.supervise import launch
-from relight.supervise.agent import failure_of
+from relight.supervise.agent import Agent, _end, _heard, failure_of
+from relight.supervise.decide import Rules
+from relight.supervise.limits import Patience
 from relight.supervise.settings import Settings
+from relight.supervise.supervisor import Supervisor
 
 
 @pytest.mark.parametrize(
@@ -33,7 +42,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
             closings.append(1)
             return True
 
-    class Agent:
+    class Broken:
         def __init__(self, **told: Any) -> None:
             pass
 
@@ -43,7 +52,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
         monkeypatch.setenv(name, "1")  # launch sets them, for the processes to come
     monkeypatch.setattr(launch.rendezvous, "get_rendezvous_handler", lambda parameters: Rendezvous())
-    monkeypatch.setattr(launch, "Agent", Agent)
+    monkeypatch.setattr(launch, "Agent", Broken)
     ended = launch.launch(launch.parse(["train.py"]), Settings(), tmp_path)
     assert ended.code == 1 and says in ended.say and len(closings) == closed
 
@@ -74,3 +83,43 @@ def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str,
     options = launch.parse(given)
     assert (options.training_script, options.training_script_args) == (script, its)
     assert options.nnodes == "1:1" and options.role == "default"
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Any:
+    """Of no ranks, with the signal's handler as the agent sets it."""
+    made = Supervisor(Rules(), Patience(), "job", tmp_path)
+    before = signal.signal(signal.SIGTERM, partial(_heard, made, api._terminate_process_handler))
+    try:
+        yield made
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        made.close()
+
+
+def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same(supervisor: Supervisor) -> None:
+    """It came as the main thread asked a store, whose client takes any exception for the store's: the next look sends it once more."""
+    agent: Any = SimpleNamespace(_supervisor=supervisor)
+    Agent._end_if_announced(agent)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Exception as error:
+        assert isinstance(error, api.SignalException)
+    assert supervisor.announced == "SIGTERM came"
+    with pytest.raises(api.SignalException):
+        Agent._end_if_announced(agent)
+    assert supervisor.ended("SIGTERM").reason.startswith("SIGTERM came")
+
+
+def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks die and the machine is wanted back in the same second."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        class Slow:
+            pid = process.pid
+
+            def wait(self, timeout: float) -> None:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        context: Any = SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=Slow())})
+        with pytest.raises(api.SignalException):
+            _end(context, [0], {})

@@ -14,14 +14,15 @@ from tests.log.test_log_stale_listings import save
 
 from relight.catalog.diary import DIRECTORY
 from relight.commit import Attempt
-from relight.policy.going_back import SPLIT
+from relight.errors import StoreUnavailable
+from relight.policy.going_back import BEFORE, SPLIT
 from relight.pulse import SETTING, Beat, Page
-from relight.store import LocalStore, open_bytes
+from relight.store import Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.decide import Rules
 from relight.supervise.facts import Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import Incident, incident_of, incidents_in, once_each, read_incidents
+from relight.supervise.incidents import After, Incident, incident_of, incidents_in, once_each, read_incidents
 from relight.supervise.limits import Patience
 from relight.supervise.supervisor import Supervisor
 from relight.supervise.taken_over import taken_over
@@ -274,3 +275,137 @@ def test_a_log_that_cannot_be_read_in_time_holds_nobody_up() -> None:
     began = time.monotonic()
     assert not taken_over(Slow(), "run", {"a:1"}, 0.2) and time.monotonic() - began < 3
     assert not taken_over(MemoryStore(), "run", {"a:1"})
+
+
+NAN = Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 40")
+
+
+def restored(watched: Supervisor, step: int, *, goes_on: bool = True) -> None:
+    """A life begins; if it ``goes_on`` it restores, and ends steps."""
+    told = watched.begin([0], {})
+    watched.started({0: os.getpid()})
+    if goes_on:
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0))
+        watched.look()
+
+
+def test_nobody_goes_back_twice(tmp_path: Path) -> None:
+    """A life went back and trained on; then others came. What the next one is told, whether it restores or not, is not to go back once more."""
+    watched = Supervisor(Rules(split=True), Patience(), "job", tmp_path)
+    try:
+        restored(watched, 40)
+        watched.failed([Worker(0, 1, 1.0, error="torch.OutOfMemoryError: CUDA out of memory")])
+        restored(watched, 40)
+        assert watched.failed([NAN]).action == "roll back"
+        assert watched.decision is not None and {BEFORE, SPLIT} <= watched.decision.settings.keys()
+        restored(watched, 0, goes_on=False)
+        watched.left()
+        assert BEFORE in watched.decision.settings, "none has restored yet"
+        restored(watched, 50_000)
+        watched.left()
+        assert watched.decision.settings == {SPLIT: "2"}
+        restored(watched, 0, goes_on=False)
+        assert watched.failed([Worker(0, -9, 1.0)]).settings == {SPLIT: "2"}
+    finally:
+        watched.close()
+
+
+def test_the_next_job_does_not_go_back_either(tmp_path: Path) -> None:
+    """What went back, and was followed up, is over; what nobody has followed up may not have been done."""
+    failure = Failure("numerical", "why", 0, 40, 41, "words")
+    told = {BEFORE: "10", SPLIT: "2"}
+    one = incident_of(Facts(()), failure, Decision("roll back", "so", 0.0, told), job="job", host="a", life=1)
+    assert one.past("a")[1].settings == told
+    done = msgspec.structs.replace(one, after=After(one.id, 9, 31, {}))
+    assert done.past("a")[1].settings == {SPLIT: "2"}
+
+
+def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
+    """The life before is over, and accounted for: nothing was trained again, nothing of it is done once more."""
+    now = [1000.0]
+    store = open_bytes(tmp_path / "store")
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path / "here", lambda: now[0], group="a")
+    try:
+        watched._known = True
+        watched._book.at(store, "run")
+        told = watched.begin([0], {})
+        watched.started({0: os.getpid()})
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
+        now[0] += 10
+        watched.look()
+        assert watched.failed([Worker(0, -9, 1010.0)]).action == "resume"
+        now[0] += 30
+        assert watched.ended("SIGTERM").action == "end"
+    finally:
+        watched.close()
+    first, second = read_incidents(store, "run")
+    assert (first.kind, first.after, second.kind) == ("killed", None, "preemption")
+    (kept,) = [Account(**msgspec.json.decode(path.read_bytes())) for path in (tmp_path / "store" / "run" / DIRECTORY).glob("*account.json")]
+    assert (kept.steps, kept.again, kept.failures) == (10, 0, {"killed": 1})
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
+    """Where the time went is written down by a thread of its own: ranks are looked after meanwhile, and the job comes to its end."""
+    class Slow(MemoryStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            time.sleep(3)
+            return super().put_once(key, data)
+
+    now = [1000.0]
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path, lambda: now[0])
+    watched._known = True
+    watched._book.at(Slow(), "run")
+    restored(watched, 5)
+    began = time.monotonic()
+    for _ in range(5):
+        now[0] += 70
+        watched.look()
+    assert time.monotonic() - began < 2
+    watched.close()
+    assert time.monotonic() - began < 15
+
+
+def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_path: Path) -> None:
+    """Or where only those have written that lost it: whoever failed may be late."""
+    class Absent(LocalStore):
+        away = False
+
+        def list(self, prefix: str) -> list[Entry]:
+            if self.away:
+                raise StoreUnavailable("it does not answer")
+            return super().list(prefix)
+
+    store = Absent(tmp_path / "store")
+    died, lost = nodes = [Supervisor(Rules(), Patience(), "job", tmp_path / name, group="a") for name in ("died", "lost")]
+    gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
+
+    def causes(learns: bool = True) -> list[str]:
+        if learns:
+            lost._endings.learn(lost._goodput, lost._book)
+        return lost._goodput._causes
+
+    try:
+        for one in nodes:
+            one._known = True
+            one._book.at(store, "run")
+            one.begin([0], {})
+            one.started({0: os.getpid()})
+        time.sleep(0.01)
+        lost.failed([gone])
+        assert causes() == ["", "network"], "nobody else has written yet"
+        incident = died._book.write
+        late: list[Incident] = []
+        died._book.write = late.append  # type: ignore[assignment, method-assign]
+        died.failed([Worker(0, -9, 1.0)])
+        time.sleep(0.01)
+        lost.begin([0], {})
+        assert causes() == ["", "network"]
+        incident(late[0])
+        store.away = True
+        assert causes() == ["", "network"]
+        store.away = False
+        assert causes() == ["", "killed"]
+        assert not lost._endings._unsure
+    finally:
+        for one in nodes:
+            one.close()

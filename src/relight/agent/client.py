@@ -68,6 +68,8 @@ class Agent:
         self.pid = pid
         self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer)
         self._answers: list[tuple[Slots | Have | Met, list[int]]] = []
+        self._late = 0
+        """How many answers are still to come that nobody waits for any more."""
         self._changed = threading.Condition()
         self._lost: str | None = None
         self._running: dict[int, str] = {}
@@ -168,6 +170,7 @@ class Agent:
     def _answer(self, kind: type[A], timeout: float) -> tuple[A, list[int]]:
         with self._changed:
             if not self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout):
+                self._late += 1
                 raise StoreUnavailable(f"the agent did not answer within {timeout:.0f} s")
             if not self._answers:
                 raise StoreUnavailable(f"the agent is gone: {self._lost}")
@@ -187,6 +190,10 @@ class Agent:
                     emit(message.name, message.say, **message.fields)
                 else:
                     with self._changed:
+                        if self._late:  # they come in order: it is to a question that was given up
+                            self._late -= 1
+                            close_all(fds)
+                            continue
                         self._answers.append((message, fds))
                         self._changed.notify_all()
         except Gone as error:

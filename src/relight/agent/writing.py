@@ -154,6 +154,7 @@ class Writer:
                     vouched=self._vouched(request, prepared),
                 )
             )
+            self._last, self._last_in = request.id, (slot, number, prepared)
             if request.tag and (request.seat is None or request.seat.rank == 0):
                 name = request.tag
                 self._log.append(lambda view: (TagBody(name=name, id=request.id), fold(view).epoch))
@@ -162,7 +163,6 @@ class Writer:
         except Exception as error:
             follow.sealed()  # one that was given up meanwhile has failed for another reason, which the trainer knows
             return _failed(number, request.id, error)
-        self._last, self._last_in = request.id, (slot, number, prepared)
         return _done(number, report)
 
     def _before(self, slot: Slot, slots: Sequence[Slot], prepared: Prepared) -> Before | None:

@@ -266,7 +266,9 @@ def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: 
     if smaller.rules.codecs != "never":
         from relight.commit.smaller import sampled
 
-        smaller.seen.samples = tuple(sampled(plan, part.packs, smaller.coder()))
+        samples = tuple(sampled(plan, part.packs, smaller.coder()))
+        if samples or not requires:  # else all of it lies with earlier ones, which says nothing of what changes
+            smaller.seen.samples = samples
 
 
 def root_of(

@@ -19,6 +19,11 @@ SPIKES = "RELIGHT_SPIKES"
 _SANE = {BEFORE: r"\d{1,18}", SKIP: r"\d{1,18}-\d{1,18}", CUT: r"0\.\d{1,18}|\d(\.\d{1,18})?e-\d{1,3}", SPLIT: r"\d{1,7}"}
 
 
+def once_back(settings: Mapping[str, str]) -> dict[str, str]:
+    """What is left to tell the next life once one has gone back: batches stay small, but nobody goes back twice."""
+    return {name: value for name, value in settings.items() if name not in (BEFORE, SKIP, CUT)}
+
+
 def sane(settings: Mapping[str, str]) -> dict[str, str]:
     """Of settings that were read from somewhere those that a supervisor may have told: they become environment of processes."""
     return {name: value for name, value in settings.items() if name in _SANE and re.fullmatch(_SANE[name], value, re.ASCII)}

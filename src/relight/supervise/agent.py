@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -81,6 +82,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told)
         start: Any = vars(local_elastic_agent)["start_processes"]
+        torchruns: Any = vars(multiprocessing_api)["_terminate_process_handler"]
 
         def with_settings(**arguments: Any) -> Any:
             for worker in worker_group.workers:
@@ -91,6 +93,7 @@ class Agent(LocalElasticAgent):
         with (
             mock.patch.object(local_elastic_agent, "start_processes", with_settings),
             mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_Handler, self._spares)),
+            mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(_heard, self._supervisor, torchruns)),
         ):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._lives += 1
@@ -107,8 +110,7 @@ class Agent(LocalElasticAgent):
             return self._fail(worker_group, context, "")
         if all(code == 0 for code in gone.values()):
             return goes_on(worker_group)
-        if self._supervisor.announced:
-            os.kill(os.getpid(), signal.SIGTERM)  # and it is as if whoever takes the machine had sent it
+        self._end_if_announced()
         hung = self._supervisor.look()
         if self._supervisor.steps:
             self._spares.fill(self._supervisor.ahead_bytes)  # not earlier: they would import while the job does
@@ -155,6 +157,11 @@ class Agent(LocalElasticAgent):
         }
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
+    def _end_if_announced(self) -> None:
+        """As if whoever takes the machine had sent the signal; or once more, if what it interrupted took it for an error of its own."""
+        if self._supervisor.announced:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def _decide(self, decision: Decision) -> None:
         self._decision = decision
         self._remaining_restarts = 1 if decision.action in GOES_ON else 0
@@ -163,6 +170,7 @@ class Agent(LocalElasticAgent):
         self._remaining_restarts = 1
         if self._decision is not None and self._decision.delay_s:
             time.sleep(self._decision.delay_s)
+        self._end_if_announced()
         self._supervisor.waited()
         super()._restart_workers(worker_group)
 
@@ -176,6 +184,13 @@ class Agent(LocalElasticAgent):
 
     def _get_fq_hostname(self) -> str:
         return socket.gethostname()  # not what a name server thinks of it, which may take seconds
+
+
+def _heard(supervisor: Supervisor, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
+    """The job is to end. torchrun's raises an exception wherever the main thread is: in the midst of asking a store, that may be taken for
+    an error of the store's, and the job would go on. So it is written down first, and looked at again."""
+    supervisor.heard = f"{signal.Signals(number).name} came"
+    torchruns(number, frame)
 
 
 class _Handler(SubprocessHandler):
@@ -197,7 +212,7 @@ def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -
         with contextlib.suppress(ProcessLookupError):
             os.killpg(handler.proc.pid, signal.SIGKILL)
     for rank in ranks:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(subprocess.TimeoutExpired):
             context.subprocess_handlers[rank].proc.wait(SETTLE_S)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT
+from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT, once_back
 from relight.pulse.page import NOT_YET
 from relight.supervise.facts import Decision, Failure
 
@@ -162,4 +162,4 @@ def _alike(failure: Failure, history: Sequence[Past]) -> int:
 def _kept(failure: Failure, history: Sequence[Past]) -> dict[str, str]:
     """What a life was told is told to the next: batches stay small; to go back, until one has."""
     told = dict(history[-1].decision.settings) if history else {}
-    return told if failure.restored == NOT_YET else {name: value for name, value in told.items() if name not in (BEFORE, SKIP, CUT)}
+    return told if failure.restored == NOT_YET else once_back(told)

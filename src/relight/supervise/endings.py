@@ -6,7 +6,10 @@ import math
 import time
 
 from relight.supervise.goodput import Goodput
-from relight.supervise.incidents import Book, cause_of
+from relight.supervise.incidents import Book, cause_of, is_told
+
+UNSURE_S = 600.0
+"""So long after a life somebody may write down what ended it: a store may not answer for a while."""
 
 
 class Endings:
@@ -30,11 +33,17 @@ class Endings:
         self._last = (number, time.time() - lasted_s) if self._group else None
 
     def learn(self, goodput: Goodput, book: Book) -> None:
-        """Tell ``goodput`` what is known by now. Cost: what has been written since the first life that is not known of is read."""
-        unsure = [*self._unsure, *([(*self._last, math.inf)] if self._last is not None else [])]
-        self._unsure = []
+        """Tell ``goodput`` what is known by now. Any thread, one at a time. Cost: what has been written since the first life that is not
+        known of is read."""
+        last = self._last
+        unsure = [*self._unsure, *([(*last, math.inf)] if last is not None else [])]
         written = book.since(min(began for _, began, _ in unsure)) if unsure else []
-        for number, began, until in unsure:
+        if written is None:
+            return  # asked again the next time
+        for life in unsure:
+            number, began, until = life
             there = [one for one in written if one.group == self._group and began <= one.time_s <= until]
             if there:
                 goodput.told(number, cause_of(there))
+            if life in self._unsure and (any(is_told(one.kind) for one in there) or time.time() - until > UNSURE_S):
+                self._unsure.remove(life)

@@ -84,7 +84,7 @@ class Goodput:
         self._causes.append(kind)
         self._cause, self._ended = len(self._causes) - 1, 0
         self._spent[self._cause, "stuck"] += self._behind + max(0.0, now - self._last)
-        self._last, self._behind = now, 0.0
+        self._last, self._behind = max(self._last, now), 0.0
         return self._cause
 
     def told(self, number: int, kind: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
 from relight.errors import RelightError
 from relight.log.identity import now_text
-from relight.policy.going_back import sane
+from relight.policy.going_back import once_back, sane
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
@@ -82,7 +83,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
             self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
             here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
-        return failure, Decision(self.action, self.reason, self.delay_s, sane(self.settings))
+        told = sane(self.settings)
+        return failure, Decision(self.action, self.reason, self.delay_s, told if self.after is None else once_back(told))
 
 
 def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "") -> Incident:
@@ -125,6 +127,7 @@ class Book:
         """Of accounts, how many there were, and the name of the one that is in the store."""
         self._left: list[str] = []
         """What was written to the directory, and belongs into the store."""
+        self._carrying = threading.Lock()
 
     def at(self, store: ByteStore, run: str) -> None:
         """Where the run is. What was written elsewhere before is brought there."""
@@ -136,13 +139,14 @@ class Book:
         """For people."""
         return f"{self._store.url.rstrip('/')}/{self._run}" if self._store is not None else str(self._directory)
 
-    def since(self, time_s: float) -> list[Incident]:
-        """What was written down since then (seconds since 1970), of all machines if the run's store is known and answers; oldest first."""
+    def since(self, time_s: float) -> list[Incident] | None:
+        """What was written down since then (seconds since 1970), of all machines if the run's store is known; oldest first. None if it does
+        not answer."""
         with contextlib.suppress(RelightError, OSError):
             if self._store is not None:
                 return read_incidents(self._store, self._run, time_s)
             return [one for one in incidents_in(self._directory) if one.time_s >= time_s]
-        return []
+        return None
 
     def taken_over(self, own: Collection[str]) -> bool:
         """Whether somebody else has taken charge of the run since one of ``own`` did."""
@@ -183,8 +187,12 @@ class Book:
         return False
 
     def _carry(self) -> None:
-        """Bring to the store what could not be written there; what still cannot stays where it is."""
-        with contextlib.suppress(RelightError, OSError):
+        """Bring to the store what could not be written there; what still cannot stays where it is. Not if another thread does so."""
+        if not self._carrying.acquire(blocking=False):
+            return
+        with contextlib.ExitStack() as held:
+            held.callback(self._carrying.release)
+            held.enter_context(contextlib.suppress(RelightError, OSError))
             while self._left and self._store is not None:
                 there = self._directory / self._left[0]
                 self._store.put_once(f"{self._run}/{DIRECTORY}/{self._left[0]}", there.read_bytes())
@@ -204,6 +212,11 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
     """Of what several machines wrote down of one and the same failure only what the first did."""
     first: dict[tuple[str, int, int], str] = {}
     return [one for one in incidents if first.setdefault((one.job, one.life, one.step), one.host) == one.host]
+
+
+def is_told(kind: str) -> bool:
+    """Whether whoever called a life's end so knows more than that another was lost."""
+    return kind != _LOST
 
 
 def cause_of(incidents: Sequence[Incident]) -> str:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from relight.foresee import HORIZON_S, Alarm
 from relight.log import Log, fold
 from relight.log.identity import now_text
 from relight.observe import emit, write_events
-from relight.policy.going_back import SPIKES
+from relight.policy.going_back import SPIKES, once_back
 from relight.pulse import (
     ASKED_FOR,
     HANDING_OVER,
@@ -46,7 +47,7 @@ from relight.supervise.decide import FENCED, Past, Rules, decide
 from relight.supervise.endings import Endings
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
-from relight.supervise.goodput import TRAINING, Goodput
+from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.notices import Notices
@@ -63,6 +64,8 @@ ELSEWHERE_EVERY_S = 5.0
 """How often a node that cannot meet the others looks whether one of them has stopped the job."""
 ACCOUNT_S = 60.0
 """So often it is written down where the time went."""
+CLOSING_S = 20.0
+"""The last one may take so long: whoever wants the machine back does not wait for a store."""
 HEIR_S = 3.0
 """A rank that can save what all held has so long to begin with it, or to say that it will not, once another's failure is known."""
 MIDST_S = 20.0
@@ -114,12 +117,19 @@ class Supervisor:
         self.tells: Callable[[str, str], None] = lambda kind, why: None
         """Told of each failure: its kind, and why."""
         self.decision: Decision | None = None
-        """What was decided last."""
+        """What was decided last; of what it tells the next life, what none has done yet."""
+        self.heard = ""
+        """Which signal said that the job is to end."""
+        self._over = True
+        """Whether the life that was last is accounted for."""
+        self._keeping: threading.Thread | None = None
 
     def close(self) -> None:
         """Nothing of it is left here."""
         if self._known:
-            self._keep_account()
+            last = threading.Thread(target=self._keep_account, args=(self._keeping,), name="relight-account", daemon=True)
+            last.start()
+            last.join(CLOSING_S)
         self._notices.close()
         if self._requests is not None:
             self._requests.close()
@@ -133,6 +143,7 @@ class Supervisor:
     def begin(self, ranks: list[int], settings: Mapping[str, str]) -> dict[int, dict[str, str]]:
         """A life of the job begins, with these ranks here: what each one's environment is to have. ``settings``: what all are told."""
         self._life += 1
+        self._over = False
         self._endings.begun()
         self._pids, self._sights, self._stacks, self.hung = {}, {}, {}, ()
         self._began = self._clock()
@@ -202,9 +213,10 @@ class Supervisor:
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
-        self._reckon(self._see())
-        self._follow_up()  # the life may have gone on and ended between two looks
-        self._endings.ended(self._goodput.failed(now, failure.kind), now - self._began)
+        if not self._over:  # else it is asked to end between two lives
+            self._reckon(self._see())
+            self._follow_up()  # the life may have gone on and ended between two looks
+            self._is_over(failure.kind, now)
         self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
         if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
@@ -227,8 +239,16 @@ class Supervisor:
     def left(self) -> None:
         """The life is over as others come or go: if one of them failed, its own node writes that down."""
         self._reckon(self._see())
-        now = self._clock()
-        self._endings.ended(self._goodput.failed(now), now - self._began)
+        self._is_over(FIRST, self._clock())
+
+    def _is_over(self, kind: str, now: float) -> None:
+        if any(beat.restored != NOT_YET for beat in self.beats().values()):  # it has gone back, if it was told to
+            if self.decision is not None:
+                self.decision = replace(self.decision, settings=once_back(self.decision.settings))
+            for last in self._past[-1:]:
+                self._past[-1] = last._replace(decision=replace(last.decision, settings=once_back(last.decision.settings)))
+        self._endings.ended(self._goodput.failed(now, kind), now - self._began)
+        self._over = True
 
     def ended(self, signal_name: str) -> Decision:
         """The job was asked to end, and has."""
@@ -279,8 +299,8 @@ class Supervisor:
 
     @property
     def announced(self) -> str:
-        """What says that the job is to end here, though nobody has sent a signal; empty if nothing does."""
-        return self._notices.heard or self._drains
+        """What says that the job is to end here, a signal or something else; empty if nothing does."""
+        return self.heard or self._notices.heard or self._drains
 
     @property
     def where(self) -> str:
@@ -305,6 +325,7 @@ class Supervisor:
 
     def is_lost(self) -> None:
         """A rank has failed: the others hear of it at the end of their step, if no exchange tells them before."""
+        self._reckon(self._see())  # what comes now is no training
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
 
@@ -317,7 +338,7 @@ class Supervisor:
             return ""
         self._looked_elsewhere = now
         since = time.time() - (now - self._began)
-        stops = [one for one in self._book.since(since) if (one.group, one.action) == (self._group, "stop")]
+        stops = [one for one in self._book.since(since) or () if (one.group, one.action) == (self._group, "stop")]
         return stops[-1].reason if stops else ""
 
     def handing_over_s(self, alive: Collection[int]) -> float:
@@ -388,13 +409,22 @@ class Supervisor:
         now, elsewhere = self._clock(), [beat.phase for beat in beats if beat.phase not in (TRAINING, HANDING_OVER)]
         last = min(beats, key=lambda beat: beat.steps)
         self._goodput.see(now, elsewhere[0] if elsewhere else TRAINING, last.step, last.steps)
-        if self._known and now - self._kept >= ACCOUNT_S:
-            self._keep_account()
+        if self._known and now - self._kept >= ACCOUNT_S and (self._keeping is None or not self._keeping.is_alive()):
+            self._kept, account = now, self._goodput.account(self._job, self._at)
+            self._keeping = threading.Thread(target=self._keep, args=(account,), name="relight-account", daemon=True)
+            self._keeping.start()
 
-    def _keep_account(self) -> None:
-        self._kept = self._clock()
+    def _keep_account(self, before: threading.Thread | None = None) -> None:
+        """The last one, behind the one ``before``."""
+        if before is not None:
+            before.join()
         self._endings.learn(self._goodput, self._book)
         self._book.keep(self._goodput.account(self._job, self._at))
+
+    def _keep(self, account: Account) -> None:
+        """Ranks are looked after meanwhile, however long the store takes."""
+        self._book.keep(account)
+        self._endings.learn(self._goodput, self._book)
 
     def _page(self, rank: int) -> Path:
         return self._directory / f"pulse-{rank}"
