@@ -14,7 +14,7 @@ from tests.supervise.test_run import Job
 from relight.log import Log, fold
 from relight.pulse import Beat, read_beat
 from relight.store import open_bytes
-from relight.supervise.agents import UNKNOWN_S, AgentWatch
+from relight.supervise.agent_watch import UNKNOWN_S, AgentWatch
 from relight.supervise.procfs import Process
 
 

@@ -1,7 +1,7 @@
 """Finding and reading: a run's checkpoints by id, step, tag, metric; their tensors, verified; what is damaged.
 
 Always holds: the newest good one is found if there is one, and what was skipped is said; no byte is handed out unchecked. May import:
-``log``, ``store``, ``arena``, ``format``, ``layout``, ``observe``, ``errors``. Never writes but for tags and copies.
+``log`` and everything below it. Never writes but for tags and copies.
 """
 
 from relight.catalog.find import candidates, resolve

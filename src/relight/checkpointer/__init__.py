@@ -2,7 +2,7 @@
 
 Always holds: a save that fails does not stop training unless asked; what a step() call saves is the state at that call; the signal that
 asked for an end gets it. This is the trainer's edge: the only room where a broad ``except`` may stand, and there it becomes an event,
-a counter and a warning. May import everything below it, and torch through ``capture``.
+a counter and a warning. May import everything below it, and torch.
 """
 
 from relight.checkpointer.failure_policy import Failures, failures

@@ -1,4 +1,4 @@
-"""What every rank does, or none."""
+"""Ranks agree: something is done by all of them or by none, and an error of one is raised on all."""
 
 from __future__ import annotations
 

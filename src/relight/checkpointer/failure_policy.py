@@ -1,4 +1,4 @@
-"""What to do when a save fails."""
+"""What to do when a save fails: warn and go on, retry, or raise, as ``on_failure=`` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Checkpointer holds, and what it knows of where the run stands."""
+"""The half of a Checkpointer that only answers: what it was given, what it knows of where the run stands. (Holds of checkpoints: ``catalog.holds``.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Ranks of which one writes and reads: rank 0 gathers what there is, and only it ever touches the store."""
+"""Ranks of which one writes and reads: rank 0 gathers what there is, and only it ever touches the store.
+
+The other files of it: ``rank_0`` (the way of a save), ``gather`` (rank 0 asks for boxes), ``resume_from_one`` (restoring), and
+``catalog.one_writer`` (the checkpoint that results, and reading it).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before the first step: can this store be written, read back, deleted from, and does it have room?"""
+"""Before the first step: does the store have room for what is to be kept? (Whether it works at all is tried by ``log.tried``.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight audit``."""
+"""``relight audit``: who did what to which checkpoint, and is that unchanged?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight bench``."""
+"""``relight bench``: what saving costs here, and which settings to choose."""
 
 from __future__ import annotations
 

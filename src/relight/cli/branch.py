@@ -1,4 +1,4 @@
-"""``relight branch``."""
+"""``relight branch``: fork a run from a checkpoint, at no cost in bytes."""
 
 from __future__ import annotations
 

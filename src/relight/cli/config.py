@@ -1,4 +1,4 @@
-"""``relight config``."""
+"""``relight config``: settings: what each is and where that was said; is a file right?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight cp``."""
+"""``relight cp``: copy checkpoints to another store or run."""
 
 from __future__ import annotations
 

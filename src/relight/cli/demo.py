@@ -1,4 +1,4 @@
-"""``relight demo``."""
+"""``relight demo``: train, kill, resume, compare: see it work in two minutes."""
 
 from __future__ import annotations
 

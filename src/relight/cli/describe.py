@@ -1,4 +1,4 @@
-"""``relight describe``."""
+"""``relight describe``: what a checkpoint is, and where it comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight diff``."""
+"""``relight diff``: what differs between two checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight doctor``."""
+"""``relight doctor``: what is wrong with machine, store, run and settings, and what to do."""
 
 from __future__ import annotations
 

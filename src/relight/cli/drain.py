@@ -1,4 +1,4 @@
-"""``relight drain``."""
+"""``relight drain``: copy to a run's further tiers what they lack."""
 
 from __future__ import annotations
 

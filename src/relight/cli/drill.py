@@ -1,4 +1,4 @@
-"""``relight drill``."""
+"""``relight drill``: break a job on purpose, and see whether it goes on as it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight explain``."""
+"""``relight explain``: why a run saved when it did."""
 
 from __future__ import annotations
 

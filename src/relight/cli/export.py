@@ -1,4 +1,4 @@
-"""``relight export``."""
+"""``relight export``: write a checkpoint's model as other tools read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight goodput``."""
+"""``relight goodput``: where the time of a run's jobs went, by cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight hold``."""
+"""``relight hold``: keep a checkpoint whatever the rules say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight import``."""
+"""``relight import``: bring in a checkpoint of another framework."""
 
 from __future__ import annotations
 

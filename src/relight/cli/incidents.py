@@ -1,4 +1,4 @@
-"""``relight incidents``."""
+"""``relight incidents``: what happened to a run, and what was done about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight keys``."""
+"""``relight keys``: who can open an encrypted store: new, status, add, rotate, revoke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight log``."""
+"""``relight log``: what happened to a run, record by record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight ls``."""
+"""``relight ls``: checkpoints of a run, or runs of a store."""
 
 from __future__ import annotations
 

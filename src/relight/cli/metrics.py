@@ -1,4 +1,4 @@
-"""``relight metrics``."""
+"""``relight metrics``: what runs are like, for Prometheus; dashboards and alert rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight migrate``."""
+"""``relight migrate``: bring a whole directory of other frameworks' checkpoints in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight note``."""
+"""``relight note``: write something about a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight plan``."""
+"""``relight plan``: what saving a model will cost, how often to save, how much is lost."""
 
 from __future__ import annotations
 

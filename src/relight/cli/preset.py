@@ -1,4 +1,4 @@
-"""``relight preset``."""
+"""``relight preset``: a relight.toml for a machine, chosen by numbers."""
 
 from __future__ import annotations
 

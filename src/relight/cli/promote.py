@@ -1,4 +1,4 @@
-"""``relight promote``."""
+"""``relight promote``: candidate, staging, production: with who and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight prove``."""
+"""``relight prove``: does a training script resume to the bit?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight prune``."""
+"""``relight prune``: remove what no rule keeps, saying why."""
 
 from __future__ import annotations
 

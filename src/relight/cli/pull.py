@@ -1,4 +1,4 @@
-"""``relight pull``."""
+"""``relight pull``: bring a run all that another store has and it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight ready``."""
+"""``relight ready``: how ready is all of it for a run that matters? measured and graded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight recall``."""
+"""``relight recall``: bring back what was retired, as long as its bytes are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight rekey``."""
+"""``relight rekey``: encrypt anew what a leaked key could open, or what is not encrypted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight repack``."""
+"""``relight repack``: have checkpoints that need others' bytes stand by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight run``."""
+"""``relight run``: run a training job as torchrun does, and keep it alive."""
 
 from __future__ import annotations
 

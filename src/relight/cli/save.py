@@ -1,4 +1,4 @@
-"""``relight save``."""
+"""``relight save``: have a job that is training save now, wherever it runs."""
 
 from __future__ import annotations
 

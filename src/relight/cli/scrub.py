@@ -1,4 +1,4 @@
-"""``relight scrub``."""
+"""``relight scrub``: read everything again, and mend what is damaged from another tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight serve``."""
+"""``relight serve``: a dashboard and an API for the runs of stores."""
 
 from __future__ import annotations
 

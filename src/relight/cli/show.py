@@ -1,4 +1,4 @@
-"""``relight show``."""
+"""``relight show``: one checkpoint: facts, tensors, statistics."""
 
 from __future__ import annotations
 

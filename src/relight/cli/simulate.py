@@ -1,4 +1,4 @@
-"""``relight simulate``."""
+"""``relight simulate``: months of a fleet in seconds: what policies make of its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight tag``."""
+"""``relight tag``: name a checkpoint; a tag also keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight token``."""
+"""``relight token``: who may look at relight serve, and who may act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight top``."""
+"""``relight top``: runs as they are now, live in the terminal."""
 
 from __future__ import annotations
 

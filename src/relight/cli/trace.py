@@ -1,4 +1,4 @@
-"""``relight trace``."""
+"""``relight trace``: where the time of a save went: lanes, slowest rank, critical path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight verify``."""
+"""``relight verify``: is every byte what was committed?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relight version``."""
+"""``relight version``: of Relight and of what it works with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Packs, parts and root to one checkpoint, once: writing, checking, the commit, fencing.
 
 Always holds: nothing is acknowledged that is not durable and reachable by hash from a COMMIT; a fenced attempt never commits; a save that
-fails leaves nothing behind but what is swept later. May import: ``log``, ``store``, ``format``, ``layout``, ``observe``, ``errors``.
+fails leaves nothing behind but what is swept later. May import: ``log`` and
+everything below it.
 """
 
 from relight.commit.attempt import Attempt

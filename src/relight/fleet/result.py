@@ -1,4 +1,4 @@
-"""What came of it: of one seed, and of many."""
+"""What a simulation came to: goodput, losses, cost of one seed, and their spread over many."""
 
 from __future__ import annotations
 

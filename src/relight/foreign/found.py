@@ -1,4 +1,4 @@
-"""What was found where somebody pointed: what it is, what of it comes in, what does not and why."""
+"""A foreign checkpoint as it was found: which format, what of it is imported, what is not and why."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The run's log: create-once, numbered, hash-chained records, folded into a history. The only authority on what exists.
 
 Always holds: one commit point (the exclusive creation of the next record); no clock decides anything; a damaged record loses itself only.
-May import: ``store``, ``format``, ``errors``, ``observe``.
+May import: ``store``, ``keys``, ``format``, ``errors``, ``observe``.
 """
 
 from relight.log.chain import Fault, Log, View

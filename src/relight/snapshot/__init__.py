@@ -1,7 +1,7 @@
 """Stall-free copies: the state at a call, copied while the next forward and backward run; a copy that is not of that call never counts.
 
 Always holds: a tensor in a finished snapshot has the bytes it had at the call, or the snapshot says which has not. May import torch,
-``layout``, ``observe``, ``errors``.
+``layout``, ``policy``, ``observe``, ``errors``.
 """
 
 from relight.snapshot.copier import Copier, Snapshot

@@ -1,8 +1,8 @@
 """Where bytes live: the store's interface, and the stores behind it.
 
 Always holds: a name is written once and never again; `put_once` has exactly one winner; after `settle` what was written survives a power
-cut; what is read is a regular file inside the store. May import: ``errors``, ``observe``, names and small records of ``format``, units
-of ``policy``. Torch-free.
+cut; what is read is a regular file inside the store. May import: ``errors``, ``observe``, ``settings``, names and small records of
+``format``, units of ``policy``, ``keys``. Torch-free.
 """
 
 from relight.store.base import PAGE, ByteStore, Entry, Properties, Reader, Writer, put

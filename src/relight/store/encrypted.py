@@ -58,7 +58,7 @@ def is_clear(key: str) -> bool:
 class EncryptedStore(Around):
     """``inner``, encrypted. Threads may share it; a fork draws a data key of its own.
 
-    Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: three buffers of 4 MiB a writer, a range and two
+    Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: three buffers of 16 MiB a writer, a range and two
     pages a reading thread. Cost: a pass of AES-GCM over what is read or written, beside what the store does meanwhile.
     """
 

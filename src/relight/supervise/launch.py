@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
 from relight.policy.grace import GRACE, grace_of, kept_back
-from relight.supervise.agent import Agent
+from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.notices import Notices

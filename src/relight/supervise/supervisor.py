@@ -41,7 +41,7 @@ from relight.pulse import SETTING as PULSE
 from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
 from relight.supervise import stacks
-from relight.supervise.agents import AgentWatch
+from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
 from relight.supervise.endings import Endings

@@ -1,4 +1,4 @@
-"""Being the last to run."""
+"""Low priority for a process or thread of ours: training comes first for processor and disk."""
 
 from __future__ import annotations
 
