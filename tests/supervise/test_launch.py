@@ -15,8 +15,8 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 
 from relight.supervise import launch
-from relight.supervise.elastic_agent import Agent, _end, _heard, failure_of
 from relight.supervise.decide import Rules
+from relight.supervise.elastic_agent import Agent, _end, _heard, failure_of
 from relight.supervise.limits import Patience
 from relight.supervise.settings import Settings
 from relight.supervise.supervisor import Supervisor

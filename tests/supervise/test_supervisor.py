@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
+import pytest
 from tests.log.test_log_stale_listings import save
 
 from relight.catalog.diary import DIRECTORY
@@ -89,6 +91,8 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
 
     told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
     assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
+    met = [msgspec.structs.replace(it, meeting=meeting) for it, meeting in ((told[0], "x"), (told[1], "x"), (told[2], "y"), (one("d", 1), "y"))]
+    assert [(it.host, it.meeting) for it in once_each(met)] == [("a", "x"), ("b", "y")], "a machine that came later counts from 1"
 
 
 def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: Path) -> None:
@@ -409,3 +413,62 @@ def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_pat
     finally:
         for one in nodes:
             one.close()
+
+
+@pytest.mark.parametrize("ahead_s", [-1800.0, 1800.0])
+def test_nodes_whose_clocks_differ_know_what_ended_a_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """They have agreed on a name for each: what one wrote down half an hour ago, or will in half an hour, was of this one."""
+    store = open_bytes(tmp_path / "store")
+    died, left = nodes = [Supervisor(Rules(), Patience(), "job", tmp_path / name, group="a") for name in ("died", "left")]
+    try:
+        for life in range(3):
+            for one in nodes:
+                one._known = True
+                one._book.at(store, "run")
+                one.begin([0], {}, f"life {life}")
+                one.started({0: os.getpid()})
+            if life == 1:
+                with monkeypatch.context() as patch:
+                    patch.setattr("relight.supervise.incidents.time", SimpleNamespace(time=lambda: time.time() + ahead_s))
+                    died.failed([Worker(0, -9, 1.0)])
+            else:
+                died.left()
+            left.left()
+            time.sleep(0.01)
+        left._endings.learn(left._goodput, left._book)
+        assert left._goodput._causes == ["", "", "killed", ""]
+    finally:
+        for one in nodes:
+            one.close()
+
+
+def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written by a clock that is ahead, so it looks like one that is to come; a stop of this job, by one that is behind, counts."""
+    store = open_bytes(tmp_path / "store")
+    fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
+
+    def stops(ahead_s: float) -> str:
+        other = Supervisor(Rules(), Patience(), "job", tmp_path / "other", group="a")
+        try:
+            other.begin([0], {})
+            other._book.at(store, "run")
+            with monkeypatch.context() as patch:
+                patch.setattr("relight.supervise.incidents.time", SimpleNamespace(time=lambda: time.time() + ahead_s))
+                return other.failed([fenced]).reason
+        finally:
+            other.close()
+
+    stops(60.0)
+    mine = Supervisor(Rules(), Patience(), "job", tmp_path / "mine", group="a")
+    try:
+        told = mine.begin([0], {})
+        mine.started({0: os.getpid()})
+        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
+        mine.look()
+        mine._looked_elsewhere = 0.0
+        assert mine.ended_elsewhere() == ""
+        reason = stops(-60.0)
+        mine._looked_elsewhere = 0.0
+        assert mine.ended_elsewhere() == reason
+    finally:
+        mine.close()

@@ -1,4 +1,4 @@
-"""The half of a Checkpointer that only answers: what it was given, what it knows of where the run stands. (Holds of checkpoints: ``catalog.holds``.)"""
+"""The half of a Checkpointer that only answers: what it was given, what it knows of where the run stands."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -37,7 +38,7 @@ sealed is another process's to finish."""
 SHUTDOWN_S = 30
 """torchrun's own: how long ranks that are well have to end, when others come or go."""
 _TAIL_BYTES = 16 << 10
-_TOLD = "relight/told"
+_TOLD, _MEETING = "relight/told", "relight/meeting"
 GOES_ON = ("resume", "roll back", "smaller batch")
 
 
@@ -55,6 +56,8 @@ class Agent(LocalElasticAgent):
         joining.over = supervisor.ended_elsewhere
         self._decision: Decision | None = None
         self._told: dict[str, str] = {}
+        self._meeting = ""
+        """What all nodes call this life, if there are several."""
         self._lives = 0
         self._remaining_restarts = 1  # whether there is another is not for a counter to say
 
@@ -72,15 +75,19 @@ class Agent(LocalElasticAgent):
 
     def _agree(self, worker_group: WorkerGroup) -> None:
         """Each node has seen its own ranks' end, and decided by it; all ranks of the next life are told the same."""
+        self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
         told = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
         if count > 1 and store is not None and self._joining.get_backend() != "static":  # whose nodes do not begin anew together
             store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(told))
+            if worker_group.group_rank == 0:
+                store.set(_MEETING, secrets.token_hex(8))
             told = agreed([json.loads(store.get(f"{_TOLD}/{rank}")) for rank in range(count)])
+            self._meeting = store.get(_MEETING).decode()
         self._told = told
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told)
+        told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told, self._meeting)
         start: Any = vars(local_elastic_agent)["start_processes"]
         torchruns: Any = vars(multiprocessing_api)["_terminate_process_handler"]
 

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import math
 import time
+from typing import NamedTuple
 
 from relight.supervise.goodput import Goodput
-from relight.supervise.incidents import Book, cause_of, is_told
+from relight.supervise.incidents import Book, Incident, cause_of, is_told
 
+CLOCKS_S = 3600.0
+"""How far nodes' clocks may be apart."""
 UNSURE_S = 600.0
 """So long after a life somebody may write down what ended it: a store may not answer for a while."""
+
+
+class _Life(NamedTuple):
+    """One that is over. ``number``: what ``Goodput`` calls its end. Times in seconds since 1970; ``until``: when the next began."""
+
+    number: int
+    meeting: str
+    began: float
+    until: float = math.inf
+
+    def has(self, one: Incident) -> bool:
+        """Whether it was written down of this life. Only nodes that have not agreed on its name go by their clocks."""
+        return one.meeting == self.meeting if self.meeting else self.began <= one.time_s <= self.until
 
 
 class Endings:
@@ -17,33 +33,34 @@ class Endings:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._last: tuple[int, float] | None = None
-        """Of the last life, as long as there is no other: what ``Goodput`` calls its end, and when it began, in seconds since 1970."""
-        self._unsure: list[tuple[int, float, float]] = []
-        """The same of those before, and when the next began."""
+        self._meeting = ""
+        self._last: _Life | None = None
+        """The last one, as long as there is no other."""
+        self._unsure: list[_Life] = []
+        """Those before of which it is not known."""
 
-    def begun(self) -> None:
-        """The next life has: what ended the one before is written down by whoever knows."""
+    def begun(self, meeting: str = "") -> None:
+        """The next life has: what ended the one before is written down by whoever knows. ``meeting``: what all nodes call it, if they do."""
+        self._meeting = meeting
         if self._last is not None:
-            self._unsure.append((*self._last, time.time()))
+            self._unsure.append(self._last._replace(until=time.time()))
             self._last = None
 
     def ended(self, number: int, lasted_s: float) -> None:
         """A life of so many seconds has; ``number``: what ``Goodput`` calls its end."""
-        self._last = (number, time.time() - lasted_s) if self._group else None
+        self._last = _Life(number, self._meeting, time.time() - lasted_s) if self._group else None
 
     def learn(self, goodput: Goodput, book: Book) -> None:
         """Tell ``goodput`` what is known by now. Any thread, one at a time. Cost: what has been written since the first life that is not
         known of is read."""
         last = self._last
-        unsure = [*self._unsure, *([(*last, math.inf)] if last is not None else [])]
-        written = book.since(min(began for _, began, _ in unsure)) if unsure else []
+        unsure = [*self._unsure, *([last] if last is not None else [])]
+        written = book.since(min(life.began - (CLOCKS_S if life.meeting else 0.0) for life in unsure)) if unsure else []
         if written is None:
             return  # asked again the next time
         for life in unsure:
-            number, began, until = life
-            there = [one for one in written if one.group == self._group and began <= one.time_s <= until]
+            there = [one for one in written if one.group == self._group and life.has(one)]
             if there:
-                goodput.told(number, cause_of(there))
-            if life in self._unsure and (any(is_told(one.kind) for one in there) or time.time() - until > UNSURE_S):
+                goodput.told(life.number, cause_of(there))
+            if life in self._unsure and (any(is_told(one.kind) for one in there) or time.time() - life.until > UNSURE_S):
                 self._unsure.remove(life)

@@ -68,6 +68,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     after: After | None = None
     group: str = ""
     """Where its nodes meet: the same for all supervisors of one job, and another if it is started a second time elsewhere."""
+    meeting: str = ""
+    """Of the life that it ended, the same on all nodes, whose clocks may differ. Empty: there is one node, or they did not agree on any."""
 
     @property
     def time_s(self) -> float:
@@ -87,7 +89,9 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return failure, Decision(self.action, self.reason, self.delay_s, told if self.after is None else once_back(told))
 
 
-def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "") -> Incident:
+def incident_of(
+    facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "", meeting: str = ""
+) -> Incident:
     """What is to be written down."""
     return Incident(
         id=f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}",
@@ -95,7 +99,7 @@ def incident_of(facts: Facts, failure: Failure, decision: Decision, *, job: str,
         durable=failure.durable, words=failure.words, action=decision.action, reason=decision.reason, delay_s=decision.delay_s,
         settings=dict(decision.settings), clues=[_clue(clue) for clue in failure.clues[:20]],
         workers=[_worker(worker) for worker in facts.workers],
-        stacks={str(worker.rank): worker.stacks[-_STACKS_MAX:] for worker in facts.workers if worker.stacks}, group=group,
+        stacks={str(worker.rank): worker.stacks[-_STACKS_MAX:] for worker in facts.workers if worker.stacks}, group=group, meeting=meeting,
     )  # fmt: skip
 
 
@@ -210,8 +214,13 @@ def read_incidents(store: ByteStore, run: str, since_s: float = 0.0) -> list[Inc
 
 def once_each(incidents: list[Incident]) -> list[Incident]:
     """Of what several machines wrote down of one and the same failure only what the first did."""
-    first: dict[tuple[str, int, int], str] = {}
-    return [one for one in incidents if first.setdefault((one.job, one.life, one.step), one.host) == one.host]
+    first: dict[tuple[str, ...], str] = {}
+    return [one for one in incidents if first.setdefault(_failure_of(one), one.host) == one.host]
+
+
+def _failure_of(one: Incident) -> tuple[str, ...]:
+    """What is the same of all that was written down of one failure. A machine that came later has counted fewer lives."""
+    return (one.job, one.meeting) if one.meeting else (one.job, str(one.life), str(one.step))
 
 
 def is_told(kind: str) -> bool:

@@ -44,7 +44,7 @@ from relight.supervise import stacks
 from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
-from relight.supervise.endings import Endings
+from relight.supervise.endings import CLOCKS_S, Endings
 from relight.supervise.facts import Decision, Facts, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
@@ -120,8 +120,10 @@ class Supervisor:
         """What was decided last; of what it tells the next life, what none has done yet."""
         self.heard = ""
         """Which signal said that the job is to end."""
-        self._over = True
-        """Whether the life that was last is accounted for."""
+        self._over, self._meeting = True, ""
+        """Whether the life that was last is accounted for, and what all nodes call it."""
+        self._stopped_before: set[str] = set()
+        """Incidents that stopped an earlier job."""
         self._keeping: threading.Thread | None = None
 
     def close(self) -> None:
@@ -140,11 +142,12 @@ class Supervisor:
 
     # -- a life ----------------------------------------------------------------------------------------------------------------
 
-    def begin(self, ranks: list[int], settings: Mapping[str, str]) -> dict[int, dict[str, str]]:
-        """A life of the job begins, with these ranks here: what each one's environment is to have. ``settings``: what all are told."""
+    def begin(self, ranks: list[int], settings: Mapping[str, str], meeting: str = "") -> dict[int, dict[str, str]]:
+        """A life of the job begins, with these ranks here: what each one's environment is to have. ``settings``: what all are told;
+        ``meeting``: what all nodes call this life, if they do."""
         self._life += 1
-        self._over = False
-        self._endings.begun()
+        self._over, self._meeting = False, meeting
+        self._endings.begun(meeting)
         self._pids, self._sights, self._stacks, self.hung = {}, {}, {}, ()
         self._began = self._clock()
         told: dict[int, dict[str, str]] = {}
@@ -222,7 +225,7 @@ class Supervisor:
         if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
         self._past.append(Past(failure, self.decision, now))
-        incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group)
+        incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group, meeting=self._meeting)
         self._book.write(incident)
         died = min((worker.died_at for worker in seen if worker.died_at), default=now)
         self._open = (incident, {"died": died, "noticed": noticed or died, "decided": self._clock()})
@@ -337,8 +340,9 @@ class Supervisor:
         if now - self._looked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
             return ""
         self._looked_elsewhere = now
-        since = time.time() - (now - self._began)
-        stops = [one for one in self._book.since(since) or () if (one.group, one.action) == (self._group, "stop")]
+        since = time.time() - (now - self._began) - (CLOCKS_S if self._known else 0.0)
+        found = [one for one in self._book.since(since) or () if (one.group, one.action) == (self._group, "stop")]
+        stops = [one for one in found if one.id not in self._stopped_before]
         return stops[-1].reason if stops else ""
 
     def handing_over_s(self, alive: Collection[int]) -> float:
@@ -463,6 +467,7 @@ class Supervisor:
             self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.deaf, obey=self.asked)
             self._requests.start()
             recent = [one for one in read_incidents(store, beat.run, time.time() - REMEMBERED_S) if re.match(r"\d{13}-", one.id)]
+            self._stopped_before = {one.id for one in recent if one.action == "stop"}
             earlier = once_each(recent)
             last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
             epoch = self._clock() - time.time()
