@@ -73,9 +73,9 @@ powercuts: $(STAMP) ## 3,000 power cuts under a saving process on ext4, 500 on X
 	$(BIN)/python -m relight.testing.power_cuts --count 3000
 	$(BIN)/python -m relight.testing.power_cuts --count 500 --file-system xfs
 
-blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 500 on XFS, made of a log of blocks: by root, with FUSE
+blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 1,000 on XFS, made of a log of blocks: by root, with FUSE
 	$(BIN)/python -m relight.testing.block_log --count 5000
-	$(BIN)/python -m relight.testing.block_log --count 500 --file-system xfs
+	$(BIN)/python -m relight.testing.block_log --count 1000 --file-system xfs
 
 clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 failures each
 	$(BIN)/python -m pytest -m slow -n0 tests/forecast

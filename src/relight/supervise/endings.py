@@ -40,7 +40,7 @@ class Endings:
         """Those before of which it is not known."""
 
     def begun(self, meeting: str = "") -> None:
-        """The next life has: what ended the one before is written down by whoever knows. ``meeting``: what all nodes call it, if they do."""
+        """The next life has: what ended the one before is written down by whoever knows. ``meeting``: what all nodes call it, or empty."""
         self._meeting = meeting
         if self._last is not None:
             self._unsure.append(self._last._replace(until=time.time()))

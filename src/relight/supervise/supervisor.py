@@ -225,7 +225,10 @@ class Supervisor:
         if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
         self._past.append(Past(failure, self.decision, now))
-        incident = incident_of(facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group, meeting=self._meeting)
+        incident = incident_of(
+            facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group,
+            meeting=self._meeting,
+        )  # fmt: skip
         self._book.write(incident)
         died = min((worker.died_at for worker in seen if worker.died_at), default=now)
         self._open = (incident, {"died": died, "noticed": noticed or died, "decided": self._clock()})
