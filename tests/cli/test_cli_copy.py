@@ -264,3 +264,35 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
     source = Run(open_bytes(runs), "demo")
     with pytest.raises(ConfigError):
         plan_copy(Run(open_bytes(runs), "baseline"), Run(open_bytes(runs), "baseline").history().live, source.store, "demo")
+
+
+def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
+    """The other side keeps fewer: old ones behind its newest would put it back."""
+    assert relight("push", "runs/demo", "backup/demo").code == 0
+    assert relight("prune", "backup/demo", "--keep-last", "1", "--yes").code == 0
+    store = open_bytes(runs.parent / "backup")
+    left = [one.step for one in open_run(store, "demo").history().live]
+    assert left and left[-1] == 299 and len(left) < 4
+    assert relight("push", "runs/demo", "backup/demo").code == 0
+    assert [one.step for one in open_run(store, "demo").history().live] == left
+
+
+def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs: Path) -> None:
+    """Planned at step 9 of the destination, which trains: nothing is committed, nothing left."""
+    store = open_bytes(runs.parent / "backup")
+    attempt = Attempt.begin(store, "demo")
+    attempt.save(request(9))
+    source = Run(open_bytes(runs), "demo")
+    plan = plan_copy(source, source.history().live[-1:], store, "demo")
+    saved: list[int] = []
+
+    def trains(count: int) -> None:
+        if not saved:
+            saved.append(500)
+            attempt.save(request(500))
+
+    with pytest.raises(LeaseHeld, match="is at step 500 by now"):
+        execute_copy(plan, progress=trains)
+    assert saved and [one.step for one in open_run(store, "demo").history().live] == [9, 500]
+    execute_copy(plan_copy(source, source.history().live[-1:], store, "demo", as_newest=True))
+    assert [one.step for one in open_run(store, "demo").history().live] == [9, 500, 299]

@@ -334,3 +334,32 @@ def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
     for begin in range(0, 100, 7):
         for length in (1, 20, 100 - begin):
             assert bytes(_range(plan, begin, min(length, 100 - begin))) == data[begin : begin + min(length, 100 - begin)]
+
+
+def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
+    """What encrypts writes no more than was announced: asking for less than may come would cut the pack off."""
+    class Encrypts(Tight):
+        encrypts = True
+
+    store, smaller = Encrypts(), eager()
+    store.room = 64 << 20
+    attempt = Attempt.begin(store, "r")
+    noise = np.frombuffer(np.random.default_rng(0).bytes(40 << 20), np.uint8)
+    attempt.save(request(0, {"noise": noise}, smaller))
+    store.room = 25 << 20
+    changed = noise.copy()
+    changed[: 20 << 20] = changed[: 20 << 20][::-1]
+    with pytest.raises(NoSpace):
+        attempt.save(request(1, {"noise": changed}, smaller))
+
+
+def test_what_a_killed_rewriter_left_goes_with_its_checkpoint(tmp_path: Path) -> None:
+    """A pack's new copy beside the old one; a file of somebody else's stays."""
+    store = LocalStore(tmp_path / "s")
+    attempt = Attempt.begin(store, "r")
+    first = attempt.save(request(0, state(), None))
+    attempt.save(request(1, state(1), None))
+    directory = tmp_path / "s" / "r" / attempt.history().live[0].body.dir
+    (directory / f".rekey-pack-00000-000.safetensors-{'0f' * 8}").write_bytes(b"half")
+    report = execute(plan_prune(store, "r", Keep(last=1)), store)
+    assert report.retired == [first.id] and not report.left and not directory.exists()

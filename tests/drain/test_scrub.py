@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from relight.catalog import Run, verify_checkpoint
-from relight.catalog.tiers import announce
+from relight.catalog.tiers import announce, tiers_of
 from relight.commit import Attempt
 from relight.drain import drain, scrub
+from relight.errors import Fenced, StoreUnavailable
 from relight.observe import subscribe
 from relight.policy import Tiers, keep
 from relight.reclaim import execute, plan_prune
 from relight.store import LocalStore
+from relight.store.durable import Replacement
 from relight.testing.scenario import RUN, state_of
 from relight.testing.scenario import save as save_state
 
@@ -174,3 +176,35 @@ def test_events_are_told(tmp_path: Path) -> None:
     undo()
     assert told == [("scrub.repaired", "warm")]
     assert state_of("scrub/0")
+
+
+@pytest.mark.parametrize("which", ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"])
+def test_a_repair_that_is_cut_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """One chunk of it is bad, and the others are still of use: the new file takes its place when it is whole, not before."""
+    attempt = begin(tmp_path)
+    list(save_state(attempt, "scrub/0", 0))
+    drain(attempt.store, RUN)
+    (path,) = (path for path in (tmp_path / "hot").rglob(which) if path.parent.name.startswith("0000000000-"))
+    sound_bytes = path.read_bytes()
+    bad = bytearray(sound_bytes)
+    bad[-1] ^= 1
+    path.write_bytes(bad)
+    with monkeypatch.context() as patch:
+        def cut_off(self: Replacement, size: int | None = None) -> None:
+            raise StoreUnavailable("the link is down")
+
+        patch.setattr(Replacement, "finish", cut_off)
+        scrub(attempt.store, RUN)
+        assert path.read_bytes() == bad
+    report = scrub(attempt.store, RUN)
+    assert path.read_bytes() == sound_bytes and all(one.repaired_from for one in report.damage)
+    assert sorted(entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")) == []
+
+
+def test_a_superseded_attempt_does_not_say_which_tiers_there_are(tmp_path: Path) -> None:
+    """It was stopped between taking charge and saying so; who came behind it knows of one more."""
+    attempt = begin(tmp_path)
+    Attempt.begin(attempt.store, RUN)
+    with pytest.raises(Fenced):
+        announce(attempt.place.log, Tiers(hot=tmp_path / "hot" / RUN, warm=tmp_path / "warm" / RUN).tiers, attempt.epoch)
+    assert [one.name for one in tiers_of(attempt.history())] == ["warm", "cold"]

@@ -19,7 +19,7 @@ from relight.format.keyring import KEYS_DIR
 from relight.keys import Keychain, resolve, write_key_file
 from relight.layout import Bytes, Item
 from relight.log import read_store
-from relight.store import ByteStore, LocalStore, MemoryStore
+from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.base import Entry
 from relight.store.encrypted import EncryptedStore
 from relight.store.keyring import slots_in
@@ -330,3 +330,20 @@ def test_on_a_disk(tmp_path: Path, specs: list[str]) -> None:
     assert sound(inner, specs[1]) == 2
     assert not list((tmp_path / "store").rglob(".rekey-*"))
     refuses(WrongKey, lambda: sound(inner, specs[0]))
+
+
+def test_who_begins_to_save_before_all_is_encrypted_anew_does_not_commit_behind_it(specs: list[str]) -> None:
+    """An agent's first record is a COMMIT: its pack is written with what leaked, and nobody could open it any more. Nor does a rank say that
+    its part is ready. The next save is made with the new key."""
+    old, new = specs[:2]
+    for last in ("record", "ready"):
+        inner = encrypted(old)
+        store = EncryptedStore(inner, Keychain.of([old, new]))
+        put(store, "run/pack", b"of a save that is under way")
+        rekey(inner, Keychain.of([old, new]), leaked=kek(old), keep=Keychain.of(new))
+        if last == "record":
+            refuses(WrongKey, lambda store=store: store.put_once("run/log/000000000009.json", b"COMMIT"))  # type: ignore[misc]
+        else:
+            refuses(WrongKey, lambda store=store: put(store, "run/ready/0", b""))  # type: ignore[misc]
+        put(store, "run/other", b"whole")
+        assert EncryptedStore(inner, Keychain.of(new)).get("run/other", 100) == b"whole"

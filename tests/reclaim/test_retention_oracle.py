@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relight.catalog.branches import set_tag
 from relight.catalog.holds import hold, holds_of, release
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.format.records import NoteBody
 from relight.log import fold
+from relight.log.history import ROLLED_BACK
 from relight.policy import Candidate, Keep, decide_keep, keep
 from relight.policy.keep import RULES
 from relight.reclaim import execute, plan_prune
@@ -286,3 +289,38 @@ def test_amounts_as_people_write_them() -> None:
     assert keep(within="36h").within_s == keep(within=129600).within_s == keep(within=timedelta(hours=36)).within_s == 129600.0
     assert keep(budget="1.5 TB").budget == 1_500_000_000_000
     assert keep(budget="2GiB").budget == 2 << 30
+
+
+def test_what_training_went_back_behind_counts_for_no_rule() -> None:
+    """Where it went back to stays as if they were not there; where nothing else is they count, and what is tagged stays."""
+    store = MemoryStore()
+    attempt, ids, _ = saves(store, 500, 900, 950, 1000)
+    set_tag(attempt.place.log, "odd", ids[2])
+    attempt.place.log.append(lambda view: (NoteBody(topic=ROLLED_BACK, data={"before": 501, "skip": ""}), fold(view).epoch))
+    later = saves(store, 550)[1]
+    plan = plan_prune(store, "run", keep(last=3))
+    assert sorted(plan.going) == sorted([ids[1], ids[3]])
+    assert "went back" in next(one.reason for one in plan.verdicts if one.id == ids[1])
+    assert sorted(execute(plan, store).retired) == sorted(plan.going)
+    assert [one.id for one in attempt.history().live] == [ids[0], ids[2], *later]
+    aside = [Candidate(f"c{seq}", seq, seq, verified=True, aside=True) for seq in range(4)]
+    assert [one.keep for one in decide_keep(keep(last=2), aside)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("undo", [None, 1e-9])
+def test_what_a_record_that_cannot_be_read_may_keep_stays(undo: float | None) -> None:
+    """It was a tag, a hold, a branch, a recall: nobody knows. What is newer than it goes as ever; the plan says so, too."""
+    store = MemoryStore()
+    attempt, ids, _ = saves(store, 1, 2)
+    set_tag(attempt.place.log, "paper", ids[0])
+    name = max(entry.name for entry in store.list("run/log"))
+    data = bytearray(store.get(f"run/log/{name}", 1 << 20))
+    data[len(data) // 2] ^= 1
+    store.delete(f"run/log/{name}")
+    store.put_once(f"run/log/{name}", bytes(data))
+    later, more, _ = saves(store, 3, 4, 5)
+    plan = plan_prune(store, "run", keep(last=1, undo=undo))
+    assert plan.going == more[:2]
+    assert all("cannot be read" in one.reason for one in plan.verdicts if one.id in ids)
+    execute(plan, store)
+    assert [one.id for one in later.history().live] == [*ids, more[2]]

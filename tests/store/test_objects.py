@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.log.test_log_stale_listings import save
@@ -26,6 +27,7 @@ from relight.observe import counters
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import object_writer as writing
 from relight.store import open_bytes, probe, put
+from relight.store.base import Uncertain
 from relight.store.object_client import Bucket, Patience, shortened, translate
 from relight.store.object_uploads import boto3_client
 from relight.store.objects import ObjectStore
@@ -383,3 +385,26 @@ def test_a_log_in_a_bucket_is_read_by_anybody(s3: str) -> None:
     attempt = Attempt.begin(store, "run")
     assert Log(other, "run").read().head == attempt.view().head
     assert json.loads(read_all(other, "run/log/000000000000.json"))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["conditional", "single writer"])
+def test_a_creation_that_nobody_can_see_any_more_is_uncertain(s3: str, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """It may have been done: who takes it for refused would delete what a record names."""
+    store = ObjectStore(s3, patience=QUICK)
+    create = store._put_alone if alone else store.create
+    assert create("log/0", b"mine")
+    looks = [None] if alone else []
+
+    def look(path: str, limit: int) -> Any:
+        if not looks:
+            raise StoreUnavailable("no answer", where=path)
+        return looks.pop()
+
+    monkeypatch.setattr(store, "_look_at", look)
+    with pytest.raises(Uncertain):
+        create("log/1" if alone else "log/0", b"mine")
+    if alone:
+        looks.append(None)
+        monkeypatch.setattr(store, "overwrite", look)
+        with pytest.raises(Uncertain):
+            create("log/2", b"mine")

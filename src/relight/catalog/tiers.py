@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.errors import CheckpointNotFound, ConfigError, RelightError
-from relight.format.records import CommitBody, FenceBody, NoteBody
+from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
+from relight.format.records import Body, CommitBody, FenceBody, NoteBody
 from relight.keys import Guard
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
@@ -58,7 +58,13 @@ class Merged(NamedTuple):
 def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
     """Have the nearest one's log say which tiers there are, nearest first: whoever reads it knows them then."""
     note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers)})
-    log.append(lambda view: (note, epoch))
+
+    def decide(view: View) -> tuple[Body, int]:
+        if (now := fold(view).epoch) > epoch:
+            raise Fenced(f"attempt {epoch} was superseded by attempt {now}", where=log.run)
+        return note, epoch
+
+    log.append(decide)
 
 
 def tiers_of(history: History) -> tuple[Tier, ...]:

@@ -32,7 +32,7 @@ from relight.policy.compact import LOSSY_BOUNDS, Conditions
 from relight.store import ByteStore, put
 from relight.store.again import decoded
 from relight.store.base import Uncertain, beneath, lanes_of
-from relight.store.durable import temporary_of
+from relight.store.durable import rewritten_of, temporary_of
 
 SUSPECT = "relight.suspect"
 """In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
@@ -427,7 +427,7 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
                 if not said.is_dir and is_said_file(said.name):
                     store.delete(f"{prefix}/{READY_DIR}/{said.name}")
             store.delete_dir(f"{prefix}/{READY_DIR}")
-        if not entry.is_dir and (is_written_file(entry.name) or temporary_of(entry.name) == ROOT_FILE):
+        if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):
             store.delete(f"{prefix}/{entry.name}")
     return store.delete_dir(prefix)
 

@@ -30,6 +30,7 @@ from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
+from relight.store.base import encrypts
 
 HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
@@ -397,7 +398,7 @@ class _Out:
             try:
                 self._writer = self._store.write(self._key, self._at_most)
             except NoSpace:  # for all that may come, but perhaps for what will: it is asked for as it is written
-                if self._at_most == self.size:
+                if self._at_most == self.size or encrypts(self._store):  # which writes no more than was announced
                     raise
                 self._writer = self._store.write(self._key, self.size)
             self._writer = self._spent.timed(self._writer)

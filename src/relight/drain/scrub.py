@@ -25,8 +25,10 @@ from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, STORING, Pack
 from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
-from relight.store import ByteStore, Reader, page_buffer, put
-from relight.transfer.copying import COPIED_FROM, write_pack_of
+from relight.store import ByteStore, Reader, page_buffer
+from relight.store.around import rewrites
+from relight.store.base import write_whole
+from relight.transfer.copying import COPIED_FROM, write_pack_from
 from relight.transfer.stored_there import own_chunks, packs_there
 
 
@@ -281,8 +283,7 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
             pass
         key = f"{at.prefix}/{file}"
         _still_live(at)
-        at.here.store.delete(key)
-        write_pack_of(pack, at.here.store, key, _chunks(pack, readers, used))
+        write_pack_from(rewrites(at.here.store).rewrite(key, pack.size), _chunks(pack, readers, used))
         at.here.store.settle(at.prefix)
         return ", ".join(sorted(used))
 
@@ -328,8 +329,7 @@ def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -
 def _rewrite(at: _At, name: str, data: bytes) -> None:
     key = f"{at.prefix}/{name}"
     _still_live(at)
-    at.here.store.delete(key)
-    put(at.here.store, key, data)
+    write_whole(rewrites(at.here.store).rewrite(key, len(data)), data)
     at.here.store.settle(at.prefix)
 
 

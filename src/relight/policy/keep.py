@@ -61,6 +61,8 @@ class Candidate:
     """Where else it is, safely; empty if nowhere."""
     routine: bool = False
     """Whether nothing but a schedule asked for it."""
+    aside: bool = False
+    """Whether training went back behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def keep(
     What goes may be brought back (``relight recall``) for the time of ``undo`` (``"12h"``): it leaves the history at once, and its bytes
     stay so long. They count for no ``budget``.
 
-    Tagged checkpoints, the newest one, and the newest one that verifies always stay. No clock is asked: times are those of the records,
-    none later than the record behind it.
+    Tagged checkpoints, the newest one, and the newest one that verifies always stay. What a roll-back has set aside counts for no rule.
+    No clock is asked: times are those of the records, none later than the record behind it.
     """
     counts = {"last": last, "best": best, "every": every, "behind": behind}
     counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
@@ -124,15 +126,17 @@ def keep(
 def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     """A verdict for each of ``checkpoints``, in their order. Pure; no clock.
 
-    Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another. If no checkpoint that stays is
+    Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another; so do those behind which
+    training went back, if there are others. If no checkpoint that stays is
     known to verify, nothing goes.
     """
     reasons: dict[str, list[str]] = {one.id: [] for one in checkpoints}
     newest_first = sorted(checkpoints, key=lambda one: -one.seq)
-    sound = [one for one in newest_first if one.verified is not False]
-    for one in newest_first[:1]:
+    counted = [one for one in newest_first if not one.aside] or newest_first
+    sound = [one for one in counted if one.verified is not False]
+    for one in counted[:1]:
         reasons[one.id].append("newest")
-    newest_verified = next((one for one in newest_first if one.verified), None)
+    newest_verified = next((one for one in counted if one.verified), None)
     if newest_verified:
         reasons[newest_verified.id].append("newest verified")
     for one, reason in (*_by_count(rules, sound), *_by_time(rules, sound), *_by_size(rules, sound), *_by_age(rules, sound)):
@@ -153,7 +157,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
             Verdict(one.id, one.step, True, ", ".join(reasons[one.id]) or "nothing that would stay is known to verify")
             for one in checkpoints
         ]
-    evicted = _evicted(rules, newest_first, reasons)
+    evicted = _evicted(rules, newest_first, counted, reasons)
     return [
         Verdict(one.id, one.step, False, evicted[one.id])
         if one.id in evicted
@@ -162,11 +166,13 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     ]
 
 
-def _evicted(rules: Keep, newest_first: Sequence[Candidate], reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def _evicted(
+    rules: Keep, newest_first: Sequence[Candidate], counted: Sequence[Candidate], reasons: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
     """What goes for want of room, oldest first: what is elsewhere too, unless somebody named it, or it is the newest that verifies."""
     staying = [one for one in newest_first if reasons[one.id]]
     over = sum(one.bytes for one in staying) - rules.capacity if rules.capacity is not None else 0
-    spared = {one.id for one in (*newest_first[:1], *[one for one in newest_first if one.verified][:1])}
+    spared = {one.id for one in (*counted[:1], *[one for one in counted if one.verified][:1])}
     evicted: dict[str, str] = {}
     for one in reversed(staying):
         needed = any(user not in evicted for user in one.needed_by)
@@ -279,6 +285,8 @@ def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:
 def _why_not(rules: Keep, one: Candidate) -> str:
     if one.verified is False:
         return "damaged, and no tag holds it"
+    if one.aside:
+        return "training went back behind it, and no tag holds it"
     words = {
         "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
         "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",

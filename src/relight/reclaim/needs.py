@@ -43,13 +43,10 @@ def oldest_together(history: History, ids: Sequence[str], at_most: int | None) -
 
 
 def unsure(view: View, history: History) -> set[str]:
-    """What a checkpoint may need of which nothing is known: with a damaged record, which may be a COMMIT, all that is older than it, if
-    this run's checkpoints share bytes at all."""
+    """What may be kept by a record of which nothing is known: with a damaged one, or one that nobody trusted has signed, all that is older
+    than it. It may be a COMMIT that needs their bytes, a tag, a hold, a branch, a recall."""
     newest = max((fault.seq for fault in view.faults), default=-1)
-    known = [*history.live, *history.retired.values()]
-    if newest < 0 or not any(one.requires for one in known):
-        return set()
-    return {one.id for one in known if one.seq < newest}
+    return {one.id for one in (*history.live, *history.retired.values()) if one.seq < newest}
 
 
 def with_donors(history: History, ids: Iterable[str]) -> list[str]:

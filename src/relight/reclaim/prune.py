@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from relight.catalog.find import metric_value
@@ -75,10 +75,11 @@ def plan_prune(
     """
     view = (log or Log(store, run)).read()
     history = fold(view)
+    doubt = unsure(view, history)
     known = verified if isinstance(verified, dict) else dict(verified or {})
     while True:
-        verdicts = decide_keep(rules, candidates_of(history, known))
-        hopeful = decide_keep(rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}))
+        verdicts = decide_keep(rules, candidates_of(history, known, doubt))
+        hopeful = decide_keep(rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}, doubt))
         if all(verdict.keep for verdict in hopeful) or not all(verdict.keep for verdict in verdicts):
             break
         doubtful = next((one for one in reversed(history.live) if one.id not in known), None)
@@ -157,10 +158,12 @@ def prune_a_share(
     return execute(plan, store, epoch=epoch, log=log, at_most=plan.usual_share)
 
 
-def candidates_of(history: History, known: Mapping[str, bool] | None = None) -> list[Candidate]:
-    """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks."""
+def candidates_of(history: History, known: Mapping[str, bool] | None = None, doubt: Collection[str] = ()) -> list[Candidate]:
+    """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks; and what a record
+    that cannot be read may keep: ``doubt``."""
     found = [_candidate(history, one, (known or {}).get(one.id)) for one in history.live]
-    held = {one: f"on hold: {why}" for one, why in holds_of(history).items()}
+    held = dict.fromkeys(doubt, "a later record of the log cannot be read, and may keep it")
+    held |= {one: f"on hold: {why}" for one, why in holds_of(history).items()}
     elsewhere: dict[str, str] = {}
     tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
     for group in groups_in(history):
@@ -185,7 +188,7 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
     time_s = seconds_since_epoch(one.time)
     return Candidate(
         one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s,
-        routine=is_routine(one.body.reason),
+        routine=is_routine(one.body.reason), aside=one.id in history.set_aside,
     )  # fmt: skip
 
 

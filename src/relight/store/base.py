@@ -181,7 +181,11 @@ READS_AT_ONCE = 2
 
 def put(store: ByteStore, key: str, data: bytes) -> None:
     """Write a small file under a name nobody else uses, durably but for ``settle``."""
-    writer = store.write(key, len(data))
+    write_whole(store.write(key, len(data)), data)
+
+
+def write_whole(writer: Writer, data: bytes) -> None:
+    """All of a small file at once; nothing of it stays if that fails."""
     try:
         if data:
             writer.write_at(0, memoryview(_aligned(data, writer.align)))

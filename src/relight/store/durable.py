@@ -196,6 +196,12 @@ def make_dirs(disk: Disk, root: str, path: str) -> None:
 REWRITTEN_PREFIX = ".rekey-"
 
 
+def rewritten_of(name: str) -> str:
+    """Of a file that a killed process has left beside the one whose place it was to take, that one's name; else nothing."""
+    inside, _, drawn = name.removeprefix(REWRITTEN_PREFIX).rpartition("-")
+    return inside if name.startswith(REWRITTEN_PREFIX) and re.fullmatch(r"[0-9a-f]{16}", drawn) else ""
+
+
 class Replacement:
     """A file that takes another's place when it is whole and durable: written beside it, and renamed over it."""
 

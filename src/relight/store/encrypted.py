@@ -78,7 +78,7 @@ class EncryptedStore(Around):
 
     def _over(self, below: ByteStore) -> ByteStore:
         found = EncryptedStore(below, self.keychain, takes_plain=self.takes_plain)
-        found._ring, found._data_key = self._ring, self._data_key
+        found._ring, found._data_key, found._slots = self._ring, self._data_key, self._slots
         return found
 
     def put_once(self, key: str, data: bytes) -> bool:
@@ -91,7 +91,9 @@ class EncryptedStore(Around):
         return self.inner.put_once(key, encrypt_file(self._new_cipher(key), data))
 
     def write(self, key: str, size: int) -> Writer:
-        """See ``ByteStore``."""
+        """See ``ByteStore``. An empty file is a word that something else is whole: before it, it is looked as before a record."""
+        if not size:
+            self._look_at_slots()
         if is_clear(key) or not size:
             return self.inner.write(key, size)
         cipher = self._new_cipher(key)
@@ -181,8 +183,12 @@ class EncryptedStore(Around):
     def _ring_now(self, make: bool = False) -> Ring:
         with self._lock:
             if self._ring is None:
-                self._ring = open_ring(self.inner, self.keychain, make=make)
+                names = self._slot_names()  # in front of it: what comes between is seen as new
+                self._ring, self._slots = open_ring(self.inner, self.keychain, make=make), names
             return self._ring
+
+    def _slot_names(self) -> frozenset[str]:
+        return frozenset(entry.name for entry in self.inner.list(KEYS_DIR))
 
     def _ring_with(self, ring: bytes, where: str) -> Secret:
         """That ring key; the slots are looked at anew for one that this process has not seen."""
@@ -201,7 +207,7 @@ class EncryptedStore(Around):
         return key
 
     def _look_at_slots(self) -> None:
-        names = frozenset(entry.name for entry in self.inner.list(KEYS_DIR))
+        names = self._slot_names()
         with self._lock:
             known, self._slots = self._slots, names
             if self._ring is None or self._data_key is None or known in (None, names):

@@ -100,7 +100,7 @@ class ObjectStore:
                 raise
             except Exception as error:
                 if is_taken(error):
-                    found = self._look_at(path, len(data))
+                    found = self._look_behind(path, len(data))
                     if found is not None:
                         return found[0] == mark if found[0] else doubt is not None and found[1] == data
                 else:
@@ -125,9 +125,21 @@ class ObjectStore:
     def _put_alone(self, path: str, data: bytes) -> bool:
         if self._look_at(path, 0) is not None:
             return False
-        self.overwrite(path, data)
-        found = self._look_at(path, len(data))
+        try:
+            self.overwrite(path, data)
+        except StoreUnavailable as error:
+            if not error.retryable:
+                raise
+            raise Uncertain(f"it may have been created: {error.what}", where=path) from None
+        found = self._look_behind(path, len(data))
         return found is not None and found[1] == data
+
+    def _look_behind(self, path: str, limit: int) -> tuple[str, bytes] | None:
+        """The same, once something may have been put there: ``Uncertain`` if it cannot be seen."""
+        try:
+            return self._look_at(path, limit)
+        except StoreUnavailable as error:
+            raise Uncertain(f"it may have been created: {error.what}", where=path) from None
 
     def _look_at(self, path: str, limit: int) -> tuple[str, bytes] | None:
         """Mark and beginning of an object; None if it is not there."""

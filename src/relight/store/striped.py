@@ -19,7 +19,7 @@ from relight.format.records import StripeRecord, decode_stripe, encode_stripe
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
-from relight.store.durable import TMP_PREFIX, temporary_of
+from relight.store.durable import TMP_PREFIX, rewritten_of, temporary_of
 from relight.store.local import LocalStore
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class StripedStore:
         """Where a file is. A checkpoint's packs go round: the next rank's, or the same rank's next, is at the next place. With which it
         begins is a matter of the checkpoint, so that small ones, of one pack, fill all places alike."""
         above, _, name = key.rpartition("/")
-        pack, directory = parse_pack_file(name), parse_dir(above.rpartition("/")[2])
+        pack, directory = parse_pack_file(rewritten_of(name) or name), parse_dir(above.rpartition("/")[2])
         if pack is None or directory is None:
             return 0
         return (int(directory.id, 36) + sum(pack)) % len(self._places)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -55,6 +56,8 @@ class CopyPlan:
     run: str
     checkpoints: list[Checkpoint]
     there: list[tuple[str, str]]
+    as_newest: bool = False
+    """Whether the destination may resume from what is copied, though it was further on."""
 
     @property
     def bytes(self) -> int:
@@ -72,9 +75,10 @@ class CopyReport:
 
 
 def plan_copy(
-    source: Run, checkpoints: Sequence[Checkpoint], destination: ByteStore, run: str, *, as_newest: bool = False
+    source: Run, checkpoints: Sequence[Checkpoint], destination: ByteStore, run: str, *, as_newest: bool = False, again: bool = True
 ) -> CopyPlan:
-    """Leave out what a former copy brought already, so that an interrupted copy is gone on with by saying it again.
+    """Leave out what a former copy brought already, so that an interrupted copy is gone on with by saying it again. ``again``: what the
+    destination had and has pruned is brought once more.
 
     A run resumes from what was committed last. ``ConfigError`` if a copy would so put the destination back to an earlier step,
     unless that is what is wanted: ``as_newest``.
@@ -87,6 +91,8 @@ def plan_copy(
     missing: list[Checkpoint] = []
     there: list[tuple[str, str]] = []
     for one in sorted(checkpoints, key=lambda one: one.seq):
+        if not again and one.id in history.retired:
+            continue
         found = _copy_of(one, source, target, history)
         if found is None:
             missing.append(one)
@@ -99,7 +105,7 @@ def plan_copy(
             where=destination.url,
             hint="copy to a run of its own, or say that it is meant: --as-newest",
         )
-    return CopyPlan(source, destination, run, missing, there)
+    return CopyPlan(source, destination, run, missing, there, as_newest)
 
 
 def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyReport:
@@ -109,13 +115,25 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
         return report
     log = Log(plan.destination, plan.run)
     log.start()
+    there = {one.id for one in fold(log.read()).live}
     for checkpoint in plan.checkpoints:
+        checks = None if plan.as_newest else partial(_not_back, plan, checkpoint, there, report)
         try:
             opened = plan.source.open(checkpoint)
-            report.copied.append((checkpoint.id, copy_one(opened, plan.destination, log, progress)))
+            report.copied.append((checkpoint.id, copy_one(opened, plan.destination, log, progress, checks=checks)))
         except (CorruptCheckpoint, UnsafeContent) as error:
             report.damaged.append((checkpoint.id, error))
     return report
+
+
+def _not_back(plan: CopyPlan, one: Checkpoint, there: set[str], report: CopyReport, now: History) -> None:
+    """``LeaseHeld`` if somebody has saved a later step there since the plan: the run would resume from before it."""
+    newest = now.live[-1] if now.live else None
+    if newest is not None and newest.step > one.step and newest.id not in there | {copy for _, copy in report.copied}:
+        raise LeaseHeld(
+            f"run {plan.run!r} is at step {newest.step} by now: with a copy of step {one.step} behind it, that is where it resumes",
+            where=plan.destination.url, hint="copy to a run of its own, or say that it is meant: --as-newest",
+        )  # fmt: skip
 
 
 def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str | None:
@@ -148,12 +166,12 @@ class Claimed(LeaseHeld):
 
 def copy_one(
     opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None, *, gives_way: bool = False,
-    sent: Progress | None = None,
+    sent: Progress | None = None, checks: Callable[[History], None] | None = None,
 ) -> str:  # fmt: skip
     """Copy a checkpoint and commit it there; its id there. ``charge``: the epoch in which an attempt copies, which must be the
     destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is. ``gives_way``: ``Claimed`` if a
     copy of it has been begun there in the same epoch, instead of a second one under a name of its own. ``progress`` is told bytes of the
-    checkpoint, ``sent`` bytes that were written.
+    checkpoint, ``sent`` bytes that were written. ``checks`` raises if it is not to be committed behind what there is by then.
 
     The first part is written before all else, and by one alone: a directory is his who did, and only he writes or deletes in it."""
     view = log.read()
@@ -177,6 +195,8 @@ def copy_one(
 
         def decide(now: View) -> tuple[Body, int]:
             _in_charge(log.run, charge, fold(now))
+            if checks is not None:
+                checks(fold(now))
             if charge is not None and origin in {one.original_id for one in fold(now).live}:
                 raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
             if not set(root.requires) <= fold(now).by_id.keys():

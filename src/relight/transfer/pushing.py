@@ -50,11 +50,11 @@ class PushReport:
 
 
 def plan_push(source: Run, destination: ByteStore, run: str, *, force: bool = False) -> PushPlan:
-    """Everything that is live in ``source`` and not there. ``ConfigError`` if the other side is further on: it would resume from what is
-    copied behind that."""
+    """Everything that is live in ``source``, and neither is nor was there. ``ConfigError`` if the other side is further on: it would resume
+    from what is copied behind that."""
     history = source.history()
     try:
-        copy = plan_copy(source, history.live, destination, run)
+        copy = plan_copy(source, history.live, destination, run, again=False)
     except ConfigError as error:
         raise ConfigError(error.what, where=error.where, hint="it is further on: pull from it first, or use a run of its own") from error
     there = _history(destination, run)
