@@ -79,6 +79,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_BACKGROUND")
     monkeypatch.delenv("RELIGHT_EVENTS")
+    monkeypatch.setattr("relight.settings.file._given", set())  # what other tests have said by --set
     before = dict(os.environ)
     yield
     forget_taken()
