@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -17,11 +18,12 @@ import pytest
 import torch
 
 import relight
+from relight.agent import client
 from relight.agent.client import Agent
-from relight.agent.messages import Layout, Meet, Met, Save, ToAgent, ToTrainer, Want
-from relight.agent.serve import NEAR_S, PATIENT_S, Job, Server, Session
-from relight.agent.wire import Wire
-from relight.arena import SEALED
+from relight.agent.messages import Have, Layout, Meet, Met, Save, Slots, ToAgent, ToTrainer, Want
+from relight.agent.serve import NEAR_S, PATIENT_S, Job, Kept, Server, Session
+from relight.agent.wire import FDS_MAX, Wire
+from relight.arena import PAGE, SEALED, Memory, adopt
 from relight.errors import StoreUnavailable
 
 
@@ -223,3 +225,57 @@ def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
     finally:
         agent.close()
         wire.close()
+
+
+def test_of_very_many_slots_the_newest_are_given(server: Server) -> None:
+    """Nine ranks on a node, two saves of each, are more than sixteen; no message takes more descriptors than the kernel lets go with it."""
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("slot", os.MFD_CLOEXEC)
+    os.ftruncate(fd, PAGE)
+    agent, session = Agent(ours), Session(Wire(theirs, ToAgent))
+    slot = SimpleNamespace(state=lambda: (SEALED, 1), memory=SimpleNamespace(fd=fd))
+    try:
+        for count in (18, FDS_MAX + 7):
+            server._kept = [Kept(f"{number}", 1, slot, 0, (0,), session) for number in range(count)]  # type: ignore[arg-type]
+            server._tell_kept(session)
+            held = agent.held(5.0)
+            assert [one.id for one in held] == [f"{number}" for number in range(count)][-FDS_MAX:]
+            for one in held:
+                one.memory.close()
+    finally:
+        agent.close()
+        session.wire.close()
+        os.close(fd)
+
+
+def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without room for more of them gets fewer, or cannot map what they are of. Those that came are closed."""
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("slot", os.MFD_CLOEXEC)
+    os.ftruncate(fd, PAGE)
+    agent, wire = Agent(ours), Wire(theirs, ToAgent)
+    before, mapped = len(os.listdir("/proc/self/fd")), []
+
+    def once(fd: int, *, writable: bool) -> Memory:
+        if mapped:
+            os.close(fd)
+            raise OSError(errno.ENOMEM, "no memory")
+        mapped.append(adopt(fd, writable=writable))
+        return mapped[0]
+
+    try:
+        wire.send(Have([("a", 0, [0]), ("b", 0, [0]), ("c", 0, [0])]), [fd, fd])
+        with pytest.raises(StoreUnavailable, match="2 of 3 descriptors"):
+            agent.held(5.0)
+        wire.send(Slots([PAGE, PAGE]), [fd])
+        with pytest.raises(StoreUnavailable, match="1 of 2 descriptors"):
+            agent.slots(PAGE, 2, None, 5.0)
+        monkeypatch.setattr(client, "adopt", once)
+        wire.send(Slots([PAGE, PAGE]), [fd, fd])
+        with pytest.raises(StoreUnavailable, match="no memory"):
+            agent.slots(PAGE, 2, None, 5.0)
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        agent.close()
+        wire.close()
+        os.close(fd)

@@ -92,7 +92,7 @@ class Agent:
         answer, fds = self._answer(Slots, timeout)
         if answer.why:
             emit("agent.memory", f"snapshots in memory: {answer.why}", slots=len(fds), wanted=count, bytes=size)
-        return [Slot(adopt(fd, writable=True)) for fd in fds]
+        return [Slot(memory) for memory in _mapped(fds, len(answer.sizes))]
 
     def layout(self, layout: Layout) -> None:
         """Say what the tensors of the following saves are."""
@@ -125,8 +125,8 @@ class Agent:
         """What this run has in memory, newest last. The run is that of ``place``."""
         self._send(Ask())
         answer, fds = self._answer(Have, timeout)
-        found = [(one, rank, starts, adopt(fd, writable=True)) for (one, rank, starts), fd in zip(answer.held, fds, strict=True)]
-        return [Held(one, rank, memory, tuple(starts)) for one, rank, starts, memory in found]
+        found = zip(answer.held, _mapped(fds, len(answer.held)), strict=True)
+        return [Held(one, rank, memory, tuple(starts)) for (one, rank, starts), memory in found]
 
     def meet(self, asked: Meet, timeout: float) -> Met:
         """Have it reached by agents of other nodes; where, it says."""
@@ -225,3 +225,22 @@ class Agent:
             tell = self.on_done  # as it is now: whoever closes this end mutes it
         for number, checkpoint_id in left.items():
             tell(Done(Report(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
+
+
+def _mapped(fds: list[int], count: int) -> list[Memory]:
+    """The memory that came with an answer: ``count`` pieces. ``StoreUnavailable``, and all of it is let go of, if it is not to be had."""
+    found: list[Memory] = []
+    left = list(fds)
+    try:
+        if len(left) != count:  # the kernel drops those for which this process has no room
+            raise StoreUnavailable(f"{len(left)} of {count} descriptors have come from the agent", hint="ulimit -n may be too low")
+        while left:
+            found.append(adopt(left.pop(0), writable=True))
+    except (RelightError, OSError) as error:
+        close_all(left)
+        for one in found:
+            one.close()
+        if isinstance(error, RelightError):
+            raise
+        raise StoreUnavailable(f"the agent's memory cannot be mapped: {error}") from error
+    return found

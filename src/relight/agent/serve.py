@@ -29,7 +29,7 @@ from typing import Any
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
 from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Leave, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
 from relight.agent.neighbours import Neighbours, Offered
-from relight.agent.wire import Gone, Wire
+from relight.agent.wire import FDS_MAX, Gone, Wire
 from relight.agent.writing import Hold, Prepared, Writer
 from relight.arena import FILLING, SEALED, Memory, Slot, allocate
 from relight.drain import Drainer
@@ -244,7 +244,7 @@ class Server:
         while (self._writes() or self._has_unheard()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
-            there = [one for one in self._kept if _is_there(one)]
+            there = [one for one in self._kept if _is_there(one)][-FDS_MAX:]  # the newest, if a message has no room for all
         session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
 
     def _writes(self) -> bool:

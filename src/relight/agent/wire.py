@@ -13,7 +13,8 @@ import msgspec
 from relight.agent.messages import MESSAGE_BYTES_MAX
 from relight.typed import msgpack_decoder
 
-_FDS_MAX = 16
+FDS_MAX = 253
+"""So many descriptors the kernel lets go with a message (``SCM_MAX_FD``)."""
 T = TypeVar("T")
 
 
@@ -79,7 +80,7 @@ class Wire(Generic[T]):
         self._fds = []
 
     def _more(self) -> None:
-        room = socket.CMSG_SPACE(_FDS_MAX * array.array("i").itemsize)
+        room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
         try:
             data, extra, _, _ = self._socket.recvmsg(1 << 20, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
