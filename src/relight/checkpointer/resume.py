@@ -286,9 +286,12 @@ def _restore(
         reading.from_memory()
     reading.from_store(ranks)
     result.bytes_read, result.source = reading.bytes_read, reading.source
-    plan.finish()
+    with together(ranks, f"finishing checkpoint {checkpoint.id}"):  # what components make of it is their own code
+        plan.finish()
     if only is None:
-        carried.finish(rank, seeded_by_all(ranks.world, components) if ranks is not None and carried.alike else ())
+        now = seeded_by_all(ranks.world, components) if ranks is not None and carried.alike else ()
+        with together(ranks, f"seeding anew behind checkpoint {checkpoint.id}"):
+            carried.finish(rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = opened.root.environment
