@@ -88,10 +88,14 @@ def _start(address: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "relight.agent.serve", address[1:], str(nice), str(linger_s)]
     words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
     command.append(str(words))
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, pass_fds=(words,), cwd="/",
-    )  # fmt: skip
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, pass_fds=(words,), cwd="/",
+        )  # fmt: skip
+    except OSError:
+        os.close(words)
+        raise
     threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True).start()
     return process
 

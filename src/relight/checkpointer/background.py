@@ -25,6 +25,7 @@ from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
 from relight.capture.captured import Beginning
 from relight.checkpointer.copies import Copies, in_order, register, unregister
+from relight.checkpointer.error_words import known
 from relight.checkpointer.trusted import Trusted
 from relight.commit import Attempt, Place, SavePlan
 from relight.commit.lanes import lanes_of_rank
@@ -269,6 +270,7 @@ class Background:
                     device.finish()
             slot.clear()
             self._free(number)
+            self._give_up_part(number, checkpoint_id, error)
             if not isinstance(error, RelightError):
                 raise
             self._on_done(Done(_report(number, checkpoint_id), error))  # what is elsewhere did not come
@@ -296,6 +298,7 @@ class Background:
                     f"training wrote to what was being copied: {shown}",
                     hint="the next saves copy before step() returns; call ckpt.barrier() before changing weights outside an optimizer",
                 )
+                self._give_up_part(number, checkpoint_id, error)
                 self._on_done(Done(_report(number, checkpoint_id), error))
                 return
             slot.seal(number, shape.layout.request, len(body))
@@ -378,7 +381,7 @@ class Background:
                 self._refused = f"{laid_out.size}"  # asked once for each size: the answer was told
                 return None
             agent.layout(layout)
-        except RelightError as error:
+        except (RelightError, OSError) as error:
             self._lost(error)
             return None
         for slot in slots:
@@ -412,15 +415,15 @@ class Background:
                     guard.told() if (guard := guard_of(place.store)) else None,
                 )
             )  # fmt: skip
-        except RelightError as error:
+        except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it
             self._lost(error)
             return False
         self._agent = agent
         weakref.finalize(self, _let_go, agent, self._copier)
         return True
 
-    def _lost(self, error: RelightError) -> None:
-        emit("agent.lost", f"this save is made by the trainer, which waits for it: {error}", kind=error.kind)
+    def _lost(self, error: Exception) -> None:
+        emit("agent.lost", f"this save is made by the trainer, which waits for it: {error}", kind=known(error).kind)
 
     def _finished(self, done: Done) -> None:
         self._free(done.report.number)
@@ -433,6 +436,13 @@ class Background:
             elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that one
                 give_up_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
+
+    def _give_up_part(self, number: int, checkpoint_id: str, error: BaseException) -> None:
+        """This rank's part of that save comes from nobody: if there are other ranks, none of them need wait for it."""
+        step, seat = self._seats.pop(number, (0, None))
+        if seat is not None:
+            with contextlib.suppress(Exception):  # the save's own error is what counts; without a store the others wait for the deadline
+                give_up_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:
         """Whether the log has a save of which the agent could not tell any more."""

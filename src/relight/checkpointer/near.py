@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from relight.agent import Held, reach
+from relight.agent import Agent, Held, reach
 from relight.catalog import check_pack
 from relight.catalog.opened import Opened
+from relight.checkpointer.error_words import known
 from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.observe import emit
 from relight.peers import Remote
@@ -35,12 +36,13 @@ class Near:
     def __init__(self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None) -> None:
         self._remote = remote
         self._held: dict[tuple[str, int], Held] = {}
-        self._agent = reach(store.url, run)
-        if self._agent is not None:
-            try:
+        self._agent: Agent | None = None
+        try:
+            self._agent = reach(store.url, run)
+            if self._agent is not None:
                 self._held = {(one.id, one.rank): one for one in self._agent.held(ASK_S)}
-            except RelightError as error:
-                emit("agent.lost", f"nothing is restored from memory: {error}", kind=error.kind)
+        except (RelightError, OSError) as error:  # no descriptor may be left, or no memory: the store has it all
+            emit("agent.lost", f"nothing is restored from memory: {error}", kind=known(error).kind)
 
     def views(self, opened: Opened, number: int = 0) -> Iterator[tuple[str, Opened]]:
         """``opened`` with the packs of that part read from ``MEMORY``, and from ``PEERS``, of what there is."""
