@@ -32,7 +32,8 @@ class Boundary:
     """What the state was when the last step ended: the large part by fingerprint, the small part by value."""
 
     def __init__(self, components: Mapping[str, object], recall: Recall, leave: Leave | None = None) -> None:
-        """``leave`` is told of each boundary, with the small state and the generators."""
+        """``recall`` is of captures of all ``components``, as no rank's among others are, which are of what ranks have in common. ``leave``
+        is told of each boundary, with the small state and the generators."""
         self._components, self._recall, self._leave = components, recall, leave
         self._free_s = FREE_S if leave is None else 2 * FREE_S
         self._known: dict[str, object] = {}

@@ -10,6 +10,7 @@ from relight.capture import capture
 from relight.catalog.tiers import Further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import Resumed
+from relight.checkpointer.under_way import At
 from relight.errors import ConfigError
 from relight.policy.going_back import SPLIT
 from relight.store import ByteStore
@@ -27,10 +28,14 @@ class Holds:
     _ranks: Ranks | None
     _parent: str | None
     """The checkpoint that the next one follows."""
-    _last_saved_step: int | None
+    _last_saved: At | None
     _last_step: int | None
     _last_micro_step: int | None
     """The micro-batch that ended last, if the last step is not over."""
+
+    @property
+    def _last_saved_step(self) -> int | None:
+        return self._last_saved[0] if self._last_saved is not None else None
 
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""

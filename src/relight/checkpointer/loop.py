@@ -129,13 +129,13 @@ class Checkpointer(Holds):
             if self._world.rank:
                 be_modest()
         self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
-        self._boundary = Boundary(self._components, self._recall, self._heirs.told)
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
         self._environment: Callable[[], dict[str, Any]] | None = None
         self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
         self._verified: dict[str, bool] = {}
-        self._parent = self._last_saved_step = self._last_step = self._last_micro_step = None
+        self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         self._curve = Curve(self._world.rank == 0)
@@ -180,10 +180,10 @@ class Checkpointer(Holds):
             self._parent = found.checkpoint.id
             self._components.update({name: value for name, value in found.values.items() if name in self._components})
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
-            self._last_step = self._last_saved_step = found.checkpoint.step
+            self._last_step, self._last_micro_step = self._last_saved = found.checkpoint.step, found.micro_step
             say_restored(found, start, self._surroundings())
         cut_rates(self._components, found.cut, only if found.checkpoint is not None else None)
-        self._boundary = Boundary(self._components, self._recall, self._heirs.told)
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -196,7 +196,7 @@ class Checkpointer(Holds):
         ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
         saving, if SIGTERM or SIGINT asked for that.
         """
-        self._start_up()
+        self._start_up(micro_step)
         self._look_over()
         self._take_charge()
         for observer in observers:
@@ -214,10 +214,10 @@ class Checkpointer(Holds):
                     save = self._save(step, spoken(reason), metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
-            if self._signals.ending and (self._ranks is None or reason in ENDS):
+            if self._signals.ending and (self._ranks is None or self._ranks.lost or reason in ENDS):
                 with self._saving():
                     self._drain()
-                self._finish()
+                self._finish(ends=True)
                 self._signals.end()
         if save is None and not self._warmed:
             self._warm_up()
@@ -242,7 +242,7 @@ class Checkpointer(Holds):
         """
         if tag is not None:
             check_free(tag)
-        self._start_up()
+        self._start_up(micro_step)
         self._look_over()
         self._take_charge()
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
@@ -266,17 +266,22 @@ class Checkpointer(Holds):
             return
         teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
         self._neighbours.ends()
+        ends = False
         try:
             self._drain()
-            if save and self._attempt is not None and self._last_step is not None and self._last_step != self._last_saved_step:
+            unsaved = self._last_step is not None and (self._last_step, self._last_micro_step) != self._last_saved
+            if save and self._attempt is not None and self._last_step is not None and unsaved:
                 self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
                 dismiss(self._store.url, self._run, self._limits.deadline_s)  # the trainer before this one was killed behind its last step
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
+            ends = True
         finally:
-            self._finish()
+            self._finish(ends=ends)
+        if self._signals is not None:
+            self._signals.end()  # if it was asked for behind the last step
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -294,10 +299,12 @@ class Checkpointer(Holds):
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
-    def _start_up(self) -> None:
+    def _start_up(self, micro_step: int | None = None) -> None:
         """Once: what a restore needs, too."""
         if self._closed:
             raise ConfigError("this Checkpointer is closed")
+        if micro_step is not None and self._ranks is not None:
+            self._ranks.refuse_micro_step()
         if self._environment is not None:
             return
         write_events(self._store.url, self._run, rank=self._world.rank)
@@ -431,7 +438,7 @@ class Checkpointer(Holds):
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
-            self._under_way.add(number, Begun(save, numbers, self._last_saved_step))
+            self._under_way.add(number, Begun(save, numbers, (step, micro_step), self._last_saved))
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._surroundings(),
                 state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
@@ -452,24 +459,24 @@ class Checkpointer(Holds):
         save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
         save.say_requested(started, perf_counter())
         background.began(save.timings["blocked"])
-        self._last_saved_step, self._last_save_s = step, monotonic()
+        self._last_saved, self._last_save_s = (step, micro_step), monotonic()
         self._best.learn(numbers)
         return save
 
-    def _collect(self) -> None:
-        """What has become of saves since the last call. Raises what the policy, or being superseded, asks for."""
+    def _collect(self, *, quiet: bool = False) -> None:
+        """What has become of saves since the last call. Raises what the policy, or being superseded, asks for, if it is not ``quiet``."""
         for begun, done in self._under_way.over():
             if done.error is None:
                 self._now_durable(begun, done)
                 continue
-            if self._last_saved_step == begun.save.step:
-                self._last_saved_step = begun.before
-            if isinstance(done.error, Fenced):
+            if self._last_saved == begun.at:
+                self._last_saved = begun.before
+            if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
             self._policy.tell(done.error, begun.save.step, self._policy.retries)
             if self._policy.retries and done.error.retryable:
                 self._due = begun.save.reason
-            self._count_failure(begun.save)
+            self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
         """Wait until nothing is being written any more, no longer than the deadline, or than there is time."""
@@ -477,14 +484,13 @@ class Checkpointer(Holds):
             self._background.barrier()
             self._background.hurry()
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s))
-        if not quiet:
-            self._collect()
+        self._collect(quiet=quiet)
 
     def _now_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
         self._last_moments.learn(begun.save.timings)
         self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._under_way))
-        self._stale.notice(begun.save, begun.before, done.report.trainable_digest, done.report.logical_bytes)
+        self._stale.notice(begun.save, begun.before[0] if begun.before else None, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
     def _write(self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
@@ -505,7 +511,7 @@ class Checkpointer(Holds):
         else:
             return self._count_failure(save)
         save.error = None
-        self._committed(save, report, numbers, perf_counter() - started)
+        self._committed(save, report, numbers, perf_counter() - started, micro_step)
         if tag is not None and self._world.rank == 0:
             tag_if_possible(self._store, self._run, tag, report.id)
         if self._attempt is not None and self._world.rank == 0:
@@ -514,11 +520,11 @@ class Checkpointer(Holds):
             self._outwards.made_here(self._attempt)
         return save
 
-    def _count_failure(self, save: Save) -> Save:
+    def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row += 1
         self._last_save_s = monotonic()
         limit = self._policy.raise_after
-        if limit is not None and self._failed_in_a_row >= limit:
+        if limit is not None and self._failed_in_a_row >= limit and not quiet:
             raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {save.step}") from save.error
         return save
 
@@ -536,7 +542,7 @@ class Checkpointer(Holds):
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
         return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent)
 
-    def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float) -> None:
+    def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
         self._trusted.committed(report.id)
         self._last_moments.learn({"total": seconds})
         save.id, save.sealed, save.done = report.id, True, True
@@ -544,7 +550,7 @@ class Checkpointer(Holds):
         save.say_durable(f" in {seconds:.3f} s", seconds)
         self._schedule.learn({"blocked": seconds}, save.bytes, False)
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
-        self._failed_in_a_row, self._parent, self._last_saved_step, self._last_save_s = 0, report.id, save.step, monotonic()
+        self._failed_in_a_row, self._parent, self._last_saved, self._last_save_s = 0, report.id, (save.step, micro_step), monotonic()
         self._best.learn(metrics)
 
     def _handed_over(self, error: Exception) -> bool:
@@ -552,13 +558,13 @@ class Checkpointer(Holds):
         if self._attempt is None:
             return False
         if done := self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, self._under_way.saves):
-            self._last_saved_step = self._boundary.step
+            self._last_saved = (self._boundary.step, None) if self._boundary.step is not None else None
         return done
 
     def _save_boundary(self, error: Exception) -> None:
         """An exception is on its way out: save the last step's end if that is still what parameters and optimizer hold."""
         step = self._boundary.step
-        if self._attempt is None or step is None or step == self._last_saved_step or self._ranks is not None:
+        if self._attempt is None or step is None or self._last_saved == (step, None) or self._ranks is not None:
             return
         try:
             state = self._boundary.consistent()
@@ -576,14 +582,14 @@ class Checkpointer(Holds):
         if name in ENDS:
             self._last_moments.begin()
 
-    def _finish(self, *, over: bool = True) -> None:
-        """``over``: nobody restores from what is in memory here, so it may go."""
+    def _finish(self, *, over: bool = True, ends: bool = False) -> None:
+        """``over``: nobody restores from what is in memory here, so it may go. ``ends``: the caller then does as a signal asks."""
         self._curve.tell()
         if self._background is not None:
             self._drain(quiet=True)
             self._background.close(polite=over and not self._last_moments.over)
             self._background = None
-        if self._signals is not None and not self._signals.ending:
+        if self._signals is not None and not (ends and self._signals.ending):
             self._signals.restore()
         self._outwards.close()
         self._neighbours.close(polite=over)

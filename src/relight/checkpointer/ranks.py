@@ -86,7 +86,7 @@ class Ranks:
         16 bytes and one for each component, unless somebody's tensors have changed. ``LateRanks`` if some do not come;
         ``IncompatibleState`` if they disagree about a tensor."""
         if micro_step is not None:
-            raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
+            self.refuse_micro_step()
         if self._lost:
             raise LateRanks("the ranks have lost each other", hint="nothing more can be saved by this job: start it again")
         self._count += 1
@@ -99,6 +99,15 @@ class Ranks:
             self._lost = True
             raise
         return self._part(common, plan, mine)
+
+    @property
+    def lost(self) -> bool:
+        """Whether they have lost each other: nothing more is saved by this job."""
+        return self._lost
+
+    def refuse_micro_step(self) -> None:
+        """``ConfigError``: what each rank has summed up in the midst of a step is no part of a checkpoint of all of them."""
+        raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
 
     @property
     def whole(self) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -36,7 +37,7 @@ def spoken(reason: str) -> str:
 class Signals:
     """Handlers that only take note; ``pending`` is asked at the end of each step.
 
-    A second SIGINT ends at once, as does any signal that comes twice more. In a forked child (a data loader's worker) the handlers
+    A second SIGINT ends at once, as does a SIGTERM that comes twice more. In a forked child (a data loader's worker) the handlers
     do what the system would have done: SIGTERM ends it; SIGINT is left to the parent, which still needs its workers to finish the step.
     """
 
@@ -46,6 +47,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
         self._handler: Callable[[int, FrameType | None], None] | None = None
         self._ending: int | None = None
+        self._came: Counter[int] = Counter()
         self._wants_save = False
 
     def install(self) -> None:
@@ -112,13 +114,17 @@ class Signals:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
+        self._came[number] += 1
         if number in SAVING:
             self._wants_save = True
-        elif self._ending == number == signal.SIGINT:
+        elif number == signal.SIGINT and self._came[number] > 1:
             self.restore()
             raise KeyboardInterrupt
         else:
             self._ending = number
+            if self._came[number] > 2:
+                self.end()
+                return
         self._on_signal(signal.Signals(number).name)
 
 

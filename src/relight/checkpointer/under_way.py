@@ -12,14 +12,19 @@ from relight.checkpointer.save_handle import Save
 from relight.errors import RelightError
 from relight.observe import emit
 
+At = tuple[int, int | None]
+"""A step, and the micro-batch that ended last of it; None if the step is over."""
+
 
 class Begun(NamedTuple):
     """A save that the agent has: what is to be known when it is done."""
 
     save: Save
     metrics: Mapping[str, float]
-    before: int | None
-    """The step that was saved before it, if this one fails."""
+    at: At
+    """What it is a save of."""
+    before: At | None
+    """What was saved before it, if this one fails."""
 
 
 class UnderWay:
