@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -18,7 +19,13 @@ from torch import nn
 
 import relight
 import relight.store.local as local
-from relight.checkpointer import boundary
+from relight.agent import Agent, Done
+from relight.agent.messages import Report
+from relight.checkpointer import background, boundary, near
+from relight.checkpointer.save_handle import Save
+from relight.checkpointer.signals import Signals
+from relight.checkpointer.under_way import Begun
+from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
 from relight.store.disk import Disk
 
@@ -549,3 +556,115 @@ def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
         found = [one for one in told if "strict=False left out" in one]
         assert len(found) == bool(said) and all(said in one and "; and 2 more" in one for one in found), found
     undo()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> None:
+    """The step ends behind it: that is saved at the close, or behind an exception, and a resume does not do half of the step again."""
+    model, optimizer = make()
+    with contextlib.suppress(ValueError), relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+        model(torch.randn(3, 4)).sum().backward()
+        ckpt.save(0, micro_step=0)
+        one_step(model, optimizer)
+        ckpt.step(0)
+        if fails:
+            raise ValueError("in the step behind it")
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+        assert (ckpt.restore(), ckpt.micro_step) == (1, None)
+    assert len(relight.open(run).checkpoints()) == 2, "what was restored is saved already"
+
+
+def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> None:
+    """A process that restores it and ends saves nothing; one that ends the step does."""
+    model, optimizer = make()
+    relight.Checkpointer(run, model=model, optimizer=optimizer).save(0, micro_step=1)
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        assert (ckpt.restore(), ckpt.micro_step) == (0, 2)
+        ckpt._take_charge()
+    assert len(relight.open(run).checkpoints()) == 1
+    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+        ckpt.restore()
+        one_step(model, optimizer)
+        ckpt.step(0)
+    assert len(relight.open(run).checkpoints()) == 2
+
+
+def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(run: str) -> None:
+    """It was under way when the exception came, and was to be the last step's."""
+    model, optimizer = make()
+    before = counters["save.failed"]
+    with pytest.raises(ValueError, match="the caller's"), relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+        for step in range(2):
+            one_step(model, optimizer)
+            ckpt.step(step)
+        ckpt._under_way.add(7, Begun(Save(1, "asked"), {}, (1, None), None))
+        ckpt._last_saved = (1, None)
+        ckpt._under_way.on_done(Done(Report(7, "lost"), StoreUnavailable("the disk has gone")))
+        raise ValueError("the caller's")
+    assert counters["save.failed"] == before + 1
+    assert [one.step for one in relight.open(run).checkpoints()] == [1]
+
+
+@pytest.mark.parametrize("how", ["closed", "closing", "failed"])
+def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came when nothing was left but to close: that is done, and then what it asks for. Behind an error of the caller's its handler is
+    at least given back."""
+    came: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        ours = signal.getsignal(signal.SIGTERM)
+        with contextlib.suppress(ValueError), relight.Checkpointer(run, x=1, background=False) as ckpt:
+            ckpt.step(0)
+            if how == "closing":
+                monkeypatch.setattr(ckpt._outwards, "wait", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if how == "failed":
+                raise ValueError
+        assert signal.getsignal(signal.SIGTERM) is ours
+        assert came == ([] if how == "failed" else [signal.SIGTERM])
+        assert [one.step for one in relight.open(run).checkpoints()] == [0]
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def test_signals_are_counted_each_by_itself() -> None:
+    """The second SIGINT ends at once, whatever came in between; so does a SIGTERM that comes twice more, and not one behind a SIGINT."""
+    came: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        signals = Signals(lambda name: None)
+        signals.install()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert signals.pending == "SIGTERM" and not came
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM] and not signals.ending
+        signals = Signals(lambda name: None)
+        signals.install()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signals.restore()
+        signal.signal(signal.SIGTERM, former)
+
+
+@pytest.mark.parametrize("what", ["connect", "slots", "reach"])
+def test_a_machine_without_descriptors_has_its_saves_made_by_the_trainer(run: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent is reached or started, or none of its memory mapped; nor does it keep a job from its state."""
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    if what == "slots":
+        monkeypatch.setattr(Agent, "slots", none_left)
+    else:
+        monkeypatch.setattr(background if what == "connect" else near, what, none_left)
+    before = counters["agent.lost"]
+    for step in range(2):
+        with relight.Checkpointer(run, x=1, w=torch.zeros(3), background=what != "reach") as ckpt:
+            assert ckpt.restore() == step
+            assert ckpt.save(step).done
+    assert counters["agent.lost"] > before

@@ -1,0 +1,172 @@
+"""Every rank writes its part: the Checkpointer's calls on ranks that are threads, where errors are quick to try."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relight
+from relight.checkpointer import background, boundary, loop
+from relight.checkpointer.copies import Copies
+from relight.checkpointer.signals import Signals
+from relight.errors import ConfigError, RelightError
+from relight.snapshot import Snapshot
+from relight.world import Alone, Together
+
+SOON_S = 10.0
+"""Nobody waited for the deadline."""
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a function of the rank on so many, each of which finds itself among the others."""
+    local = threading.local()
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(boundary, "FREE_S", 1.0)
+
+    def run(size: int, action: Callable[[int], Any], timeout_s: float = 60.0) -> list[Any]:
+        def one(world: Together) -> Any:
+            local.world = world
+            return action(world.rank)
+
+        return Together.run(size, one, timeout_s)
+
+    return run
+
+
+def make(path: Path, **options: Any) -> relight.Checkpointer:
+    """A model that is the same on all ranks, and a generator of each rank's own."""
+    model = torch.nn.Linear(300, 300)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(2.0)
+    options = {"signals": False, "background": False, "limits": relight.Limits(deadline_s=60), **options}
+    return relight.Checkpointer(path / "store" / "run", model=model, draws=torch.Generator(), **options)
+
+
+def test_a_boundary_is_still_one_behind_a_save(tmp_path: Path, on_ranks: Run) -> None:
+    """Ranks compare what they have in common at each save, and all they have at each step's end: neither forgets for the other."""
+
+    def rank(number: int) -> list[bool]:
+        found = []
+        with make(tmp_path, save=relight.every(steps=2)) as ckpt:
+            assert ckpt.restore() == 0
+            for step in range(5):
+                ckpt.step(step)
+                found.append(ckpt._boundary.consistent() is not None)
+        return found
+
+    assert on_ranks(2, rank) == [[True] * 5] * 2
+
+
+def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
+    """Not by the first save, hours later."""
+
+    def rank(number: int) -> None:
+        with make(tmp_path) as ckpt:
+            ckpt.restore()
+            for call in (ckpt.step, ckpt.save):
+                with pytest.raises(ConfigError, match="one process's gradients"):
+                    call(0, micro_step=1)
+
+    on_ranks(2, rank)
+
+
+def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(
+    tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can agree on a save any more, so nobody waits for one."""
+    ended: list[str | None] = []
+    monkeypatch.setattr(Signals, "end", lambda self: ended.append(self.pending))
+
+    def rank(number: int) -> None:
+        ckpt = make(tmp_path, signals=True)
+        ckpt.restore()
+        ckpt.step(0)
+        assert ckpt._ranks is not None and ckpt._signals is not None
+        ckpt._ranks._lost = True
+        ckpt._signals.adopt("SIGTERM")
+        ckpt.step(1)
+
+    on_ranks(2, rank)
+    assert ended == ["SIGTERM"] * 2
+
+
+@pytest.mark.parametrize("how", ["an error", "touched"])
+def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
+    tmp_path: Path, on_ranks: Run, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank cannot copy its state, or training wrote to it meanwhile: the others hear so."""
+    local, copy_now, begin = threading.local(), Copies.copy_now, Snapshot.__init__
+
+    def broken(self: Copies, *arguments: Any) -> None:
+        if getattr(local, "fails", False):
+            raise RuntimeError("cannot be read")
+        copy_now(self, *arguments)
+
+    def touched(self: Snapshot, marks: Any, base: int, on_complete: Callable[[list[str]], None], on_copied: Any = None) -> None:
+        fails = getattr(local, "fails", False)
+        begin(self, marks, base, (lambda found: on_complete(["model/weight"])) if fails else on_complete, on_copied)
+
+    if how == "touched":
+        monkeypatch.setattr(background, "Snapshot", type("Touched", (Snapshot,), {"__init__": touched}))
+    else:
+        monkeypatch.setattr(Copies, "copy_now", broken)
+
+    def rank(number: int) -> float:
+        with make(tmp_path, background=True) as ckpt:
+            ckpt.restore()
+            assert ckpt.save(0).done
+            local.fails = number == 1
+            before = time.monotonic()
+            save = ckpt.save(1)
+            took = time.monotonic() - before
+            assert save.error is not None and not save.done
+            local.fails = False
+            assert ckpt.save(2).done
+        return took
+
+    assert max(on_ranks(2, rank)) < SOON_S
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 2]
+
+
+class Picky:
+    """Takes no state on the rank that is told so."""
+
+    def __init__(self, refuses: bool) -> None:
+        self._refuses = refuses
+
+    def state_dict(self) -> dict[str, int]:
+        return {"x": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self._refuses:
+            raise ZeroDivisionError("its own")
+
+
+def test_a_component_that_fails_on_one_rank_is_told_to_all(tmp_path: Path, on_ranks: Run) -> None:
+    """Where another number of ranks goes on, they compare generators behind that: nobody waits there for one who has failed."""
+
+    def save(number: int) -> None:
+        with make(tmp_path, state={"picky": Picky(False)}) as ckpt:
+            ckpt.restore()
+            ckpt.save(0)
+
+    def restore(number: int) -> tuple[str, float]:
+        ckpt = make(tmp_path, state={"picky": Picky(number == 1)})
+        before = time.monotonic()
+        with pytest.raises((RelightError, ZeroDivisionError)) as raised:
+            ckpt.restore()
+        return str(raised.value), time.monotonic() - before
+
+    on_ranks(3, save)
+    (first, took), (second, _) = on_ranks(2, restore)
+    assert first.startswith("rank 1: ") and "its own" in first and "its own" in second
+    assert took < SOON_S
