@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import relight
-from relight.agent import client
+from relight.agent import client, launch
 from relight.agent.client import Agent
 from relight.agent.messages import Have, Layout, Meet, Met, Save, Slots, ToAgent, ToTrainer, Want
 from relight.agent.serve import NEAR_S, PATIENT_S, Job, Kept, Server, Session
@@ -279,3 +279,13 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         agent.close()
         wire.close()
         os.close(fd)
+
+
+def test_who_has_no_descriptor_left_ends_without_a_word_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that comes to its end then is no error: the agent ends by itself."""
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(launch, "_connect", none_left)
+    launch.dismiss("store", "run", 1.0)

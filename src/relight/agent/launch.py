@@ -42,7 +42,10 @@ def reach(url: str, run: str) -> Agent | None:
 def dismiss(url: str, run: str, wait_s: float) -> None:
     """The run is over, and nothing was saved by this process: an agent that is still there for a trainer before it keeps nothing any more.
     Waits until it has written what that one sealed, ``wait_s`` at most."""
-    agent = reach(url, run)
+    try:
+        agent = reach(url, run)
+    except OSError:  # no descriptor is left for it: it ends by itself
+        return
     if agent is not None:
         agent.bye(wait_s)
         agent.close()
