@@ -629,21 +629,15 @@ def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monk
 
 
 def test_signals_are_counted_each_by_itself() -> None:
-    """The second SIGINT ends at once, whatever came in between; so does a SIGTERM that comes twice more, and not one behind a SIGINT."""
+    """The second SIGINT ends at once, whatever came in between; a SIGTERM may come as often as it likes."""
     came: list[int] = []
     former = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
         signals = Signals(lambda name: None)
         signals.install()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGTERM):
             os.kill(os.getpid(), number)
         assert signals.pending == "SIGTERM" and not came
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert came == [signal.SIGTERM] and not signals.ending
-        signals = Signals(lambda name: None)
-        signals.install()
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:

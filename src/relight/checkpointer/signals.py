@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -37,7 +36,8 @@ def spoken(reason: str) -> str:
 class Signals:
     """Handlers that only take note; ``pending`` is asked at the end of each step.
 
-    A second SIGINT ends at once, as does a SIGTERM that comes twice more. In a forked child (a data loader's worker) the handlers
+    A second SIGINT ends at once; a SIGTERM says no more than the first, as whoever ends a job and what runs it may each send one: the save
+    that it asks for is not lost by that. In a forked child (a data loader's worker) the handlers
     do what the system would have done: SIGTERM ends it; SIGINT is left to the parent, which still needs its workers to finish the step.
     """
 
@@ -47,7 +47,7 @@ class Signals:
         self._previous: dict[int, Any] = {}
         self._handler: Callable[[int, FrameType | None], None] | None = None
         self._ending: int | None = None
-        self._came: Counter[int] = Counter()
+        self._interrupts = 0
         self._wants_save = False
 
     def install(self) -> None:
@@ -114,17 +114,14 @@ class Signals:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
-        self._came[number] += 1
+        self._interrupts += number == signal.SIGINT
         if number in SAVING:
             self._wants_save = True
-        elif number == signal.SIGINT and self._came[number] > 1:
+        elif number == signal.SIGINT and self._interrupts > 1:
             self.restore()
             raise KeyboardInterrupt
         else:
             self._ending = number
-            if self._came[number] > 2:
-                self.end()
-                return
         self._on_signal(signal.Signals(number).name)
 
 
