@@ -196,7 +196,8 @@ class Agent(LocalElasticAgent):
 def _heard(supervisor: Supervisor, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
     """The job is to end. torchrun's raises an exception wherever the main thread is: in the midst of asking a store, that may be taken for
     an error of the store's, and the job would go on. So it is written down first, and looked at again."""
-    supervisor.heard = f"{signal.Signals(number).name} came"
+    if not supervisor.announced:  # else it is our own
+        supervisor.heard = f"{signal.Signals(number).name} came"
     torchruns(number, frame)
 
 
