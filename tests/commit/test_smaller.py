@@ -258,9 +258,8 @@ class Tight(MemoryStore):
         return super().write(key, size)
 
 
-def test_room_for_what_is_new_is_enough() -> None:
-    """A store that has no room for all of it takes what is new."""
-    store, smaller = Tight(), eager()
+def half_changed(store: Tight, smaller: Smaller) -> tuple[Attempt, np.ndarray, np.ndarray]:
+    """40 MiB are saved, of which half changes; the store has room for that half, and not for all. Before and after."""
     store.room = 64 << 20
     attempt = Attempt.begin(store, "r")
     noise = np.frombuffer(np.random.default_rng(0).bytes(40 << 20), np.uint8)
@@ -268,6 +267,13 @@ def test_room_for_what_is_new_is_enough() -> None:
     store.room = 25 << 20
     changed = noise.copy()
     changed[: 20 << 20] = changed[: 20 << 20][::-1]
+    return attempt, noise, changed
+
+
+def test_room_for_what_is_new_is_enough() -> None:
+    """A store that has no room for all of it takes what is new."""
+    store, smaller = Tight(), eager()
+    attempt, noise, changed = half_changed(store, smaller)
     second = attempt.save(request(1, {"noise": changed}, smaller))
     check(store, "r", second.id, {"noise": changed})
     store.room = 10 << 20
@@ -341,14 +347,8 @@ def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
     class Encrypts(Tight):
         encrypts = True
 
-    store, smaller = Encrypts(), eager()
-    store.room = 64 << 20
-    attempt = Attempt.begin(store, "r")
-    noise = np.frombuffer(np.random.default_rng(0).bytes(40 << 20), np.uint8)
-    attempt.save(request(0, {"noise": noise}, smaller))
-    store.room = 25 << 20
-    changed = noise.copy()
-    changed[: 20 << 20] = changed[: 20 << 20][::-1]
+    smaller = eager()
+    attempt, _, changed = half_changed(Encrypts(), smaller)
     with pytest.raises(NoSpace):
         attempt.save(request(1, {"noise": changed}, smaller))
 

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from relight.agent.follow import Abandoned, Follow
 from relight.agent.messages import Layout, Place, Report, Request, from_bits
 from relight.arena import SEALED, Slot, lay_out
+from relight.catalog.branches import tag_if_possible
 from relight.catalog.tiers import tiers_of
 from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
 from relight.commit import Place as CommitPlace
 from relight.commit.earlier import Before, Vouched
 from relight.commit.pack_writer import Pace
 from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
-from relight.format.records import TagBody
 from relight.keys import Guard
 from relight.layout import Item
 from relight.log import Log, fold
-from relight.observe import emit, tell_span
+from relight.observe import tell_span
 from relight.policy import Compact, Keep
 from relight.policy.compact import Conditions
 from relight.reclaim import PruneReport, Room
@@ -156,22 +156,13 @@ class Writer:
             )
             self._last, self._last_in = request.id, (slot, number, prepared)
             if request.tag and (request.seat is None or request.seat.rank == 0):
-                self._tag(request.tag, request.id)
+                tag_if_possible(self._log, request.tag, request.id)
         except Abandoned:
             raise
         except Exception as error:
             follow.sealed()  # one that was given up meanwhile has failed for another reason, which the trainer knows
             return _failed(number, request.id, error)
         return _done(number, report)
-
-    def _tag(self, name: str, checkpoint_id: str) -> None:
-        """What is committed is no less so if its tag cannot be written: that is told."""
-        try:
-            self._log.append(lambda view: (TagBody(name=name, id=checkpoint_id), fold(view).epoch))
-        except Fenced:
-            raise
-        except RelightError as error:
-            emit("save.failed", f"checkpoint {checkpoint_id} is saved, but not tagged {name!r}: {error}", id=checkpoint_id, kind=error.kind)
 
     def _before(self, slot: Slot, slots: Sequence[Slot], prepared: Prepared) -> Before | None:
         """The save before, if it was laid out alike and lies in another slot. That one may be filled anew at any moment."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from relight.errors import CheckpointNotFound, ConfigError
+from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_tag_name
 from relight.format.records import WORDS_MAX, Body, TagBody
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.observe import emit
 from relight.store import ByteStore
 
 PREFIX = "branches/"
@@ -46,6 +47,16 @@ def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: s
 
     log.read()
     log.append(decide)
+
+
+def tag_if_possible(log: Log, name: str, checkpoint_id: str) -> None:
+    """Tag a checkpoint; what is committed is no less so if its tag cannot be written: that is told. ``Fenced`` is the caller's."""
+    try:
+        set_tag(log, name, checkpoint_id)
+    except Fenced:
+        raise
+    except RelightError as error:
+        emit("save.failed", f"checkpoint {checkpoint_id} is saved, but not tagged {name!r}: {error}", id=checkpoint_id, kind=error.kind)
 
 
 def check_free(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from relight.agent import Done, Request, dismiss
 from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
-from relight.catalog.branches import check_free
+from relight.catalog.branches import check_free, tag_if_possible
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
@@ -41,7 +41,7 @@ from relight.checkpointer.signals import ENDS, URGENT, Signals, is_urgent, spoke
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
-from relight.checkpointer.upkeep import retire, sweep, tag_if_possible
+from relight.checkpointer.upkeep import retire, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer, SaveFailed
 from relight.format.names import check_run_name
@@ -512,9 +512,9 @@ class Checkpointer(Holds):
             return self._count_failure(save)
         save.error = None
         self._committed(save, report, numbers, perf_counter() - started, micro_step)
-        if tag is not None and self._world.rank == 0:
-            tag_if_possible(self._store, self._run, tag, report.id)
         if self._attempt is not None and self._world.rank == 0:
+            if tag is not None:
+                tag_if_possible(self._attempt.place.log, tag, report.id)
             retire(self._attempt.place, self._keep, self._verified)
             self._attempt.distrust(self._verified)
             self._outwards.made_here(self._attempt)

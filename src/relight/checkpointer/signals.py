@@ -37,8 +37,8 @@ class Signals:
     """Handlers that only take note; ``pending`` is asked at the end of each step.
 
     A second SIGINT ends at once; a SIGTERM says no more than the first, as whoever ends a job and what runs it may each send one: the save
-    that it asks for is not lost by that. In a forked child (a data loader's worker) the handlers
-    do what the system would have done: SIGTERM ends it; SIGINT is left to the parent, which still needs its workers to finish the step.
+    that it asks for is not lost by that. In a forked child (a data loader's worker) the handlers do what the system would have done:
+    SIGTERM ends it; SIGINT is left to the parent, which still needs its workers to finish the step.
     """
 
     def __init__(self, on_signal: Callable[[str], None]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from relight.catalog.branches import set_tag
 from relight.commit import Place
 from relight.errors import Fenced, RelightError
-from relight.log import Log
 from relight.observe import emit
 from relight.policy import Keep
 from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
@@ -34,13 +32,3 @@ def sweep(store: ByteStore, run: str) -> None:
             emit("sweep.done", f"removed what {len(report.deleted)} unfinished saves had left", deleted=report.deleted)
     except RelightError as error:
         emit("prune.failed", f"leftovers could not be removed this time: {error}", kind=error.kind)
-
-
-def tag_if_possible(store: ByteStore, run: str, name: str, checkpoint_id: str) -> None:
-    """Tag a checkpoint; what is committed is no less so if its tag cannot be written: that is told. ``Fenced`` is the caller's."""
-    try:
-        set_tag(Log(store, run), name, checkpoint_id)
-    except Fenced:
-        raise
-    except RelightError as error:
-        emit("save.failed", f"checkpoint {checkpoint_id} is saved, but not tagged {name!r}: {error}", id=checkpoint_id, kind=error.kind)

@@ -1,8 +1,7 @@
 """Packs, parts and root to one checkpoint, once: writing, checking, the commit, fencing.
 
 Always holds: nothing is acknowledged that is not durable and reachable by hash from a COMMIT; a fenced attempt never commits; a save that
-fails leaves nothing behind but what is swept later. May import: ``log`` and
-everything below it.
+fails leaves nothing behind but what is swept later. May import: ``log`` and everything below it.
 """
 
 from relight.commit.attempt import Attempt

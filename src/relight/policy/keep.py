@@ -127,8 +127,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     """A verdict for each of ``checkpoints``, in their order. Pure; no clock.
 
     Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another; so do those behind which
-    training went back, if there are others. If no checkpoint that stays is
-    known to verify, nothing goes.
+    training went back, if there are others. If no checkpoint that stays is known to verify, nothing goes.
     """
     reasons: dict[str, list[str]] = {one.id: [] for one in checkpoints}
     newest_first = sorted(checkpoints, key=lambda one: -one.seq)
