@@ -13,7 +13,7 @@ from typing import Any
 
 from relight.agent import Done, Request, dismiss
 from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
-from relight.catalog.branches import check_free, tag_if_possible
+from relight.catalog.branches import check_free
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
@@ -24,6 +24,7 @@ from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.from_file import Given, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
+from relight.checkpointer.inline_writer import after_inline, write_inline
 from relight.checkpointer.last_moments import LastMoments
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
@@ -41,7 +42,7 @@ from relight.checkpointer.signals import ENDS, URGENT, Signals, is_urgent, spoke
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
-from relight.checkpointer.upkeep import retire, sweep
+from relight.checkpointer.upkeep import sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer, SaveFailed
 from relight.format.names import check_run_name
@@ -499,24 +500,13 @@ class Checkpointer(Holds):
         started = perf_counter()
         save.say_requested(started)
         numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
-        for turn in range(1 + (self._policy.retries if self._ranks is None else 0)):  # several ranks try again at another step
-            try:
-                report = self._commit(state, step, reason, numbers, micro_step)
-                break
-            except (Fenced, IncompatibleState, ConfigError) as error:
-                save.error = error
-                raise
-            except Exception as error:  # the trainer's edge: told, counted, and decided by the policy
-                save.error = self._policy.tell(error, step, turn)
-        else:
+        retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
+        report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
+        if report is None:
             return self._count_failure(save)
-        save.error = None
         self._committed(save, report, numbers, perf_counter() - started, micro_step)
         if self._attempt is not None and self._world.rank == 0:
-            if tag is not None:
-                tag_if_possible(self._attempt.place.log, tag, report.id)
-            retire(self._attempt.place, self._keep, self._verified)
-            self._attempt.distrust(self._verified)
+            after_inline(self._attempt, report.id, tag, self._keep, self._verified)
             self._outwards.made_here(self._attempt)
         return save
 
