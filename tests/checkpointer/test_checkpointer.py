@@ -145,8 +145,9 @@ def test_only_restores_a_part_and_map_renames(run: str) -> None:
     assert renamed.state[wrapped["body"][2].weight]["step"] == 1
 
 
-def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The newest good checkpoint is restored; what was passed over is named with file, chunk and tensor."""
+@pytest.mark.parametrize("prunes", [False, True])
+def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest.LogCaptureFixture, prunes: bool) -> None:
+    """The newest good checkpoint is restored; what was passed over is named with file, chunk and tensor. It is deleted only on request."""
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
     kept = []
@@ -161,7 +162,7 @@ def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest
     data[-5] ^= 4
     pack.write_bytes(data)
     model, optimizer = make(seed=9)
-    again = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=1), save=relight.every(steps=1))
+    again = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=1, prune_abandoned=prunes), save=relight.every(steps=1))
     assert again.restore() == 2
     assert all(torch.equal(a, b) for a, b in zip(kept[1], state_of(model)))
     assert "chunk" in caplog.text
@@ -169,8 +170,9 @@ def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest
     for step in (2, 3):  # half of what there is goes at once, the oldest first
         one_step(model, optimizer)
         again.step(step)
+    again.close()
     assert [one.step for one in relight.open(run).checkpoints()] == [2, 3]
-    assert not newest.exists(), "the damaged one is gone"
+    assert newest.exists() is not prunes, "it is no ancestor of what was saved after it: it stays, unless that was asked for"
 
 
 class Broken(Disk):

@@ -109,6 +109,8 @@ class Writer:
         rules = from_msgpack(place.compact, Compact) if place.compact else None
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)
         self._last: str | None = None
+        self._failed: dict[str, str | None] = {}
+        """The parent of each save that failed since the last one that was committed, by the failed save's id."""
         self._last_in: tuple[Slot, int, Prepared] | None = None
         self._hasty, self._hastened = 0, 0
         """How many read-backs are to take their share of the processor, and how many saves came upon one that did not."""
@@ -142,7 +144,7 @@ class Writer:
                     environment=request.environment,
                     components=request.components,
                     exact=request.exact,
-                    parents=[parent] if (parent := self._last or request.parent) else [],
+                    parents=[parent] if (parent := self._parent_of(request)) else [],
                     id=request.id,
                     plan=prepared.filled(slot, request.id, follow),
                     pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
@@ -155,14 +157,24 @@ class Writer:
                 )
             )
             self._last, self._last_in = request.id, (slot, number, prepared)
+            self._failed.clear()
             if request.tag and (request.seat is None or request.seat.rank == 0):
                 tag_if_possible(self._log, request.tag, request.id)
         except Abandoned:
+            self._failed[request.id] = self._parent_of(request)
             raise
         except Exception as error:
+            self._failed[request.id] = self._parent_of(request)
             follow.sealed()  # one that was given up meanwhile has failed for another reason, which the trainer knows
             return _failed(number, request.id, error)
         return _done(number, report)
+
+    def _parent_of(self, request: Request) -> str | None:
+        """Return the newest committed ancestor of a save. The trainer names the save before it, which may have failed since."""
+        parent = request.parent
+        while parent in self._failed:
+            parent = self._failed[parent]
+        return parent
 
     def _before(self, slot: Slot, slots: Sequence[Slot], prepared: Prepared) -> Before | None:
         """The save before, if it was laid out alike and lies in another slot. That one may be filled anew at any moment."""

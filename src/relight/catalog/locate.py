@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format.names import LOG_DIR, STORE_FILE, check_run_name, is_run_name, is_written_file, parse_dir, parse_record_file
+from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute, split_run
 
@@ -104,9 +105,11 @@ def _is_store(store: ByteStore) -> bool:
 
 
 def _is_run(store: ByteStore, name: str) -> bool:
-    """Whether ``name`` has a log with a record in it. What cannot be looked at is none; opening it by name will say why."""
+    """Whether ``name`` has a log with a record in it, or checkpoint directories without one. False if it cannot be read; opening it by name
+    reports the reason."""
     try:
-        return any(parse_record_file(entry.name) is not None for entry in store.list(f"{name}/{LOG_DIR}"))
+        has_record = any(parse_record_file(entry.name) is not None for entry in store.list(f"{name}/{LOG_DIR}"))
+        return has_record or bool(checkpoint_dirs(store, name, ENTRIES_MAX))
     except RelightError:
         return False
 

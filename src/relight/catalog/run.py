@@ -7,6 +7,7 @@ from relight.catalog.opened import Opened, open_checkpoint
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, is_run_name
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.store import ByteStore
 
 
@@ -44,7 +45,7 @@ def open_run(store: ByteStore, name: str) -> Run:
 
 
 def list_runs(store: ByteStore) -> list[str]:
-    """Names of the store's runs, sorted: directories with a log in them."""
+    """Return the names of the store's runs, sorted: directories that hold a log, or checkpoint directories whose log is missing."""
     found = []
     for entry in store.list(""):
         if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):
@@ -54,7 +55,7 @@ def list_runs(store: ByteStore) -> list[str]:
 
 def _has_log(store: ByteStore, run: str) -> bool:
     try:
-        return any(True for _ in store.list(f"{run}/log"))
+        return any(True for _ in store.list(f"{run}/log")) or bool(checkpoint_dirs(store, run, ENTRIES_MAX))
     except UnsafeContent:  # one run whose log is no directory must not hide the others: opening it says what is wrong
         return True
     except StoreUnavailable as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -12,7 +12,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt
 from relight.commit.save import Place
 from relight.errors import error_of
-from relight.log import Log
+from relight.log import History, Log
 from relight.store import ByteStore
 from relight.world import LateRanks
 
@@ -50,12 +50,12 @@ def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
     raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
 
 
-def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str) -> Attempt:
-    """One attempt for all ranks: rank 0 takes charge of the run."""
+def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
+    """One attempt for all ranks: rank 0 takes charge of the run, unless ``check`` raises."""
     mine: list[Attempt] = []
 
     def begin() -> bytes:
-        mine.append(Attempt.begin(store, run, reason=reason))
+        mine.append(Attempt.begin(store, run, reason=reason, check=check))
         place = mine[0].place
         return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
 

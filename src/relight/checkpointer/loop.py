@@ -21,6 +21,7 @@ from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.fresh_start import FreshStart
 from relight.checkpointer.from_file import Given, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
@@ -47,6 +48,7 @@ from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer, SaveFailed
 from relight.format.names import check_run_name
 from relight.keys import Guard
+from relight.log import FRESH
 from relight.observe import be_modest, emit, write_events
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
@@ -70,7 +72,8 @@ class Checkpointer(Holds):
     components that each rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads
     for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from),
     ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
-    ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted), ``sign``, ``trust``, ``anchor`` (docs/security.md).
+    ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted), ``sign``, ``trust``, ``anchor`` (docs/security.md),
+    ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -100,6 +103,7 @@ class Checkpointer(Holds):
         sign: str | None = None,
         trust: str | Sequence[str] | None = None,
         anchor: str | os.PathLike[str] | None = None,
+        fresh: bool = False,
         **components: object,
     ) -> None:
         begins("a Checkpointer")
@@ -107,7 +111,7 @@ class Checkpointer(Holds):
         url, name, tiers = options.where_to(path, run)
         given = Given(save, keep, limits, compact, peers, background)
         save, keep, limits, compact, peers, background = completed(given, writer, tiers is not None)
-        self._run = check_run_name(name)
+        self._run, self._fresh = check_run_name(name), FreshStart(fresh)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
@@ -164,18 +168,23 @@ class Checkpointer(Holds):
         After an error the live state may be a mixture: do not train on it.
         """
         self._start_up()
+        self._drain()  # what is restored now is the parent of the next save: no save of before may come between
         self._neighbours.meet()
-        found = resume_any(
-            self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks,
-            further=self._further, remote=self._neighbours.remote,
-        )  # fmt: skip
+        if which == "latest" and self._fresh.applies(self._store, self._run, self._ranks):
+            found = Resumed()
+        else:
+            found = resume_any(
+                self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks,
+                further=self._further, remote=self._neighbours.remote,
+            )  # fmt: skip
         self._neighbours.forget()
         self._resumed = found
         for checkpoint_id in found.damaged:
             self._verified[checkpoint_id] = False
         if found.checkpoint is None:
             self._look_over()
-            emit("restore.fresh", f"run {self._run!r} has no checkpoint yet: starting from scratch", run=self._run)
+            why = "fresh=True" if self._fresh.used else "it has no checkpoint yet"
+            emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run)
             start = 0
         else:
             self._parent = found.checkpoint.id
@@ -337,11 +346,13 @@ class Checkpointer(Holds):
 
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
-            self._attempt = begin(self._ranks, self._store, self._run, "restored" if self._parent else "fresh", self._best)
+            refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
+            self._attempt = begin(self._ranks, self._store, self._run, "restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
             history = self._attempt.history()
             self._neighbours.meet()
-            emit("attempt.started", f"attempt {self._attempt.epoch} of run {self._run!r}", run=self._run, epoch=self._attempt.epoch)
+            text = f"attempt {self._attempt.epoch} of run {self._run!r}{self._fresh.begun(self._attempt, self._parent, self._world.rank)}"
+            emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch)
             self._best.learn_from(history)
             self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)
@@ -435,14 +446,14 @@ class Checkpointer(Holds):
     ) -> Save | None:
         """Have the agent make the save; None if it cannot."""
         numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
-        save = self._outwards.expect(Save(step, reason))
+        save, parent = self._outwards.expect(Save(step, reason)), self._under_way.newest_id or self._parent
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
             self._under_way.add(number, Begun(save, numbers, (step, micro_step), self._last_saved))
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._surroundings(),
-                state.kinds, state.notes, self._parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
+                state.kinds, state.notes, parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
             )  # fmt: skip
 
         number: int | None = None

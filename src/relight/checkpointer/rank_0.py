@@ -84,11 +84,13 @@ def open_for(
     return *(opened[0] if opened else (Elsewhere(url), ())), in_background
 
 
-def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar) -> Attempt:
-    """One attempt for all: this process, or rank 0, takes charge of the run."""
+def begin(
+    ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]
+) -> Attempt:
+    """One attempt for all: this process, or rank 0, takes charge of the run, unless ``check`` raises."""
     if ranks is None:
-        return Attempt.begin(store, run, reason=reason)
-    attempt = begin_together(ranks, store, run, reason)
+        return Attempt.begin(store, run, reason=reason, check=check)
+    attempt = begin_together(ranks, store, run, reason, check)
     if not isinstance(ranks, OneWriter):
         return attempt
 

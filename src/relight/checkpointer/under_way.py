@@ -42,6 +42,11 @@ class UnderWay:
         """Their handles, the oldest first."""
         return [begun.save for begun in self._begun.values()]
 
+    @property
+    def newest_id(self) -> str | None:
+        """The id of the newest save that the agent has: the parent of the next one."""
+        return next((save.id for save in reversed(self.saves) if save.id and save.error is None), None)
+
     def add(self, number: int, begun: Begun) -> None:
         """The agent is about to have it."""
         self._begun[number] = begun

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 WITH = {
-    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "cp": "", "push": "",
-    "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "",
+    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "recover": "", "cp": "",
+    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "",
 }  # fmt: skip
 """Which; and the argument without which it only looks."""
 _LOOKS = ("dry_run", "listed")

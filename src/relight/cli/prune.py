@@ -32,6 +32,9 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
 @click.option("--keep-behind", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
 @click.option("--undo", metavar="TIME", help="Let what goes be recalled for so long (relight recall): its bytes stay meanwhile.")
+@click.option(
+    "--prune-abandoned", is_flag=True, help="Also remove checkpoints that are no ancestors of the newest good one; else all of them stay."
+)
 @click.option("--sweep", is_flag=True, help="Also delete what superseded attempts left unfinished.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -51,6 +54,7 @@ def command(
     keep_budget: str | None,
     keep_behind: int | None,
     undo: str | None,
+    prune_abandoned: bool,
     sweep: bool,
     dry_run: bool,
     yes: bool,
@@ -68,6 +72,7 @@ def command(
     rules = keep(
         last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every, within=keep_within, hourly=keep_hourly,
         daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, behind=keep_behind, undo=undo,
+        prune_abandoned=prune_abandoned,
     )  # fmt: skip
     if rules.is_everything and not sweep:
         raise ConfigError(

@@ -13,6 +13,7 @@ from relight.errors import Fenced
 from relight.format.records import Body, FenceBody, NoteBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import now_text
+from relight.log.truncated import refuse_truncated
 from relight.policy.compact import Compact, Experience
 from relight.store import ByteStore
 
@@ -61,12 +62,25 @@ class Attempt:
         self.make_smaller(compact)
 
     @classmethod
-    def begin(cls, store: ByteStore, run: str, *, reason: str = "start", now: Callable[[], str] = now_text) -> Attempt:
-        """Make the run if there is none, and take charge of it. Cost: one record."""
+    def begin(
+        cls,
+        store: ByteStore,
+        run: str,
+        *,
+        reason: str = "start",
+        now: Callable[[], str] = now_text,
+        check: Callable[[History], None] | None = None,
+    ) -> Attempt:
+        """Make the run if there is none, and take charge of it. Cost: one record.
+
+        ``check`` is called with the history right before the FENCE is appended; if it raises, nothing is appended.
+        """
         log = Log(store, run, now=now)
-        log.start()
+        refuse_truncated(store, log.start(), f"{store.url.rstrip('/')}/{run}")
 
         def decide(view: View) -> tuple[Body, int]:
+            if check is not None:
+                check(fold(view))
             return FenceBody(attempt=secrets.token_hex(8), reason=reason), _next_epoch(view)
 
         record = log.append(decide)

@@ -71,7 +71,7 @@ class Checkpoints(Checkpoint):
         rest = Asked(lambda: _ask(trainer, pl_module), lambda state: _tell(trainer, pl_module, state))
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
         self._loaders = loaders_in(trainer.train_dataloader)
-        self._ckpt = Checkpointer(self._path, state={**state, **self._loaders}, **self._options)
+        self._ckpt = Checkpointer(self._path, state={**state, **self._loaders}, **{"fresh": not self._resume, **self._options})
         if self._resume:
             self._ckpt.restore()
         self._told = trainer.global_step

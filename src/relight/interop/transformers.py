@@ -79,7 +79,7 @@ class Checkpoints(TrainerCallback):
             raise ConfigError(
                 "Checkpoints does not know its Trainer", hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))"
             )
-        self._ckpt = Checkpointer(self._path, state=self._components(self._trainer), **self._options)
+        self._ckpt = Checkpointer(self._path, state=self._components(self._trainer), **{"fresh": not self._resume, **self._options})
         self._told = state.global_step
         if not self._resume:
             return

@@ -4,8 +4,11 @@ Always holds: one commit point (the exclusive creation of the next record); no c
 May import: ``store``, ``keys``, ``format``, ``errors``, ``observe``.
 """
 
+from relight.log.ancestors import FRESH, line_of, newest_good
 from relight.log.chain import Fault, Log, View
 from relight.log.history import Checkpoint, History, fold
 from relight.log.identity import read_store, require_store
 
-__all__ = ["Checkpoint", "Fault", "History", "Log", "View", "fold", "read_store", "require_store"]
+__all__ = [
+    "FRESH", "Checkpoint", "Fault", "History", "Log", "View", "fold", "line_of", "newest_good", "read_store", "require_store",
+]  # fmt: skip

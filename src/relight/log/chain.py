@@ -17,7 +17,7 @@ from relight.format.digest import ZERO_HEX
 from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
 from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
-from relight.log.identity import now_text, read_store, require_store
+from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
 from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.base import READS_AT_ONCE, Uncertain
@@ -30,6 +30,10 @@ SHOWN_PAUSE_MAX_S = 60.0
 """Two minutes in all: longer than such a cache lasts as a rule."""
 BELIEVED = 6
 """How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
+MISSING_PAUSES_S = (0.1, 0.4, 1.5)
+"""Seconds between looks at a log that seems to be missing, before it counts as missing."""
+NAMES_SHOWN = 8
+"""Directories that an error lists."""
 MANY = 8
 """From so many on, records are read side by side from a store that is far away."""
 TORN_MAX = 64
@@ -95,6 +99,8 @@ class Log:
         """The log as it is now. ``CheckpointNotFound`` if there is no such run."""
         view = self._view()
         if view.head < 0:
+            view = self._view_or_refuse()
+        if view.head < 0:
             raise CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint="relight ls STORE shows its runs")
         return view
 
@@ -113,6 +119,8 @@ class Log:
                 hint="relight.json was replaced, or the run was copied here from another store",
             )
         if view.head < 0:
+            view = self._view_or_refuse()
+        if view.head < 0:
             if not self._store_id:
                 raise CorruptCheckpoint(
                     "relight.json is damaged, and this run has no log to tell which store it is",
@@ -122,6 +130,38 @@ class Log:
             self._append(view, RunBody(name=self._run), epoch=0, run_id=secrets.token_hex(16))
             view = self._view()
         return view
+
+    def _view_or_refuse(self) -> View:
+        """Look again at a log that seemed empty. ``CorruptCheckpoint`` if it is empty, and there are checkpoint directories: no attempt
+        makes one before the log's first record, so the log was lost. An attempt that began from scratch there would hide them.
+        """
+        for pause_s in (*MISSING_PAUSES_S, None):
+            names = checkpoint_dirs(self._store, self._run)
+            self._looked, self._judged = False, None
+            view = self._view()  # after the listing: what is listed was preceded by its log
+            if view.head >= 0 or not names:
+                return view
+            if pause_s is not None:  # a network file system remembers for a while what it did not find
+                rest(pause_s)
+        where = f"{self._store.url.rstrip('/')}/{self._run}"
+        raise CorruptCheckpoint(
+            f"this run's log is missing, and {len(names)} checkpoint directories are there",
+            where=where,
+            details=[*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])],
+            hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: relight recover {where}",
+        )
+
+    def begin_rebuilt(self, run_id: str) -> View:
+        """Make record 0 of a run whose log was lost, for the run id that its checkpoints have. Return the log with it.
+
+        ``CorruptCheckpoint`` if there is a log after all, or the store has no id.
+        """
+        self._store_id = require_store(self._store).id
+        self._judged = None
+        view = self._view()
+        if view.head >= 0 or self._append(view, RunBody(name=self._run), epoch=0, run_id=run_id) is None:
+            raise CorruptCheckpoint("the log that was missing is there again", where=f"{self._store.url.rstrip('/')}/{self._run}")
+        return self._view()
 
     def append(self, decide: Callable[[View], tuple[Body, int] | None]) -> Record | None:
         """Append what ``decide(view)`` gives, ``(body, epoch)``; None to append nothing. The single commit point.

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
 
-from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable, WrongKey
+import msgspec
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
 from relight.format.keyring import KEYS_DIR
-from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_file, record_file
-from relight.format.strict import SEALED_BYTES_MAX
+from relight.format.names import LOG_DIR, ROOT_FILE, RUN_ID, STORE_FILE, is_run_name, parse_dir, parse_record_file, record_file
+from relight.format.strict import ROOT_BYTES_MAX, SEALED_BYTES_MAX
 from relight.keys.chain import SETTING
 from relight.store import ByteStore
 from relight.store.base import encrypts
+
+ENTRIES_MAX = 10_000
+"""Entries of a directory beside the runs that are looked at for a lost store's id: it may be anybody's data."""
 
 
 def now_text() -> str:
@@ -65,8 +72,14 @@ def require_store(store: ByteStore) -> StoreRecord:
 
 
 def _recorded_id(store: ByteStore) -> str:
-    """The id that a run's records say, of a store that lost its relight.json: under a new one they would all count for nothing."""
-    for run in sorted(entry.name for entry in store.list("") if entry.is_dir and is_run_name(entry.name)):
+    """The id that a run's records say, of a store that lost its relight.json: under a new one they would all count for nothing. If no run
+    has a log any more, the id that a checkpoint's root has."""
+    runs = sorted(entry.name for entry in store.list("") if entry.is_dir and is_run_name(entry.name))
+    return _id_of_records(store, runs) or _id_of_roots(store, runs)
+
+
+def _id_of_records(store: ByteStore, runs: list[str]) -> str:
+    for run in runs:
         try:
             numbers = sorted(seq for entry in store.list(f"{run}/{LOG_DIR}") if (seq := parse_record_file(entry.name)) is not None)
         except RelightError as error:
@@ -83,3 +96,40 @@ def _recorded_id(store: ByteStore) -> str:
     return ""
 
 
+def _id_of_roots(store: ByteStore, runs: list[str]) -> str:
+    for run in runs:
+        try:
+            for name in checkpoint_dirs(store, run, ENTRIES_MAX):
+                found = peek_root(store, f"{run}/{name}")
+                if found is not None:
+                    return str(found["store"])
+        except RelightError as error:
+            if error.retryable:
+                raise
+    return ""
+
+
+def checkpoint_dirs(store: ByteStore, run: str, at_most: int | None = None) -> list[str]:
+    """Return the names of the run's checkpoint directories, in the order of their steps; none if there is no such run.
+
+    ``at_most``: how many entries of the run's directory are looked at; None for all. Cost: one listing.
+    """
+    return sorted(entry.name for entry in islice(store.list(run), at_most) if entry.is_dir and parse_dir(entry.name) is not None)
+
+
+def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:
+    """Return ``store``, ``run``, ``id`` and ``parents`` of the root in a checkpoint directory; None if there is no well-formed root.
+
+    Nothing vouches for it: no record names its hash. Raises ``StoreUnavailable`` if the store does not answer.
+    """
+    try:
+        data = store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
+        value = msgspec.json.decode(data)
+    except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent, msgspec.DecodeError):
+        return None
+    if not isinstance(value, dict) or value.get("relight") != "root":
+        return None
+    found = {name: value.get(name) for name in ("store", "run", "id", "parents")}
+    ids_ok = all(isinstance(found[name], str) for name in ("store", "run", "id")) and RUN_ID.match(str(found["store"]))
+    parents = found["parents"] if isinstance(found["parents"], list) else []
+    return {**found, "parents": [one for one in parents if isinstance(one, str)]} if ids_ok else None

@@ -28,6 +28,8 @@ class Keep:
     behind: int | None = None
     undo_s: float | None = None
     """How long what goes may be recalled. No rule: it keeps nothing from going."""
+    prune_abandoned: bool = False
+    """Whether the rules also apply to abandoned checkpoints: no ancestors of the newest good one. False: all of them stay."""
     capacity: int | None = None
     """Bytes above which the oldest go that are elsewhere too, whatever the rules say: see ``relight.tier``."""
 
@@ -63,6 +65,8 @@ class Candidate:
     """Whether nothing but a schedule asked for it."""
     aside: bool = False
     """Whether training went back behind it."""
+    abandoned: bool = False
+    """Whether it is no ancestor of the newest good checkpoint: training began again from scratch, or from an older one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ def keep(
     budget: str | int | None = None,
     behind: int | None = None,
     undo: str | float | Span | None = None,
+    prune_abandoned: bool = False,
 ) -> Keep:
     """What to keep: whatever any of these rules keeps.
 
@@ -101,6 +106,9 @@ def keep(
     What goes may be brought back (``relight recall``) for the time of ``undo`` (``"12h"``): it leaves the history at once, and its bytes
     stay so long. They count for no ``budget``.
 
+    Abandoned checkpoints stay, and count for no rule and no budget: those that are no ancestors of the newest good one, because training
+    began again from scratch or from an older one. ``prune_abandoned=True`` applies the rules to them as well.
+
     Tagged checkpoints, the newest one, and the newest one that verifies always stay. What a roll-back has set aside counts for no rule.
     No clock is asked: times are those of the records, none later than the record behind it.
     """
@@ -109,6 +117,8 @@ def keep(
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ConfigError(f"{name} is a whole number from 1 up, not {value!r}")
+    if not isinstance(prune_abandoned, bool):
+        raise ConfigError(f"prune_abandoned is True or False, not {prune_abandoned!r}")
     if mode not in ("min", "max"):
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
     if not isinstance(metric, str) or not metric:
@@ -120,6 +130,7 @@ def keep(
         within_s=None if within is None else seconds_of(within, "within"),
         budget=None if budget is None else bytes_of(budget, "budget"),
         undo_s=None if undo is None else seconds_of(undo, "undo"),
+        prune_abandoned=prune_abandoned,
     )
 
 
@@ -131,7 +142,8 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     """
     reasons: dict[str, list[str]] = {one.id: [] for one in checkpoints}
     newest_first = sorted(checkpoints, key=lambda one: -one.seq)
-    counted = [one for one in newest_first if not one.aside] or newest_first
+    spared = {one.id for one in checkpoints if one.abandoned and not one.aside and not rules.prune_abandoned}
+    counted = [one for one in newest_first if not one.aside and one.id not in spared] or newest_first
     sound = [one for one in counted if one.verified is not False]
     for one in counted[:1]:
         reasons[one.id].append("newest")
@@ -141,6 +153,8 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     for one, reason in (*_by_count(rules, sound), *_by_time(rules, sound), *_by_size(rules, sound), *_by_age(rules, sound)):
         reasons[one.id].append(reason)
     for one in checkpoints:
+        if one.id in spared:
+            reasons[one.id].append("abandoned: training did not continue from it (prune_abandoned removes such checkpoints)")
         if one.tags:
             reasons[one.id].append(f"tagged {', '.join(one.tags)}")
         if one.held:

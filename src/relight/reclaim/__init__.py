@@ -7,6 +7,7 @@ Unknown files are never deleted.
 """
 
 from relight.reclaim.prune import PrunePlan, PruneReport, execute, plan_prune, prune_a_share
+from relight.reclaim.rebuild import RebuildPlan, RebuildReport, execute_rebuild, plan_rebuild
 from relight.reclaim.recall import due_of, recall, sweep_recallable
 from relight.reclaim.room import Room
 from relight.reclaim.sweep import SweepPlan, SweepReport, execute_sweep, plan_sweep
@@ -14,13 +15,17 @@ from relight.reclaim.sweep import SweepPlan, SweepReport, execute_sweep, plan_sw
 __all__ = [
     "PrunePlan",
     "PruneReport",
+    "RebuildPlan",
+    "RebuildReport",
     "Room",
     "SweepPlan",
     "SweepReport",
     "due_of",
     "execute",
+    "execute_rebuild",
     "execute_sweep",
     "plan_prune",
+    "plan_rebuild",
     "plan_sweep",
     "prune_a_share",
     "recall",

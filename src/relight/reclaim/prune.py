@@ -12,7 +12,7 @@ from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, ti
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import Fenced, StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, View, fold, line_of, newest_good
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.adaptive import is_routine
@@ -37,6 +37,8 @@ class PrunePlan:
     bytes_freed: int
     relies_on: tuple[str, ...] = ()
     due: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Ids of those known not to verify."""
 
     @property
     def going(self) -> list[str]:
@@ -89,7 +91,8 @@ def plan_prune(
     going = {verdict.id for verdict in verdicts if not verdict.keep}
     freed = sum(one.body.new_bytes for one in history.live if one.id in going)
     sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)
-    return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)))
+    damaged = tuple(one.id for one in history.live if known.get(one.id) is False)
+    return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged)
 
 
 def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
@@ -108,9 +111,10 @@ def execute(
     a tool; a superseded attempt gets ``Fenced``. ``at_most`` so many go at once, the oldest first: rules that were meant otherwise do not
     empty a run before somebody sees it.
 
-    Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays, so does the
-    newest, and so does everything if nothing is left of what the plan relies on (two plans might else retire what the other relied on).
-    What another needs goes with that one or not at all, also if they are more than ``at_most``.
+    Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays. So do the
+    newest, what the newest good one of that moment does not descend from, and everything if nothing is left of what the plan relies on
+    (two plans might else retire what the other relied on). What another needs goes with that one or not at all, also if they are more than
+    ``at_most``.
     """
     going = plan.going
     if not going and not plan.due:
@@ -129,7 +133,8 @@ def execute(
         if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
             return None
         free = [one.id for one in history.live[:-1] if one.id in going and one.id not in holds and not history.tags_of(one.id)]
-        together = not_needed(history, set(free) - unsure(view, history))
+        abandoned = set() if plan.rules.prune_abandoned else abandoned_in(history, dict.fromkeys(plan.damaged, False))
+        together = not_needed(history, set(free) - unsure(view, history) - abandoned)
         still = oldest_together(history, [one for one in free if one in together], at_most)
         retired[:] = still
         return (RetireBody(ids=still, reason="retention", undo_s=undo_s), history.epoch) if still else None
@@ -179,7 +184,19 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
         for one, count in has.items():
             if count >= group.quorum:
                 elsewhere.setdefault(one, group.name)
-    return [replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, "")) for one in found]
+    abandoned = abandoned_in(history, known)
+    return [
+        replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, ""), abandoned=one.id in abandoned) for one in found
+    ]
+
+
+def abandoned_in(history: History, known: Mapping[str, bool] | None = None) -> set[str]:
+    """Return the ids of live checkpoints that are no ancestors of the newest good one, without those that a roll-back has set aside.
+
+    ``known``: by id, whether a checkpoint was found to verify.
+    """
+    head = newest_good(history, known)
+    return history.by_id.keys() - line_of(history, head) - history.set_aside if head is not None else set()
 
 
 def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:

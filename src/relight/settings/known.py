@@ -94,6 +94,7 @@ _CHECKPOINT = (
         ("budget", _SIZE, "no rule", "the newest that fit into it"),
         ("behind", _COUNT, "no rule", "one that is so many steps behind the newest"),
         ("undo", _TIME, "not at all", "how long what goes may be recalled"),
+        ("prune_abandoned", _YES, "false", "whether checkpoints that the newest good one does not descend from may go"),
     ),
     *_called(
         "limits",

@@ -1,0 +1,51 @@
+"""Which checkpoints a run descends from: pure, over a folded history.
+
+A run has more than one line of descent once training began again from scratch, or continued from an older checkpoint. Retention must
+not delete the other lines: nothing else leads to that training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from relight.format.records import FenceBody
+from relight.log.history import Checkpoint, History
+
+FRESH = "fresh"
+"""Reason of the FENCE of an attempt that restored nothing. Its first COMMIT has no parent, and that is known to be the truth."""
+
+
+def newest_good(history: History, known: Mapping[str, bool] | None = None) -> Checkpoint | None:
+    """Return the newest checkpoint that is neither rolled back, suspect nor known to be damaged; else the newest; None if there is none.
+
+    ``known``: by id, whether a checkpoint was found to verify.
+    """
+    newest_first = history.live[::-1]
+    for one in newest_first:
+        if one.id not in history.set_aside and not one.body.suspect and (known or {}).get(one.id) is not False:
+            return one
+    return newest_first[0] if newest_first else None
+
+
+def line_of(history: History, head: Checkpoint) -> set[str]:
+    """Return the ids of the live checkpoints that are ancestors of ``head``, or may be; ``head`` is one of them.
+
+    Where a parent is not in this log (a copy that was made of some checkpoints only), every older checkpoint of an earlier step may be an
+    ancestor. A checkpoint without a parent is known to be the first of its line only if its attempt restored nothing.
+    """
+    known = {**history.retired, **history.by_id}
+    fresh = {fence.epoch for fence in history.fences if isinstance(fence.body, FenceBody) and fence.body.reason == FRESH}
+    line, todo, unknown_before = {head.id}, [head], list[Checkpoint]()
+    while todo:
+        one = todo.pop()
+        parents = [known[parent] for parent in one.body.parents if parent in known]
+        if len(parents) < len(one.body.parents) or (not parents and one.epoch not in fresh):
+            unknown_before.append(one)
+        for parent in parents:
+            if parent.id not in line:
+                line.add(parent.id)
+                todo.append(parent)
+    for one in history.by_id.values():
+        if any(one.seq < later.seq and one.step < later.step for later in unknown_before):
+            line.add(one.id)
+    return line & history.by_id.keys()

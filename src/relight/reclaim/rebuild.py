@@ -1,0 +1,209 @@
+"""Rebuild a log that was lost, or its newest records, from the checkpoint directories: root and parts say all that a COMMIT says.
+
+What is lost for good: tags, holds, notes, roll-backs, and which checkpoints retention had retired. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from relight.catalog.opened import Opened, open_checkpoint
+from relight.catalog.read import check_pack
+from relight.catalog.verify import verify_checkpoint
+from relight.commit.save import commit_body
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
+from relight.format import hexdigest
+from relight.format.manifest import Root, decode_root
+from relight.format.names import LOG_DIR, ROOT_FILE, CheckpointDir, parse_dir, parse_record_file
+from relight.format.records import Body, CommitBody, FenceBody, NoteBody, epoch_max
+from relight.format.strict import ROOT_BYTES_MAX
+from relight.log import Checkpoint, History, Log, View, fold, read_store
+from relight.log.identity import checkpoint_dirs, peek_root
+from relight.log.truncated import REBUILDING, REBUILT, is_being_rebuilt
+from relight.store import ByteStore
+
+REASON = "rebuilt"
+"""Reason of the FENCEs of a rebuilt log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint directory that no record commits: its COMMIT if it is whole, else why it is left alone."""
+
+    name: str
+    step: int
+    epoch: int
+    commit: CommitBody | None = None
+    created: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """What a log lacks. ``missing``: whether there is no log at all. Printing it is the dry run."""
+
+    run: str
+    run_id: str
+    missing: bool
+    interrupted: bool
+    found: tuple[Found, ...]
+
+    @property
+    def commits(self) -> list[Found]:
+        """What is to be committed, in the order of its records."""
+        whole = [one for one in self.found if one.commit is not None]
+        return sorted(whole, key=lambda one: (one.epoch, one.created, one.step))
+
+    @property
+    def left(self) -> list[Found]:
+        """Directories that are left alone, each with the reason."""
+        return [one for one in self.found if one.commit is None]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything has to be appended."""
+        return self.missing or self.interrupted or bool(self.commits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "run": self.run, "missing": self.missing, "needed": self.is_needed,
+            "commits": [{"id": one.commit.id, "step": one.step, "dir": one.name} for one in self.commits if one.commit is not None],
+            "left": [{"dir": one.name, "step": one.step, "reason": one.why} for one in self.left],
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What was appended: ids of the checkpoints that the log has now, and the number of its records."""
+
+    committed: list[str] = field(default_factory=list)
+    records: int = 0
+
+
+def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: Callable[[int], None] | None = None) -> RebuildPlan:
+    """Find the whole checkpoints that the run's log does not commit. Changes nothing.
+
+    A directory counts as whole if its root and parts are well formed, of this store and run, and its packs have their sizes. With
+    ``verify`` every byte is read as well. ``CheckpointNotFound`` if there is neither log nor checkpoint directory; ``CorruptCheckpoint``
+    if the log has damaged records: ``relight scrub`` repairs those. Cost: reading the root and the parts of each such directory.
+    """
+    where = f"{store.url.rstrip('/')}/{run}"
+    names = checkpoint_dirs(store, run)
+    missing = not any(parse_record_file(entry.name) is not None for entry in store.list(f"{run}/{LOG_DIR}"))
+    if missing and not names:
+        raise CheckpointNotFound("there is neither a log nor a checkpoint directory", where=where, hint="relight ls STORE shows its runs")
+    view = None if missing else Log(store, run).read()
+    if view is not None and view.faults:
+        raise CorruptCheckpoint(
+            f"the log is there, and {len(view.faults)} of its records are damaged: only a missing log is rebuilt",
+            where=where,
+            details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:5]],
+            hint="relight scrub repairs records from another tier; relight verify shows all damage",
+        )
+    history = fold(view) if view is not None else History()
+    known = {record.body.id for record in view.records if isinstance(record.body, CommitBody)} if view is not None else set()
+    unknown = [name for name in names if (parsed := parse_dir(name)) is not None and parsed.id not in known]
+    peeked = {name: peek_root(store, f"{run}/{name}") for name in unknown}
+    store_id, run_id = (view.store_id, view.run_id) if view is not None else _ids(store, [one for one in peeked.values() if one], where)
+    ids = View(run, store_id, run_id, (), (), -1, "")
+    found = []
+    for name in unknown:
+        directory = parse_dir(name)
+        assert directory is not None
+        if peeked[name] is None:
+            found.append(Found(name, directory.step, directory.epoch, why="it has no root: its save was not finished"))
+        elif directory.epoch < history.epoch:
+            why = f"attempt {history.epoch} has superseded its attempt {directory.epoch}: a COMMIT would be void"
+            found.append(Found(name, directory.step, directory.epoch, why=why))
+        else:
+            found.append(_examined(store, ids, name, directory, verify, progress))
+    return RebuildPlan(run, run_id, missing, view is not None and is_being_rebuilt(view), tuple(found))
+
+
+def execute_rebuild(plan: RebuildPlan, store: ByteStore) -> RebuildReport:
+    """Append what the plan names, marked as rebuilt by NOTEs before and after. Interrupted, it is continued by planning again; until it is
+    done no attempt can begin. ``ConfigError`` if another process changes the log at the same time.
+    """
+    report = RebuildReport()
+    if not plan.is_needed:
+        return report
+    log = Log(store, plan.run)
+    view = log.begin_rebuilt(plan.run_id) if plan.missing else log.read()
+    _append(log, lambda view: NoteBody(topic=REBUILDING, data={"checkpoints": len(plan.commits)}))
+    for one in plan.commits:
+        if one.epoch > fold(view).epoch:
+            _fence(log, one.epoch)
+        _append(log, partial(_checked, one), one.epoch)
+        assert one.commit is not None
+        report.committed.append(one.commit.id)
+        view = log.read()
+    _append(log, lambda view: NoteBody(topic=REBUILT, data={"checkpoints": len(report.committed)}))
+    report.records = log.read().head + 1
+    return report
+
+
+def _append(log: Log, body: Callable[[View], Body], epoch: int | None = None) -> None:
+    log.append(lambda view: (body(view), fold(view).epoch if epoch is None else epoch))
+
+
+def _checked(one: Found, view: View) -> CommitBody:
+    assert one.commit is not None
+    if fold(view).epoch != one.epoch:
+        raise ConfigError(f"attempt {fold(view).epoch} has begun meanwhile", where=view.run, hint="stop the job that saves to this run")
+    return one.commit
+
+
+def _fence(log: Log, epoch: int) -> None:
+    """Append the FENCE of ``epoch``. A record's number bounds its epoch, so NOTEs come first where the log is too short for it."""
+    while epoch_max(log.read().head + 1) < epoch:
+        _append(log, lambda view: NoteBody(topic=REBUILDING, data={"epoch": epoch}))
+    _append(log, lambda view: FenceBody(attempt=secrets.token_hex(8), reason=REASON), epoch)
+
+
+def _ids(store: ByteStore, roots: list[dict[str, Any]], where: str) -> tuple[str, str]:
+    """Return the store's and the run's id as most roots have them."""
+    if not roots:
+        raise CorruptCheckpoint("no checkpoint directory has a root: there is nothing to rebuild the log from", where=where)
+    (store_id, run_id), _ = Counter((one["store"], one["run"]) for one in roots).most_common(1)[0]
+    try:
+        named = read_store(store).id
+    except CheckpointNotFound:
+        return store_id, run_id
+    if named != store_id:
+        raise CorruptCheckpoint(
+            f"these checkpoints belong to store {store_id}, and relight.json names store {named}",
+            where=where,
+            hint="copy relight.json back from where the run came from; if it is new and no other run is here, remove it",
+        )
+    return store_id, run_id
+
+
+def _examined(
+    store: ByteStore, ids: View, name: str, directory: CheckpointDir, verify: bool, progress: Callable[[int], None] | None
+) -> Found:
+    prefix = f"{ids.run}/{name}"
+    where = f"{prefix}/{ROOT_FILE}"
+    try:
+        data = store.get(where, ROOT_BYTES_MAX)
+        root: Root = decode_root(data, hexdigest(data), where)
+        if (root.id, root.step, root.epoch) != (directory.id, directory.step, directory.epoch):
+            raise UnsafeContent("the root is not this directory's", where=where)
+        body = commit_body(root, name, hexdigest(data), len(data))
+        checkpoint = Checkpoint(0, root.created, root.epoch, body)
+        opened: Opened = open_checkpoint(store, ids.run, checkpoint, store_id=ids.store_id, run_id=ids.run_id)
+        for part in opened.parts:
+            for index in range(len(part.packs)):
+                check_pack(opened, part, index)
+        findings = verify_checkpoint(store, ids, checkpoint, progress=progress) if verify else []
+        if findings:
+            raise CorruptCheckpoint(findings[0].detail, where=findings[0].file)
+    except (CorruptCheckpoint, UnsafeContent, CheckpointNotFound) as error:
+        return Found(name, directory.step, directory.epoch, why=str(error).splitlines()[0])
+    return Found(name, directory.step, directory.epoch, body, root.created)
+
