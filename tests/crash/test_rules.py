@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from relight.testing import rules_lines
 from relight.testing.rules import RULES, Rule
+
+assert rules_lines.RUN  # importing it adds its rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -30,7 +30,7 @@ SHOWN_PAUSE_MAX_S = 60.0
 """Two minutes in all: longer than such a cache lasts as a rule."""
 BELIEVED = 6
 """How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
-MISSING_PAUSES_S = (0.1, 0.4, 1.5)
+MISSING_PAUSES_S = (0.05, 0.2)
 """Seconds between looks at a log that seems to be missing, before it counts as missing."""
 NAMES_SHOWN = 8
 """Directories that an error lists."""

@@ -7,13 +7,11 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import LOG_DIR, ROOT_FILE, RUN_ID, STORE_FILE, is_run_name, parse_dir, parse_record_file, record_file
-from relight.format.strict import ROOT_BYTES_MAX, SEALED_BYTES_MAX
+from relight.format.strict import ROOT_BYTES_MAX, SEALED_BYTES_MAX, from_json
 from relight.keys.chain import SETTING
 from relight.store import ByteStore
 from relight.store.base import encrypts
@@ -123,13 +121,12 @@ def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:
     Nothing vouches for it: no record names its hash. Raises ``StoreUnavailable`` if the store does not answer.
     """
     try:
-        data = store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
-        value = msgspec.json.decode(data)
-    except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent, msgspec.DecodeError):
+        value = from_json(store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX), prefix, ROOT_BYTES_MAX)
+    except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
         return None
     if not isinstance(value, dict) or value.get("relight") != "root":
         return None
     found = {name: value.get(name) for name in ("store", "run", "id", "parents")}
-    ids_ok = all(isinstance(found[name], str) for name in ("store", "run", "id")) and RUN_ID.match(str(found["store"]))
+    ids_ok = isinstance(found["id"], str) and all(isinstance(found[name], str) and RUN_ID.match(found[name]) for name in ("store", "run"))
     parents = found["parents"] if isinstance(found["parents"], list) else []
     return {**found, "parents": [one for one in parents if isinstance(one, str)]} if ids_ok else None

@@ -32,7 +32,7 @@ from typing import ParamSpec, TypeVar
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 from relight.testing.disks import CHANGING, CUTS, Call, CountingDisk, CrashDisk, HookedDisk, InterruptNth, SimulatedDisk, torn_length
-from relight.testing.scenario import ROOT, Fact, Names, check, fresh_disk, life, prepared, resume, tell
+from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, prepared, resume, tell
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -192,6 +192,9 @@ def simulate(seed: int, watch: Watch, names: Names) -> None:
             for draw in range(MIXED_SEEDS if kind == "mixed" else 1):
                 if watch.wants(point := f"{prefix}:cut-{kind}:{n}.{when}.{draw}"):
                     done(point, call, disk.power_cut(_number(point), kind))
+        if when == "after" and watch.wants(point := f"{prefix}:lost-log:{n}"):
+            with names.apart(point):
+                watch.put(point, call, check_lost_log(LocalStore(ROOT, disk=disk.clone()), told))
         for draw in range(KILL_CUTS):
             if watch.wants(point := f"{prefix}:kill-then-cut:{n}.{when}.{draw}"):
                 with names.apart(point):

@@ -20,14 +20,15 @@ import relight.log.chain as chain_module
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveRequest, plan_save
-from relight.errors import CheckpointNotFound, Fenced, RelightError
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, RelightError
 from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.log.identity import checkpoint_dirs
 from relight.policy import Compact, keep
 from relight.policy.compact import Experience
-from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
+from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
 from relight.store import ByteStore
 from relight.testing.disks import SimulatedDisk
 
@@ -295,6 +296,39 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
+def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
+    """Delete the run's log, and return what is wrong then: an attempt that begins all the same, a file that is gone, a checkpoint that was
+    listed before and is not listed by the rebuilt log, or one that does not restore.
+    """
+    log, facts = Log(store, RUN), Facts.of(told)
+    try:
+        before = {one.id for one in fold(log.read()).live}
+    except RelightError:
+        return []
+    for entry in list(store.list(f"{RUN}/{LOG_DIR}")):
+        store.delete(f"{RUN}/{LOG_DIR}/{entry.name}")
+    directories = checkpoint_dirs(store, RUN)
+    files = sorted(f"{name}/{entry.name}" for name in directories for entry in store.list(f"{RUN}/{name}"))
+    if not directories:
+        return []
+    try:
+        Attempt.begin(store, RUN)
+        return ["I1: an attempt has begun though the log is missing"]
+    except CorruptCheckpoint:
+        pass
+    try:
+        execute_rebuild(plan_rebuild(store, RUN), store)
+    except CorruptCheckpoint:
+        return ["I1: the log could not be rebuilt"] if before else []  # no directory has a root
+    view = Log(store, RUN).read()
+    history = fold(view)
+    wrong = [f"I1: checkpoint {one} is not listed by the rebuilt log" for one in sorted(before - history.by_id.keys())]
+    for one in history.live:
+        wrong += _restore(store, view, one, facts, "I2: a rebuilt")
+    now = sorted(f"{name}/{entry.name}" for name in checkpoint_dirs(store, RUN) for entry in store.list(f"{RUN}/{name}"))
+    return wrong + ([] if now == files else ["I1: rebuilding the log has removed or added files"])
+
+
 def fresh_disk() -> SimulatedDisk:
     """A simulated disk with a directory that has been there for long."""
     disk = SimulatedDisk()
@@ -346,6 +380,7 @@ def prepared() -> Iterator[Names]:
         (secrets, "choice", names.choice),
         (save_module, "plan_save", functools.partial(plan_save, pack_bytes_max=PACK_BYTES_MAX)),
         (chain_module, "decode_record", functools.lru_cache(maxsize=1 << 14)(decode_record)),
+        (chain_module, "MISSING_PAUSES_S", ()),
         (opened_module, "decode_root", functools.lru_cache(maxsize=1 << 12)(decode_root)),
     ]
     kept = [(where, name, getattr(where, name)) for where, name, _ in patched]

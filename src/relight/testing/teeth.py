@@ -46,6 +46,7 @@ class Verdict(NamedTuple):
 
 DURABLE, LOCAL, CHAIN, HISTORY = "relight.store.durable", "relight.store.local", "relight.log.chain", "relight.log.history"
 BASE = "relight.store.base"
+TRUNCATED = "relight.log.truncated"
 SAVE, PRUNE, SWEEP, KEEP = "relight.commit.save", "relight.reclaim.prune", "relight.reclaim.sweep", "relight.policy.keep"
 DISK, READ, OPENED, VERIFY = "relight.store.disk", "relight.catalog.read", "relight.catalog.opened", "relight.catalog.verify"
 MANIFEST, STRICT, RECORDS, PACKS = "relight.format.manifest", "relight.format.strict", "relight.format.records", "relight.commit.pack_writer"
@@ -128,6 +129,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("what is live is not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
     Mutation("leftovers are swept", SWEEP, "            going.append((name, f\"left by", "            held.append((name, f\"left by", "deaths"),
     Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
+    # lost logs, lines of descent
+    Mutation("a missing log stops a start", CHAIN, "            view = self._view_or_refuse()\n", "            pass\n", "rules"),
+    Mutation("a truncated log stops a start", "relight.commit.attempt", "        refuse_truncated(store, log.start(), f\"{store.url.rstrip('/')}/{run}\")\n", "        log.start()\n", "rules"),
+    Mutation("a FENCE that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch or any(", "        if any(", "rules"),
+    Mutation("a COMMIT that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch or any(parent not in committed for parent in root[\"parents\"]):\n", "        if parsed.epoch > epoch:\n", "rules"),
+    Mutation("an interrupted rebuild stops a start", TRUNCATED, "    if not lost and not is_being_rebuilt(view):\n", "    if not lost:\n", "rules"),
+    Mutation("what is no ancestor stays, in the plan", KEEP, "if one.abandoned and not one.aside and not rules.prune_abandoned}", "if False}", "rules"),
+    Mutation("what is no ancestor stays, when the plan is carried out", PRUNE, "set(free) - unsure(view, history) - abandoned)", "set(free) - unsure(view, history))", "rules"),
     # hashing while writing
     Mutation("a piece begins where the one before it ended", PACKS, "        copy_from(source, start, buffer[at : at + length])\n", "        copy_from(source, 0, buffer[at : at + length])\n", "rules"),
     Mutation("a pack in memory is written from where it has come to", PACKS, "image[offset : offset + padded])\n", "image[:padded])\n", "rules"),

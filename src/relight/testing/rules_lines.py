@@ -1,0 +1,122 @@
+"""Rules about lost logs and lines of descent: what people's mistakes may neither hide nor delete. ``relight.testing.rules`` lists them."""
+
+from __future__ import annotations
+
+from relight.commit import Attempt, SaveRequest
+from relight.errors import CorruptCheckpoint, RelightError
+from relight.format.names import LOG_DIR
+from relight.log import Log, fold, line_of, newest_good
+from relight.policy import keep
+from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
+from relight.store import ByteStore
+from relight.testing.rules import rule, saves, simulated
+from relight.testing.scenario import RUN, state_of
+
+
+def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tuple[Attempt, list[str]]:
+    """An attempt that saved these steps, each after the one before it, the first after ``parent``; and the ids."""
+    attempt, ids = Attempt.begin(store, RUN, reason=reason), list[str]()
+    for step in steps:
+        before, state = ids[-1] if ids else parent, state_of(f"lines/{attempt.epoch}/{step}")
+        request = SaveRequest(step=step, tree=state.tree, items=state.items, parents=[before] if before else [])
+        ids.append(attempt.save(request).id)
+    return attempt, ids
+
+
+def live(store: ByteStore) -> list[str]:
+    """The ids that the log lists, oldest first."""
+    return [one.id for one in fold(Log(store, RUN).read()).live]
+
+
+def lose_records(store: ByteStore, keep_first: int = 0) -> None:
+    """Delete the run's records, but for the first ones."""
+    for entry in sorted(store.list(f"{RUN}/{LOG_DIR}"), key=lambda one: one.name)[keep_first:]:
+        store.delete(f"{RUN}/{LOG_DIR}/{entry.name}")
+
+
+def _refuses(store: ByteStore) -> bool:
+    try:
+        Attempt.begin(store, RUN)
+    except CorruptCheckpoint:
+        return True
+    return False
+
+
+@rule
+def a_missing_log_stops_a_start() -> list[str]:
+    """Checkpoint directories beside an empty log stop a start; nothing is swept; the rebuilt log lists all of them."""
+    _, store = simulated()
+    _, ids, _ = saves(store, 1, 2, 3)
+    lose_records(store)
+    wrong = [] if _refuses(store) else ["an attempt has begun without the log"]
+    try:
+        execute_sweep(plan_sweep(store, RUN), store)
+        wrong.append("a sweep was planned without the log")
+    except RelightError:
+        pass
+    if not wrong:
+        execute_rebuild(plan_rebuild(store, RUN), store)
+        wrong += [] if live(store) == ids else ["the rebuilt log lists other checkpoints"]
+    return wrong
+
+
+@rule
+def a_log_without_its_newest_records_stops_a_start() -> list[str]:
+    """A log that is older than the checkpoint directories stops a start: by an attempt that it does not know, and by a parent."""
+    wrong = []
+    for kept, what in ((4, "whose last FENCE is gone"), (6, "whose last COMMITs are gone")):
+        _, store = simulated()
+        _, first = line(store, "fresh", None, 1, 2)  # records: RUN, FENCE, two COMMITs
+        line(store, "restored", first[-1], 3, 4, 5)
+        lose_records(store, keep_first=kept)
+        wrong += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
+    return wrong
+
+
+@rule
+def an_interrupted_rebuild_stops_a_start() -> list[str]:
+    """While a log is being rebuilt no attempt begins, whatever of it is there already."""
+    _, store = simulated()
+    _, ids, _ = saves(store, 1, 2)
+    lose_records(store)
+    execute_rebuild(plan_rebuild(store, RUN), store)
+    lose_records(store, keep_first=5)  # RUN, NOTE, FENCE, two COMMITs; the last NOTE is gone
+    wrong = [] if _refuses(store) else ["an attempt has begun in a log that is being rebuilt"]
+    return wrong + ([] if live(store) == ids else ["a COMMIT is gone"])
+
+
+@rule
+def what_is_no_ancestor_stays() -> list[str]:
+    """Retention retires only ancestors of the newest good checkpoint: of a run that began again from scratch, and of one that went back."""
+    wrong = []
+    for reason, back in (("fresh", False), ("restored", True)):
+        _, store = simulated()
+        _, old = line(store, "fresh", None, 1, 2, 8, 9)
+        attempt, new = line(store, reason, old[1] if back else None, 3, 4, 5)
+        execute(plan_prune(store, RUN, keep(last=1)), store, epoch=attempt.epoch)
+        kept = {*old[2:], *new[2:], *(() if back else old)}
+        wrong += [] if set(live(store)) == kept else [f"{reason}: {len(live(store))} stay of {len(kept)}"]
+    return wrong
+
+
+@rule
+def a_line_that_comes_after_the_plan_counts() -> list[str]:
+    """A checkpoint of another line that is committed between plan and RETIRE spares what the plan took for ancestors."""
+    _, store = simulated()
+    _, old = line(store, "fresh", None, 1, 2, 3)
+    plan = plan_prune(store, RUN, keep(last=1))
+    line(store, "fresh", None, 0)
+    execute(plan, store)
+    return [] if set(old) <= set(live(store)) else ["what the newest checkpoint does not descend from was retired"]
+
+
+@rule
+def an_unknown_parent_may_be_any_older_one() -> list[str]:
+    """Where a parent is not in the log, as in a copy of some checkpoints, older ones of earlier steps may be ancestors, later ones may not."""
+    _, store = simulated()
+    line(store, "start", None, 1, 7)
+    _, ids = line(store, "start", "absentxxxx", 5)
+    history = fold(Log(store, RUN).read())
+    head = newest_good(history)
+    steps = sorted(one.step for one in history.live if head is not None and one.id in line_of(history, head))
+    return [] if steps == [1, 5] and head is not None and head.id == ids[0] else [f"ancestors are steps {steps}"]
