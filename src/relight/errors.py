@@ -14,6 +14,7 @@
     ├── Fenced                  stop: a newer attempt is in charge of this run
     ├── WrongKey                set up: the key does not open this
     ├── Diverged                go back: the loss is no number, or jumped
+    ├── InternalError           report it: a fault in Relight's own code
     └── SaveFailed              a save did not become a checkpoint; training may go on
 
 Each carries ``kind`` (stable, for programs), ``what`` happened, ``where`` (file, chunk, tensor), ``hint`` (what to do) and
@@ -22,7 +23,14 @@ Each carries ``kind`` (stable, for programs), ``what`` happened, ``where`` (file
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Sequence
+
+PROGRAMMING_ERRORS = (TypeError, ValueError, AttributeError, AssertionError, LookupError, NameError, ArithmeticError, NotImplementedError)
+"""What faulty code raises. Stores, disks and networks raise ``RelightError`` or ``OSError``."""
+_FRAMES, _SHOWN_MAX = 8, 60
+_HERE, _LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 class RelightError(Exception):
@@ -159,3 +167,64 @@ class SaveFailed(RelightError):
 
     kind = "save_failed"
     retryable = True
+
+
+class InternalError(RelightError):
+    """A fault in Relight's own code. ``details`` is the traceback, the cause is ``__cause__``. A retry would repeat it."""
+
+    kind = "internal"
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether ``error`` shows a fault in code, not a failure of a store. A certificate's error is a ``ValueError`` and an ``OSError``."""
+    return isinstance(error, PROGRAMMING_ERRORS) and not isinstance(error, OSError)
+
+
+def known(error: BaseException, where: str = "") -> RelightError:
+    """Return ``error`` as a ``RelightError``: itself, ``InternalError`` for a fault in Relight's code, else ``SaveFailed``.
+
+    A fault in other code (a component, a library) is a ``SaveFailed`` that names the line and is not retried.
+    """
+    if isinstance(error, RelightError):
+        return error
+    what = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    made: RelightError
+    if not is_fault(error):
+        made = SaveFailed(what, where=where)
+    elif _raised_here(frames):
+        lines = [f"{_place(one.filename)}:{one.lineno} in {one.name}: {one.line or ''}" for one in frames[-_FRAMES:]]
+        hint = "report this traceback to Relight's authors; the store did not fail"
+        made = InternalError(f"internal error in Relight: {what}", where=where, details=lines, hint=hint)
+    else:
+        last = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        made = SaveFailed(f"{what}{last}", where=where, hint="fix that code: the store did not fail", retryable=False)
+    made.__cause__ = error
+    return made
+
+
+def _raised_here(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether the innermost frame outside the standard library is Relight's. Compiled code has no frames: its caller counts."""
+    for one in reversed(frames):
+        if one.filename.startswith(_HERE):
+            return True
+        if not one.filename.startswith((_LIBRARY, "<frozen ")) or "-packages" in one.filename:
+            return False
+    return False
+
+
+def _place(path: str) -> str:
+    """A source file's path from its package on: the message may be read on another machine."""
+    return "/".join(path.replace("\\", "/").rsplit("/", 3)[-3:])
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, without its elements if it is an array or a tensor (reading one waits for its device)."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if dtype is not None and isinstance(shape, tuple) and not isinstance(value, type):
+        return f"a {type(value).__name__} of dtype {dtype} and shape {tuple(shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a caller's own __repr__: the message must not fail
+        return f"a {type(value).__qualname__}"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}… (a {type(value).__qualname__})"

@@ -206,8 +206,8 @@ class Agent:
             self._running.pop(report.number, None)
         error = None
         if report.error is not None:
-            kind, what, where, hint, retryable = report.error
-            error = error_of(kind)(what, where=where, hint=hint, retryable=retryable)
+            kind, what, where, hint, retryable, details = report.error
+            error = error_of(kind)(what, where=where, hint=hint, retryable=retryable, details=details)
         self.on_done(Done(report, error))
 
     def _loose(self, why: str) -> None:

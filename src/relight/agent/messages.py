@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from relight.commit.save import Seat
+from relight.errors import known
 from relight.layout import Box
 
-PROTOCOL = 3
+PROTOCOL = 4
 MESSAGE_BYTES_MAX = 1 << 30
 
 
@@ -122,8 +123,14 @@ class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
     trainable_digest: bytes = b""
     seq: int = -1
     """The COMMIT's number in the log."""
-    error: tuple[str, str, str, str, bool] | None = None
-    """``(kind, what, where, hint, retryable)``."""
+    error: tuple[str, str, str, str, bool, list[str]] | None = None
+    """``(kind, what, where, hint, retryable, details)``, as ``words_of`` makes it."""
+
+
+def words_of(error: BaseException, where: str = "") -> tuple[str, str, str, str, bool, list[str]]:
+    """Return an error as a report holds it. A fault in code keeps its kind and traceback: it must not look like a store's failure."""
+    said = known(error, where)
+    return said.kind, said.what, said.where, said.hint, said.retryable, list(said.details)
 
 
 class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -27,7 +27,25 @@ from types import FrameType
 from typing import Any
 
 from relight.agent.follow import PATIENCE_S, Abandoned, Follow
-from relight.agent.messages import Ask, Begun, Bye, Have, Hurry, Join, Layout, Leave, Meet, Place, Report, Save, Slots, ToAgent, Told, Want
+from relight.agent.messages import (
+    Ask,
+    Begun,
+    Bye,
+    Have,
+    Hurry,
+    Join,
+    Layout,
+    Leave,
+    Meet,
+    Place,
+    Report,
+    Save,
+    Slots,
+    ToAgent,
+    Told,
+    Want,
+    words_of,
+)  # fmt: skip
 from relight.agent.neighbours import Neighbours, Offered
 from relight.agent.wire import FDS_MAX, Gone, Wire
 from relight.agent.writing import Hold, Prepared, Writer
@@ -384,8 +402,7 @@ class Server:
         except Abandoned:
             raise
         except Exception as error:
-            said = str(error).splitlines()[0] if str(error) else ""
-            report = Report(job.number, "", error=("save_failed", f"{type(error).__name__}: {said}", "agent", "", True))
+            report = Report(job.number, "", error=words_of(error, "agent"))
         if report.error is None and not job.session.polite:
             prepared = job.prepared
             kept = Kept(report.id, job.number, job.slot, prepared.rank, prepared.starts, job.session)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from relight.agent.follow import Abandoned, Follow
-from relight.agent.messages import Layout, Place, Report, Request, from_bits
+from relight.agent.messages import Layout, Place, Report, Request, from_bits, words_of
 from relight.arena import SEALED, Slot, lay_out
 from relight.catalog.branches import tag_if_possible
 from relight.catalog.tiers import tiers_of
@@ -18,7 +18,7 @@ from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest,
 from relight.commit import Place as CommitPlace
 from relight.commit.earlier import Before, Vouched
 from relight.commit.pack_writer import Pace
-from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
+from relight.errors import CorruptCheckpoint, Fenced, RelightError
 from relight.keys import Guard
 from relight.layout import Item
 from relight.log import Log, fold
@@ -282,5 +282,4 @@ def _done(number: int, report: SaveReport) -> Report:
 
 
 def _failed(number: int, checkpoint_id: str, error: Exception) -> Report:
-    known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
-    return Report(number, checkpoint_id, error=(known.kind, known.what, known.where, known.hint, known.retryable))
+    return Report(number, checkpoint_id, error=words_of(error))

@@ -29,7 +29,7 @@ from relight.arena import PAGE, Memory, adopt, allocate
 from relight.catalog.dealing import LentRun, PackKey, deal, heard_needs, told_needs
 from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
-from relight.errors import NoSpace, RelightError, SaveFailed, error_of
+from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
 
 LENT_BYTES = 16 << 20
@@ -277,7 +277,7 @@ class _Lending:
             if self._error is not None:
                 return
             self._error = error
-        told = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
+        told = known(error)
         data = msgspec.json.encode([told.kind, told.what[:4096], told.where[:4096]])
         for link in self._links.values():
             with contextlib.suppress(OSError):

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 
 import msgspec
 
-from relight.checkpointer.error_words import known
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt
 from relight.commit.save import Place
-from relight.errors import error_of
+from relight.errors import error_of, known
 from relight.log import History, Log
 from relight.store import ByteStore
 from relight.world import LateRanks

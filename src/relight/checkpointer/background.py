@@ -25,13 +25,12 @@ from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
 from relight.capture.captured import Beginning
 from relight.checkpointer.copies import Copies, in_order, register, unregister
-from relight.checkpointer.error_words import known
 from relight.checkpointer.trusted import Trusted
 from relight.commit import Attempt, Place, SavePlan
 from relight.commit.lanes import lanes_of_rank
 from relight.commit.save import Seat, new_id
 from relight.commit.together import give_up_part
-from relight.errors import RelightError, StoreUnavailable
+from relight.errors import RelightError, StoreUnavailable, known
 from relight.format import encode_tree
 from relight.layout import Item
 from relight.log import Log, fold

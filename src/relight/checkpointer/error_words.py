@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from relight.errors import RelightError, SaveFailed, error_of
+from relight.agent.messages import words_of
+from relight.errors import RelightError, error_of
 from relight.typed import from_msgpack
 
-Told = tuple[str, str, str, str, bool]
-
-
-def known(error: BaseException) -> RelightError:
-    """The error itself, or, of somebody else's code, what is left of it."""
-    return error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}")
+Told = tuple[str, str, str, str, bool, list[str]]
+"""As ``relight.agent.messages.words_of`` makes it."""
 
 
 def error_word(error: BaseException) -> bytes:
     """What is said of it."""
-    said = known(error)
-    told: Told = (said.kind, said.what, said.where, said.hint, said.retryable)
+    told: Told = words_of(error)
     return msgspec.msgpack.encode(told)
 
 
@@ -27,6 +25,6 @@ def told_error(word: bytes) -> RelightError:
     return error_from(*from_msgpack(word, Told))  # type: ignore[arg-type]
 
 
-def error_from(kind: str, what: str, where: str, hint: str, retryable: bool) -> RelightError:
+def error_from(kind: str, what: str, where: str, hint: str, retryable: bool, details: Sequence[str]) -> RelightError:
     """See ``told_error``."""
-    return error_of(kind)(f"rank 0: {what}", where=where, hint=hint, retryable=retryable)
+    return error_of(kind)(f"rank 0: {what}", where=where, hint=hint, retryable=retryable, details=details)

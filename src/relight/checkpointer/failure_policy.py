@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relight.errors import ConfigError, RelightError, SaveFailed
+from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
 from relight.observe import emit
+from relight.policy.units import whole_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,22 +17,36 @@ class Failures:
     raise_after: int | None = None
 
     def tell(self, error: Exception, step: int, turn: int) -> RelightError:
-        """Say that the save at ``step`` has failed at try ``turn``, and what comes next; the error as one of ours."""
-        known = error if isinstance(error, RelightError) else SaveFailed(f"{type(error).__name__}: {error}", where=f"step {step}")
-        if known is not error:
-            known.__cause__ = error
-        ahead = "trying again" if turn < self.retries else "training goes on; the next save will be tried as usual"
-        emit("save.failed", f"the save at step {step} failed: {known}\n  {ahead}", step=step, kind=known.kind, turn=turn)
-        return known
+        """Say that the save at ``step`` has failed at try ``turn``, and what comes next; the error as one of ours.
+
+        A fault in code is named as such, with its traceback, and has no retry: the same state would meet the same fault. It does not stop
+        training, which is not at fault and may end well. It counts for ``raise_after``: a caller who asked to stop without checkpoints
+        has none here either.
+        """
+        failed = known(error, f"step {step}")
+        retried = turn < self.retries and may_retry(failed)
+        ahead = "trying again" if retried else "training goes on; the next save will be tried as usual"
+        emit("save.failed", f"the save at step {step} failed: {failed}\n  {ahead}", step=step, kind=failed.kind, turn=turn)
+        return failed
+
+    def stop_after(self, in_a_row: int, error: RelightError | None, step: int) -> None:
+        """Raise if so many failed saves in a row are too many. A fault of Relight's own is raised itself, under its own name."""
+        if self.raise_after is None or in_a_row < self.raise_after:
+            return
+        if isinstance(error, InternalError):
+            raise error
+        raise SaveFailed(f"{in_a_row} saves in a row failed", where=f"step {step}") from error
+
+
+def may_retry(error: RelightError) -> bool:
+    """Whether the same save may be tried again: not after a fault in code."""
+    return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
 def failures(*, retries: int = 0, raise_after: int | None = None) -> Failures:
     """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise."""
-    if not isinstance(retries, int) or not 0 <= retries <= 100:
-        raise ConfigError(f"retries is a whole number from 0 to 100, not {retries!r}")
-    if raise_after is not None and (not isinstance(raise_after, int) or raise_after < 1):
-        raise ConfigError(f"raise_after is a whole number from 1 up, or None, not {raise_after!r}")
-    return Failures(retries, raise_after)
+    most = None if raise_after is None else whole_of(raise_after, "raise_after")
+    return Failures(whole_of(retries, "retries", least=0, most=100), most)
 
 
 def check_failures(value: str | Failures) -> Failures:
@@ -39,9 +54,9 @@ def check_failures(value: str | Failures) -> Failures:
     named = {"warn": Failures(), "retry": Failures(retries=2), "raise": Failures(raise_after=1)}
     if isinstance(value, Failures):
         return value
-    if value in named:
+    if isinstance(value, str) and value in named:
         return named[value]
     raise ConfigError(
-        f"on_failure= takes 'warn', 'retry', 'raise' or relight.failures(…), not {value!r}",
+        f"on_failure= takes 'warn', 'retry', 'raise' or relight.failures(…), not {shown(value)}",
         hint="'warn' goes on training, 'retry' tries twice more first, 'raise' stops",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from relight.catalog.branches import tag_if_possible
-from relight.checkpointer.failure_policy import Failures
+from relight.checkpointer.failure_policy import Failures, may_retry
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.upkeep import retire
 from relight.commit import Attempt, SaveReport
@@ -17,6 +17,7 @@ def write_inline(save: Save, commit: Callable[[], SaveReport], policy: Failures,
     """Call ``commit`` until it succeeds, at most ``1 + retries`` times. Return its report, or None if every try failed.
 
     ``save.error`` is the last failure, None after a success. ``Fenced``, ``IncompatibleState`` and ``ConfigError`` are raised at once.
+    A fault in code (``TypeError`` and its like) is reported as ``InternalError`` and not retried: see ``Failures.tell``.
     """
     for turn in range(1 + retries):
         try:
@@ -26,6 +27,8 @@ def write_inline(save: Save, commit: Callable[[], SaveReport], policy: Failures,
             raise
         except Exception as error:  # the trainer's edge: reported and counted; the policy decides what follows
             save.error = policy.tell(error, save.step, turn)
+            if not may_retry(save.error):
+                return None
         else:
             save.error = None
             return report

@@ -13,8 +13,7 @@ from typing import Any
 from relight.agent import Agent, Held, reach
 from relight.catalog import check_pack
 from relight.catalog.opened import Opened
-from relight.checkpointer.error_words import known
-from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
+from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable, known
 from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore, Reader

@@ -36,7 +36,7 @@ from relight.commit.save import (
     trainable_digest,
     write_part,
 )
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, SaveFailed, StoreUnavailable, known
 from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdigest
 from relight.format.manifest import OTHER_RUNS, SHORT_PARTS, STORED_CHUNKS, donors_of, storing
 from relight.format.names import (
@@ -349,7 +349,7 @@ def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, sa
         with contextlib.suppress(RelightError):
             _take_back(store, prefix, seat)
     if not isinstance(error, (OthersFailed, LateRanks)):
-        kind = error.kind if isinstance(error, RelightError) else "save_failed"
+        kind = known(error).kind
         with contextlib.suppress(RelightError):
             put(store, f"{prefix}/{READY_DIR}/{failed_file(seat.rank, kind)}", b"")
     why = error.what if isinstance(error, RelightError) else f"{type(error).__name__}: {error}"

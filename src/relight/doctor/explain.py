@@ -199,6 +199,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight show RUN",
     ),
     _of(
+        r"\bInternalError\b|internal error in Relight",
+        "internal",
+        "a fault in Relight's own code; the store did not fail",
+        "report the traceback; training goes on, saves are tried again",
+        "relight doctor RUN",
+    ),
+    _of(
         r"\bSaveFailed\b|the save at step \d+ failed",
         "save_failed",
         "a save did not become a checkpoint; training may go on",
