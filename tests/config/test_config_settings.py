@@ -43,6 +43,7 @@ VALUES: dict[str, Any] = {
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
     "checkpoint.keep.metric": "val", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
     "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
+    "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
     "supervise.lr_cut": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",
@@ -113,7 +114,7 @@ def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     unset = (
         effect(name)
         if name
-        not in ("checkpoint.every.steps", "checkpoint.every.minutes", *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")])
+        not in (*[f"checkpoint.every.{k}" for k in ("steps", "minutes", "hours", "seconds")], *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")])
         else ""
     )
     file.write_text(f"{beside}{name.rpartition('.')[2]} = {as_toml(value)}\n")
@@ -145,7 +146,7 @@ def test_the_register_has_all_that_the_code_reads_and_no_more() -> None:
     """Names are the arguments and fields of what is made of the tables."""
     names = {"checkpoint.background"}
     for table, make in MAKERS.items():
-        names |= {f"checkpoint.{table}.{one}" for one in inspect.signature(make).parameters if one != "risk"}
+        names |= {f"checkpoint.{table}.{one}" for one in inspect.signature(make).parameters if one not in ("risk", "amount")}
     names |= {f"supervise.{one.name}" for kind in SUPERVISE for one in fields(kind)}
     names |= {f"alerts.{one}" for one in ALERTS}
     names |= {f"alerts.rules.{rule}.{word}" for rule, kind in KINDS.items() for word in (*RULE_WORDS, kind.limit) if word}

@@ -35,6 +35,9 @@ class Guard:
         for what, value in (("sign", sign), ("anchor", anchor)):
             if value is not None and not isinstance(value, (str, os.PathLike)):
                 raise ConfigError(f"{what}= takes a text, not {type(value).__name__}")
+        for what, specs in (("encrypt", encrypt), ("trust", trust)):
+            if specs is not None and not isinstance(specs, (str, list, tuple)):  # its value may be a secret: only its type is shown
+                raise ConfigError(f"{what}= takes a text, or a list of them, not {type(specs).__name__}", hint=f'{what}="file:PATH"')
         keys = encrypt if encrypt is not None else os.environ.get(SETTING, "").strip()
         signing = sign if sign is not None else os.environ.get(SIGN, "").strip()
         trusted = trust if trust is not None else os.environ.get(TRUST, "").strip()

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relight.errors import ConfigError
-from relight.policy.units import Span, seconds_of
+from relight.errors import ConfigError, shown
+from relight.policy.units import Span, name_of, number_above_0, seconds_of, share_of, whole_of
 from relight.policy.when import Facts, Trigger
 
 SOONEST = 0.5
@@ -87,18 +87,14 @@ def adaptive(
     most_s = seconds_of(at_most, "at_most")
     if least_s > most_s:
         raise ConfigError(f"at_least={at_least!r} is more than at_most={at_most!r}")
-    if isinstance(overhead, bool) or not isinstance(overhead, (int, float)) or not 0 < overhead < 1:
-        raise ConfigError(f"overhead is a share between 0 and 1, not {overhead!r}", hint="0.01 is one step in a hundred")
-    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
-        raise ConfigError(f"total_steps is a whole number from 1 on, not {total_steps!r}")
-    if drop is not None and (loss is None or isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 < drop < 1):
-        raise ConfigError(f"drop is a share between 0 and 1, and loss= names what may drop, not {drop!r}", hint='loss="loss", drop=0.1')
-    if loss is not None and not isinstance(loss, str):
-        raise ConfigError(f"loss is the name of a metric that step() is given, not {loss!r}")
+    overhead = share_of(overhead, "overhead", "0.01 is one step in a hundred")
+    total_steps = None if total_steps is None else whole_of(total_steps, "total_steps")
+    if drop is not None and loss is None:
+        raise ConfigError("drop needs loss=, which names the metric that may drop", hint='loss="loss", drop=0.1')
+    drop = None if drop is None else share_of(drop, "drop", 'loss="loss", drop=0.1')
+    loss = None if loss is None else name_of(loss, "loss")
     if risk is not None and not callable(risk):
-        raise ConfigError(f"risk is a function that gives a number, not {risk!r}")
-    pace = bytes_per_second
-    if pace is not None and (isinstance(pace, bool) or not isinstance(pace, (int, float)) or not 0 < pace < math.inf):
-        raise ConfigError(f"bytes_per_second is a number above 0, not {pace!r}")
+        raise ConfigError(f"risk is a function that gives a number, not {shown(risk)}")
+    pace = None if bytes_per_second is None else number_above_0(bytes_per_second, "bytes_per_second")
     mtbf_s = None if mtbf is None else seconds_of(mtbf, "mtbf")
-    return Adaptive(least_s, most_s, float(overhead), total_steps, mtbf_s, loss, drop, risk, pace)
+    return Adaptive(least_s, most_s, overhead, total_steps, mtbf_s, loss, drop, risk, pace)

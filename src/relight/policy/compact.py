@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, shown
+from relight.policy.units import check_bool, one_of, whole_of
 
 CODECS = ("auto", "never", "always")
 CODERS = ("cpu", "gpu")
@@ -63,21 +64,20 @@ class Compact:
         if not isinstance(self.lossy, Mapping):
             raise ConfigError("Compact(lossy=…) has a way for each pattern", hint='such as {"optimizer/*": "bfloat16"}')
         for pattern, way in dict(self.lossy).items():
-            if way not in LOSSY_BOUNDS:
-                raise ConfigError(f"Compact(lossy=…) stores values as {', '.join(LOSSY_BOUNDS)}, not {way!r}", where=str(pattern))
+            if not isinstance(pattern, str):
+                hint = '{"optimizer/*": "bfloat16"}'
+                raise ConfigError(f"Compact(lossy=…) names tensors by patterns, not by {shown(pattern)}", hint=hint)
+            if not isinstance(way, str) or way not in LOSSY_BOUNDS:
+                raise ConfigError(f"Compact(lossy=…) stores values as {', '.join(LOSSY_BOUNDS)}, not {shown(way)}", where=pattern)
             if way == "int8" and any(name in pattern for name in SECOND_MOMENTS):
                 hint = "small ones would be zero: bfloat16 keeps them"
                 raise ConfigError("second moments are never stored in 8 bits", where=pattern, hint=hint)
-        if not isinstance(self.reuse, bool):
-            raise ConfigError(f"Compact(reuse=…) is True or False, not {self.reuse!r}")
-        if not isinstance(self.trust_versions, bool):
-            raise ConfigError(f"Compact(trust_versions=…) is True or False, not {self.trust_versions!r}")
-        if self.codecs not in CODECS:
-            raise ConfigError(f"Compact(codecs=…) is one of {', '.join(map(repr, CODECS))}, not {self.codecs!r}")
-        if self.coder not in CODERS:
-            raise ConfigError(f"Compact(coder=…) is one of {', '.join(map(repr, CODERS))}, not {self.coder!r}")
-        if self.full_every is not None and (type(self.full_every) is not int or self.full_every < 1):
-            raise ConfigError(f"Compact(full_every=…) is a whole number from 1 on, not {self.full_every!r}")
+        check_bool(self.reuse, "Compact(reuse=…)")
+        check_bool(self.trust_versions, "Compact(trust_versions=…)")
+        one_of(self.codecs, CODECS, "Compact(codecs=…)")
+        one_of(self.coder, CODERS, "Compact(coder=…)")
+        if self.full_every is not None:
+            object.__setattr__(self, "full_every", whole_of(self.full_every, "Compact(full_every=…)"))
 
 
 def lossy_of(text: str) -> dict[str, str]:

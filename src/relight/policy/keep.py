@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from relight.errors import ConfigError
-from relight.policy.units import Span, bytes_of, seconds_of
+from relight.policy.units import Span, bytes_of, check_bool, name_of, one_of, seconds_of, whole_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +113,14 @@ def keep(
     """
     counts = {"last": last, "best": best, "every": every, "behind": behind}
     counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
-    for name, value in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{name} is a whole number from 1 up, not {value!r}")
-    if not isinstance(prune_abandoned, bool):
-        raise ConfigError(f"prune_abandoned is True or False, not {prune_abandoned!r}")
-    if mode not in ("min", "max"):
-        raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
-    if not isinstance(metric, str) or not metric:
-        raise ConfigError(f"metric is the name of a metric that step() is given, not {metric!r}")
     return Keep(
-        **counts,
-        metric=metric,
-        mode=mode,
+        **{name: None if value is None else whole_of(value, name) for name, value in counts.items()},
+        metric=name_of(metric, "metric"),
+        mode=one_of(mode, ("min", "max"), "mode"),
         within_s=None if within is None else seconds_of(within, "within"),
         budget=None if budget is None else bytes_of(budget, "budget"),
         undo_s=None if undo is None else seconds_of(undo, "undo"),
-        prune_abandoned=prune_abandoned,
+        prune_abandoned=check_bool(prune_abandoned, "prune_abandoned"),
     )
 
 

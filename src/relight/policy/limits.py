@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relight.errors import ConfigError
+from relight.policy.units import number_above_0, one_of, whole_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class Limits:
     deadline_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name, value, least in (("memory", self.memory, 0), ("threads", self.threads, 1), ("nice", self.nice, 0)):
-            if value is not None and (type(value) is not int or value < least):
-                raise ConfigError(f"Limits({name}=…) is a whole number from {least} on, not {value!r}")
-        for name, number in (("bytes_per_second", self.bytes_per_second), ("deadline_s", self.deadline_s)):
-            if number is not None and not (isinstance(number, (int, float)) and 0 < number < float("inf")):
-                raise ConfigError(f"Limits({name}=…) is a number above 0, not {number!r}")
-        if self.when_busy not in ("newest", "queue"):
-            raise ConfigError(f"Limits(when_busy=…) is 'newest' or 'queue', not {self.when_busy!r}")
+        for name, least in (("memory", 0), ("threads", 1), ("nice", 0)):
+            value = getattr(self, name)
+            if value is not None or name != "memory":
+                object.__setattr__(self, name, whole_of(value, f"Limits({name}=…)", least=least))
+        for name in ("bytes_per_second", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None or name == "deadline_s":
+                object.__setattr__(self, name, number_above_0(value, f"Limits({name}=…)"))
+        one_of(self.when_busy, ("newest", "queue"), "Limits(when_busy=…)")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 from relight.errors import ConfigError
-from relight.policy.units import bytes_of
+from relight.policy.units import bytes_of, number_above_0, whole_of
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -35,14 +35,14 @@ class Peers:
         if (copies is None) == (data is None and parity is None):
             hint = "relight.Peers(copies=1), relight.Peers(data=4, parity=2)"
             raise ConfigError("Peers() takes copies=, or data= and parity=", hint=hint)
-        chosen = {"data": 1, "parity": copies} if copies is not None else {"data": data or 1, "parity": 1 if parity is None else parity}
+        chosen: dict[str, Any] = {"data": 1, "parity": copies}
+        if copies is None:
+            chosen = {"data": 1 if data is None else data, "parity": 1 if parity is None else parity}
         for name, most in (("data", 32), ("parity", 4)):
             value = chosen[name]
-            if type(value) is not int or not 1 <= value <= most:
-                said = "copies" if copies is not None else name
-                raise ConfigError(f"Peers({said}=…) is a whole number from 1 to {most}, not {value!r}")
-        if bytes_per_second is not None and not (isinstance(bytes_per_second, (int, float)) and 0 < bytes_per_second < math.inf):
-            raise ConfigError(f"Peers(bytes_per_second=…) is a number above 0, not {bytes_per_second!r}")
+            chosen[name] = whole_of(value, f"Peers({'copies' if copies is not None else name}=…)", most=most)
+        if bytes_per_second is not None:
+            bytes_per_second = number_above_0(bytes_per_second, "Peers(bytes_per_second=…)")
         object.__setattr__(self, "data", chosen["data"])
         object.__setattr__(self, "parity", chosen["parity"])
         object.__setattr__(self, "memory", None if memory is None else bytes_of(memory, "memory"))

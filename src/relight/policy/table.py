@@ -52,7 +52,8 @@ def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
 
 def _made(name: str, given: object, where: str) -> Any:
     make = _MAKERS[name]
-    names = [one for one in inspect.signature(make).parameters if one not in _NOT_IN_A_FILE.get(name, ())]
+    parameters = inspect.signature(make).parameters.items()
+    names = [one for one, how in parameters if how.kind is not how.POSITIONAL_ONLY and one not in _NOT_IN_A_FILE.get(name, ())]
     if not isinstance(given, Mapping):
         raise ConfigError(f"[checkpoint.{name}] is a table", where=where, hint=f"it has {', '.join(names)}")
     for one in given:

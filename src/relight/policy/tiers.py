@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, shown
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, is_lasting
-from relight.policy.units import Span, bytes_of, seconds_of
+from relight.policy.units import Span, bytes_of, number_above_0, seconds_of, whole_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
@@ -139,20 +138,26 @@ def tier(
     With further urls each of these places, which may be other disks, buckets or regions, gets a copy; ``quorum`` of them, by default all,
     are enough for a checkpoint to count as drained, and to be removed nearer by.
     """
-    texts = [one if isinstance(one, str) else one.__fspath__() for one in (url, *also)]
-    if not all(texts):
-        raise ConfigError("an empty path is no tier")
+    texts = [_path_of(one) for one in (url, *also)]
     if keep is not None and not isinstance(keep, Keep):
-        raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
-    if bytes_per_second is not None and not (isinstance(bytes_per_second, (int, float)) and 0 < bytes_per_second < math.inf):
-        raise ConfigError(f"bytes_per_second= is a number above 0, not {bytes_per_second!r}")
-    if quorum is not None and not (isinstance(quorum, int) and 1 <= quorum <= len(texts)):
-        raise ConfigError(f"quorum= is a number from 1 to {len(texts)}, as many as there are places, not {quorum!r}")
+        raise ConfigError(f"keep= takes relight.keep(…), not {shown(keep)}")
+    if bytes_per_second is not None:
+        bytes_per_second = number_above_0(bytes_per_second, "bytes_per_second=")
+    if quorum is not None:
+        quorum = whole_of(quorum, "quorum=", most=len(texts))
     rules = keep or Keep()
     if capacity is not None:
         rules = replace(rules, capacity=bytes_of(capacity, "capacity"))
     lag_s = None if lag is None else 0.0 if lag == 0 and not isinstance(lag, bool) else seconds_of(lag, "lag")
     return Tier(texts[0], rules, bytes_per_second, also=tuple(texts[1:]), quorum=quorum or len(texts), lag_s=lag_s)
+
+
+def _path_of(value: Any) -> str:
+    """A tier's place as a text that is not empty."""
+    text = value if isinstance(value, str) else value.__fspath__() if hasattr(value, "__fspath__") else None
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"a tier is the path or URL of a run, not {shown(value)}", hint='relight.tier("s3://bucket/ckpts/demo")')
+    return text
 
 
 def groups_of(tiers: Sequence[Tier]) -> list[Group]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
-from typing import Protocol
+from collections.abc import Collection
+from typing import Any, Protocol
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, shown
 
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -29,11 +31,70 @@ def seconds_of(amount: str | float | Span, what: str) -> float:
         unit = _SECONDS.get(parsed[2].lower()) if parsed else None
         found = float(parsed[1]) * unit if parsed and unit else math.nan
     else:
-        number = amount if isinstance(amount, (int, float)) else getattr(amount, "total_seconds", lambda: math.nan)()
-        found = math.nan if isinstance(number, bool) else float(number)
+        found = _float(amount.total_seconds() if callable(getattr(amount, "total_seconds", None)) else amount)  # type: ignore[union-attr]
     if not 0 < found < math.inf:
-        raise ConfigError(f"{what} is a time such as '36h' or '7d', not {amount!r}", hint="units: s m h d w")
+        raise ConfigError(f"{what} is a time such as '36h' or '7d', not {shown(amount)}", hint="units: s m h d w")
     return found
+
+
+def _float(value: Any) -> float:
+    """A number as a float; NaN for anything else. A bool or a text is not a number here, and a tensor is not read."""
+    if isinstance(value, (bool, str, bytes)) or hasattr(value, "is_cuda") or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def number_above_0(value: Any, what: str) -> float:
+    """``value`` as a finite float above 0. ``what`` names it in the error."""
+    found = _float(value)
+    if not 0 < found < math.inf:
+        raise ConfigError(f"{what} is a number above 0, not {shown(value)}")
+    return found
+
+
+def share_of(value: Any, what: str, hint: str = "") -> float:
+    """``value`` as a float between 0 and 1, both excluded."""
+    found = _float(value)
+    if not 0 < found < 1:
+        raise ConfigError(f"{what} is a share between 0 and 1, not {shown(value)}", hint=hint)
+    return found
+
+
+def whole_of(value: Any, what: str, *, least: int = 1, most: int | None = None) -> int:
+    """``value`` as an int in a range: an int, a NumPy integer, anything with ``__index__``. A bool is a slip, not a number."""
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least or (most is not None and found > most):
+        bounds = f"from {least} up" if most is None else f"from {least} to {most}"
+        hint = f"write {int(value)}" if isinstance(value, float) and value.is_integer() and value >= least else ""
+        raise ConfigError(f"{what} is a whole number {bounds}, not {shown(value)}", hint=hint)
+    return found
+
+
+def check_bool(value: Any, what: str) -> bool:
+    """``value`` if it is True or False: ``"no"`` would count as True."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} is True or False, not {shown(value)}")
+    return value
+
+
+def one_of(value: Any, among: Collection[str], what: str) -> str:
+    """``value`` if it is one of those texts."""
+    if not isinstance(value, str) or value not in among:
+        raise ConfigError(f"{what} is {' or '.join(map(repr, among))}, not {shown(value)}")
+    return value
+
+
+def name_of(value: Any, what: str) -> str:
+    """``value`` if it is a metric's name."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{what} is the name of a metric that step() is given, not {shown(value)}")
+    return value
 
 
 def bytes_of(amount: str | int, what: str) -> int:
@@ -43,10 +104,10 @@ def bytes_of(amount: str | int, what: str) -> int:
         parsed = _AMOUNT.match(amount)
         unit = _BYTES.get(parsed[2].lower()) if parsed else None
         found = float(parsed[1]) * unit if parsed and unit else math.nan
-    elif isinstance(amount, int) and not isinstance(amount, bool):
-        found = amount
+    elif not isinstance(amount, bool) and hasattr(amount, "__index__"):
+        found = operator.index(amount)
     if not 1 <= found < 1 << 63:
-        raise ConfigError(f"{what} is a size such as '500GB' or '2TiB', not {amount!r}")
+        raise ConfigError(f"{what} is a size such as '500GB' or '2TiB', not {shown(amount)}")
     return int(found)
 
 

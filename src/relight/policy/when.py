@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, shown
+from relight.policy.units import Span, name_of, number_above_0, one_of, seconds_of, whole_of
 
 if TYPE_CHECKING:
     from relight.policy.adaptive import Adaptive
@@ -86,7 +88,7 @@ class _Every(Trigger):
         if by_step is not None:
             return by_step
         if self.seconds and facts.now_s - facts.last_save_s >= self.seconds:
-            return f"every {self.seconds / 60:g} minutes"
+            return f"every {self.seconds:g} seconds" if self.seconds % 60 else f"every {self.seconds / 60:g} minutes"
         return None
 
     def by_step(self, step: int) -> str | None:
@@ -113,30 +115,71 @@ class _Best(Trigger):
         return frozenset({(self.metric, self.mode)})
 
 
-def every(*, steps: int | None = None, minutes: float | None = None) -> Trigger:
-    """Save after every ``steps`` steps (after step ``steps − 1``, ``2·steps − 1``, …, counting from 0), or ``minutes`` after the last save.
+def every(
+    amount: int | str | Span | None = None,
+    /,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    hours: float | None = None,
+    seconds: float | None = None,
+) -> Trigger:
+    """Save after every ``steps`` steps (after step ``steps − 1``, ``2·steps − 1``, …, counting from 0), or a time after the last save.
+
+    ``hours``, ``minutes`` and ``seconds`` add up. A whole number alone counts steps; a text or a ``timedelta`` alone is what its unit
+    names: ``every(500)``, ``every("500 steps")``, ``every("10m")``. With steps and a time, a save is due at whichever comes first.
 
     >>> every(steps=2).due(Facts(step=3, now_s=0, last_save_step=None, last_save_s=0))
     'every 2 steps'
     """
-    if steps is None and minutes is None:
-        raise ConfigError("every() needs steps=, minutes=, or both", hint="relight.every(steps=500) | relight.every(minutes=10)")
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-        raise ConfigError(f"steps is a whole number from 1 up, not {steps!r}")
-    if minutes is not None and not (isinstance(minutes, (int, float)) and 0 < minutes < math.inf):
-        raise ConfigError(f"minutes is a positive number, not {minutes!r}")
-    return _Every(steps, None if minutes is None else minutes * 60.0)
+    if amount is not None and not all(one is None for one in (steps, minutes, hours, seconds)):
+        raise ConfigError(f"every({shown(amount)}) and a named amount", hint="relight.every(steps=500, minutes=10)")
+    counted, time_s = _amount(amount)
+    if steps is not None:
+        counted = whole_of(steps, "steps")
+    named = [(hours, "hours", 3600.0), (minutes, "minutes", 60.0), (seconds, "seconds", 1.0)]
+    times = [number_above_0(value, name) * unit for value, name, unit in named if value is not None]
+    if counted is None and time_s is None and not times:
+        raise ConfigError("every() needs steps, a time, or both", hint="relight.every(steps=500) | relight.every(minutes=10)")
+    return _Every(counted, sum(times) if times else time_s)
+
+
+_STEPS = re.compile(r"\s*([0-9]{1,15})\s*steps?\s*\Z", re.IGNORECASE)
+
+
+def _amount(amount: Any) -> tuple[int | None, float | None]:
+    """Steps and seconds of an amount that no name explains. A float could be either: it is refused."""
+    if amount is None:
+        return None, None
+    if isinstance(amount, str):
+        steps = _STEPS.match(amount)
+        if steps is not None:
+            return whole_of(int(steps[1]), "steps"), None
+        if amount.strip().isdigit():
+            hint = f'relight.every({amount.strip()}) counts steps, relight.every("{amount.strip()}m") minutes'
+            raise ConfigError(f"every({amount!r}) has no unit", hint=hint)
+        return None, seconds_of(amount, 'every("…")')
+    if hasattr(amount, "total_seconds"):
+        return None, seconds_of(amount, "every(…)")
+    if isinstance(amount, float):
+        raise ConfigError(f"every({amount!r}) could be steps or a time", hint="relight.every(steps=500), relight.every(minutes=10)")
+    return whole_of(amount, "every(…)"), None
 
 
 def best(metric: str, mode: str = "min") -> Trigger:
     """Save whenever ``metric``, as given to ``ckpt.step``, is better than in any checkpoint so far; ``mode`` is ``min`` or ``max``."""
-    if mode not in ("min", "max"):
-        raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
-    return _Best(metric, mode)
+    return _Best(name_of(metric, "best(…)"), one_of(mode, ("min", "max"), "mode"))
 
 
 def check_trigger(value: Any) -> Trigger:
     """``value`` if it is a trigger, else ``ConfigError``."""
-    if not isinstance(value, Trigger):
-        raise ConfigError(f"save= takes relight.every(…), relight.best(…) and relight.adaptive(…), not {value!r}")
-    return value
+    if isinstance(value, Trigger):
+        return value
+    hint = ""
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        hint = f"save=relight.every({value!r})"
+    elif isinstance(value, bool):
+        hint = "leave save= out for relight.adaptive(); save=None saves only when asked, on signals and at the end"
+    elif callable(value):
+        hint = f"call it: save=relight.{getattr(value, '__name__', 'every')}(…)"
+    raise ConfigError(f"save= takes relight.every(…), relight.best(…), relight.adaptive(…) or None, not {shown(value)}", hint=hint)

@@ -78,6 +78,8 @@ _CHECKPOINT = (
         "every",
         ("steps", _COUNT, "never", "save behind every so many steps"),
         ("minutes", "a number above 0", "never", "save so long after the last save"),
+        ("hours", "a number above 0", "never", "the same in hours; hours, minutes and seconds add up"),
+        ("seconds", "a number above 0", "never", "the same in seconds"),
     ),
     *_called(
         "keep",
