@@ -14,9 +14,10 @@ from relight.catalog.find import nothing_there
 from relight.catalog.one_writer import apart
 from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, shown
 from relight.format import decode_tree, encode_tree
 from relight.format.collector import collector_paused
+from relight.format.step_number import step_of, which_of
 from relight.keys import Guard
 from relight.log import Checkpoint, read_store
 from relight.observe import emit
@@ -37,7 +38,12 @@ def save(
     Takes charge of the run, as every saver does: one at a time. ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
     """
     from relight.capture import capture, environment
+    from relight.checkpointer.metric_values import check_metrics, numbers_of
 
+    step = step_of(step)
+    check_metrics(metrics := metrics if metrics is not None else {})
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise ConfigError(f"state is a dict by name, not {shown(state)}", where="state", hint='relight.save(url, {"model": model}, step=…)')
     begins("relight.save")
     store_url, run = split_run(url)
     captured = capture(state, rng=False)
@@ -46,7 +52,7 @@ def save(
             step=step,
             tree=encode_tree(captured.tree),
             items=captured.items,
-            metrics=metrics or {},
+            metrics=numbers_of(metrics),
             environment=environment(),
             components=captured.kinds,
             exact=captured.notes,
@@ -63,6 +69,7 @@ def load(
     ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
     one: every tensor whole; of what each rank had of its own, rank 0's.
     """
+    which = which_of(which)
     take_environment()  # which may say where it is written down
     with told("load", f"{url}@{which}"):
         return _load(url, which, only, encrypt)
@@ -145,13 +152,13 @@ class Store:
         """Each checkpoint (or one) with what is wrong with it, while it is found out."""
         opened = self.run(run)
         view, history = opened.view(), opened.history()
-        for one in history.live if which is None else [resolve(history, which)]:
+        for one in history.live if which is None else [resolve(history, which_of(which))]:
             yield one, _verify(self._bytes, view, one)
 
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
         """Point a tag at a checkpoint; None takes it away."""
         opened = self.run(run)
-        opened.tag(name, None if which is None else resolve(opened.history(), which).id)
+        opened.tag(name, None if which is None else resolve(opened.history(), which_of(which)).id)
 
     def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
         """Make the run ``name``, which goes on from a checkpoint, at no cost in bytes. Said again it changes nothing."""
@@ -159,14 +166,14 @@ class Store:
         from relight.versions.stages import who
 
         opened = self.run(run)
-        branch(opened, resolve(opened.history(), which), name, by=who(), why=why)
+        branch(opened, resolve(opened.history(), which_of(which)), name, by=who(), why=why)
 
     def promote(self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = "") -> str:
         """Have a stage, by default the one behind where it is, be this checkpoint. Gives the stage."""
         from relight.versions.stages import promote
 
         opened = self.run(run)
-        return promote(opened, resolve(opened.history(), which), stage, why=why)
+        return promote(opened, resolve(opened.history(), which_of(which)), stage, why=why)
 
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
         """What ``prune`` would do, with a reason for each checkpoint."""

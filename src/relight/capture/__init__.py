@@ -11,7 +11,7 @@ from relight.capture.captured import Captured, capture, capture_generators, fing
 from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment, environment_soon
 from relight.capture.fixed import Fixed, Recall
-from relight.capture.kinds import is_large, kind_of
+from relight.capture.kinds import is_component, is_large, kind_of
 from relight.capture.loaders import leave_epoch, observe_batches, unwatch_loaders, watch_loaders
 from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
@@ -37,6 +37,7 @@ __all__ = [
     "fingerprint",
     "flattened",
     "frozen_generators",
+    "is_component",
     "is_large",
     "kind_of",
     "leave_epoch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from relight.capture.rng import is_generator
+from relight.capture.sharded import Flat, is_spread
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER = "module", "optimizer", "scheduler", "scaler"
 LOADER, STATEFUL, RNG, VALUE = "loader", "stateful", "rng", "value"
@@ -36,11 +38,22 @@ def kind_of(value: Any) -> str:
         return LOADER
     if is_generator(value):
         return RNG
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+    if not isinstance(value, type) and callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         if "GradScaler" in type(value).__name__:
             return SCALER
         return SCHEDULER if hasattr(value, "last_epoch") and hasattr(value, "get_last_lr") else STATEFUL
     return VALUE
+
+
+def is_component(value: object) -> bool:
+    """Whether a value alone has a state worth a name: an object with ``state_dict``, a generator, a tensor, an array, a container.
+
+    Plain values (numbers, texts, paths, dates) do not count: a misspelt option is one. Nor does what no save can hold.
+    """
+    if kind_of(value) != VALUE or isinstance(value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, set, frozenset)):
+        return True
+    numpy = sys.modules.get("numpy")
+    return is_spread(value) or (numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)))
 
 
 def is_large(value: object) -> bool:

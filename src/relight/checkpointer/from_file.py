@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from enum import Enum
 from typing import NamedTuple
 
 from relight.observe import emit
-from relight.policy import Compact, Keep, Limits, Peers, Trigger
+from relight.policy import Compact, Keep, Limits, Peers, Trigger, adaptive
 from relight.policy.table import defaults_of
 from relight.settings.file import checked, from_variables, take_environment
 
 
+class NotGiven(Enum):
+    """Marks an option that the caller left out, where None means something."""
+
+    NOT_GIVEN = "not given"
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN = NotGiven.NOT_GIVEN
+
+
 class Given(NamedTuple):
-    """The options that the file may have, as they were given; None: not at all."""
+    """The options that the file may have, as they were given. Left out: ``NOT_GIVEN`` for ``save`` and ``keep``, None for the others.
+
+    ``save=None`` and ``keep=None`` are answers of the caller's, which the file does not change: a job that is to keep everything must
+    not lose checkpoints to a file in its working directory.
+    """
+
+    save: Trigger | NotGiven | None
+    keep: Keep | NotGiven | None
+    limits: Limits | None
+    compact: Compact | bool | None
+    peers: Peers | None
+    background: bool | None
+
+
+_LEFT_OUT = {"save": NOT_GIVEN, "keep": NOT_GIVEN}
+"""What marks an option that was left out; None for the others."""
+
+
+class Completed(NamedTuple):
+    """The same options, each with what holds: the caller's, else the file's, else the default."""
 
     save: Trigger | None
     keep: Keep | None
@@ -23,12 +55,13 @@ class Given(NamedTuple):
     background: bool | None
 
 
-def completed(given: Given, writer: str, tiers: bool) -> Given:
+def completed(given: Given, writer: str, tiers: bool) -> Completed:
     """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
-    one rank writes, or where saves are not made in the background."""
+    one rank writes, or where saves are not made in the background. Without ``save`` anywhere it is ``adaptive()``: a run that was
+    not set up saves, too."""
     take_environment()
     told, path = checked("checkpoint", defaults_of)
-    taken = {one.name: getattr(told, one.name) for one in fields(told) if getattr(given, one.name) is None}
+    taken = {one.name: getattr(told, one.name) for one in fields(told) if getattr(given, one.name) is _LEFT_OUT.get(one.name)}
     if os.environ.get("RELIGHT_BACKGROUND"):
         taken.pop("background", None)
     if tiers:
@@ -40,4 +73,7 @@ def completed(given: Given, writer: str, tiers: bool) -> Given:
     if taken:
         sayers = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
         emit("settings.read", f"{', '.join(taken)} as said by {', '.join(sayers)}", path=str(path), names=list(taken))
-    return given._replace(**taken)
+    found = {**given._asdict(), **taken}
+    found["save"] = adaptive() if found["save"] is NOT_GIVEN else found["save"]
+    found["keep"] = None if found["keep"] is NOT_GIVEN else found["keep"]
+    return Completed(**found)

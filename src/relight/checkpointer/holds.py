@@ -12,6 +12,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import Resumed
 from relight.checkpointer.under_way import At
 from relight.errors import ConfigError
+from relight.format.step_number import step_of
 from relight.policy.going_back import SPLIT
 from relight.store import ByteStore
 from relight.store.around import guard_of
@@ -76,6 +77,7 @@ class Holds:
     def skips(self, step: int) -> bool:
         """Whether the run has given up the samples of ``step``, behind which the loss was no number or jumped: draw the batch, and do not
         train on it. Says what was known when ``restore`` was called."""
+        step = step_of(step)
         return any(first <= step <= last for first, last in self._resumed.skips)
 
     @property

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from inspect import signature
 from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
 from relight.agent import Done, Request, dismiss
 from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
-from relight.catalog.branches import check_free
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
@@ -22,11 +22,12 @@ from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.fresh_start import FreshStart
-from relight.checkpointer.from_file import Given, completed
+from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.inline_writer import after_inline, write_inline
 from relight.checkpointer.last_moments import LastMoments
+from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
@@ -45,7 +46,7 @@ from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer, SaveFailed
+from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.log import FRESH
@@ -62,24 +63,26 @@ class Checkpointer(Holds):
     ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store. Or it
     is ``relight.Tiers(…)``: several of them, near to far.
     Everything else that is not an option is a *component*: modules, optimizers, schedulers, scalers, loaders, anything with
-    ``state_dict``/``load_state_dict``, generators, arrays, plain values. RNGs are captured without being asked. Components whose names
-    are taken by options go into ``state={"name": object}``.
+    ``state_dict``/``load_state_dict``, generators, tensors, arrays, containers. RNGs are captured without being asked. Plain values, and
+    components whose names are taken by options, go into ``state={"name": object}``; a plain value under a keyword is an error, as it
+    is most often a misspelt option.
 
-    Options: ``save`` when (``relight.adaptive()``, ``relight.every(…) | relight.best(…)``; None: only when asked, on signals and at the
-    end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``, ``relight.failures(…)``),
-    ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background`` (False: saves are made by this
-    process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the machine), ``per_rank`` (names of
-    components that each rank has its own of; loaders and generators are always), ``writer`` (``"rank 0"``: it gathers, writes and reads
-    for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes hold what others' snapshots can be rebuilt from),
-    ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the one before is stored once, and coded where that pays),
-    ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted), ``sign``, ``trust``, ``anchor`` (docs/security.md),
-    ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay).
+    Options: ``save`` when (``relight.every(…) | relight.best(…)``; by default ``relight.adaptive()``; None: only when asked, on signals
+    and at the end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``,
+    ``relight.failures(…)``), ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background``
+    (False: saves are made by this process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the
+    machine), ``per_rank`` (names of components that each rank has its own of; loaders and generators are always), ``writer``
+    (``"rank 0"``: it gathers, writes and reads for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes
+    hold what others' snapshots can be rebuilt from), ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the
+    one before is stored once, and coded where that pays), ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted),
+    ``sign``, ``trust``, ``anchor`` (docs/security.md), ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
 
     Errors: ``ConfigError`` and ``IncompatibleState`` at once and always; a store's errors by ``on_failure``; ``Fenced`` always, as this
-    process can never save again. Not thread-safe: one loop uses it.
+    process can never save again. ``InternalError``, a fault of Relight's own, is reported, never retried, and leaves training alone.
+    Not thread-safe: one loop uses it.
     """
 
     def __init__(
@@ -87,8 +90,8 @@ class Checkpointer(Holds):
         path: str | os.PathLike[str] | Tiers,
         *,
         run: str | None = None,
-        save: Trigger | None = None,
-        keep: Keep | None = None,
+        save: Trigger | NotGiven | None = NOT_GIVEN,
+        keep: Keep | NotGiven | None = NOT_GIVEN,
         on_failure: str | Failures = "warn",
         signals: bool = True,
         metadata: Mapping[str, Any] | None = None,
@@ -109,15 +112,17 @@ class Checkpointer(Holds):
         begins("a Checkpointer")
         settle()
         url, name, tiers = options.where_to(path, run)
-        given = Given(save, keep, limits, compact, peers, background)
+        given = Given(save, keep, limits, compact, peers, options.check_background(background))
         save, keep, limits, compact, peers, background = completed(given, writer, tiers is not None)
         self._run, self._fresh = check_run_name(name), FreshStart(fresh)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
-        self._metadata, self._compact = options.plain_json(metadata or {}), options.check_compact(compact)
+        self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
         wanted, guard = options.wants_background(background), Guard.of(encrypt, sign, trust, anchor)
-        settings = {"background": wanted, "save": save is not None, "signals": signals}
+        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals)}
+        self._components = options.check_components(state, components, signature(Checkpointer).parameters)
+        per_rank = options.check_per_rank(per_rank, self._components)
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard)
@@ -128,7 +133,6 @@ class Checkpointer(Holds):
         self._due: str | None = None
         self._looked_over = self._warmed = self._closed = False
         self._failed_in_a_row, self._recall, self._trusted = 0, Recall(), Trusted(self._compact)
-        self._components = options.check_components(state, components)
         if self._ranks is not None:
             self._ranks.split(self._components)
             if self._world.rank:
@@ -167,6 +171,7 @@ class Checkpointer(Holds):
 
         After an error the live state may be a mixture: do not train on it.
         """
+        which = options.check_restore(which, only, strict, map)
         self._start_up()
         self._drain()  # what is restored now is the parent of the next save: no save of before may come between
         self._neighbours.meet()
@@ -202,16 +207,18 @@ class Checkpointer(Holds):
     def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
         """Tell that ``step`` ended; save if a trigger or a signal asks for it. Returns the save if there was one.
 
+        ``step`` is an int, or what ``operator.index`` takes; of a tensor on an accelerator that waits for the device at every call.
         ``metrics`` may be numbers or 0-d tensors; tensors are read (which waits for the device) only when a save or trigger needs it.
         ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
         saving, if SIGTERM or SIGINT asked for that.
         """
+        step, micro_step = options.check_step(step, micro_step, metrics)
         self._start_up(micro_step)
         self._look_over()
         self._take_charge()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
-        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, options.as_they_are(metrics)
+        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, as_they_are(metrics)
         self._curve.add(step, metrics)
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
@@ -250,8 +257,7 @@ class Checkpointer(Holds):
 
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """
-        if tag is not None:
-            check_free(tag)
+        step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
         self._start_up(micro_step)
         self._look_over()
         self._take_charge()
@@ -445,7 +451,7 @@ class Checkpointer(Holds):
         started: float,
     ) -> Save | None:
         """Have the agent make the save; None if it cannot."""
-        numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
+        numbers = numbers_of(metrics)
         save, parent = self._outwards.expect(Save(step, reason)), self._under_way.newest_id or self._parent
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
@@ -510,7 +516,7 @@ class Checkpointer(Holds):
         save = self._outwards.expect(Save(step, reason))
         started = perf_counter()
         save.say_requested(started)
-        numbers = {name: options.as_number(name, value) for name, value in metrics.items()}
+        numbers = numbers_of(metrics)
         retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
         if report is None:
@@ -524,9 +530,8 @@ class Checkpointer(Holds):
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row += 1
         self._last_save_s = monotonic()
-        limit = self._policy.raise_after
-        if limit is not None and self._failed_in_a_row >= limit and not quiet:
-            raise SaveFailed(f"{self._failed_in_a_row} saves in a row failed", where=f"step {save.step}") from save.error
+        if not quiet:
+            self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:

@@ -5,21 +5,35 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
-from relight.capture import Captured
+import msgspec
+
+from relight.capture import Captured, kind_of
+from relight.capture.kinds import MODULE
+from relight.catalog.branches import check_free
 from relight.checkpointer.beat import be_watched
+from relight.checkpointer.metric_values import as_number, check_metrics
 from relight.checkpointer.observer import observers
-from relight.errors import ConfigError
+from relight.checkpointer.option_names import refuse_slip
+from relight.errors import ConfigError, shown
 from relight.format import dtype_named
-from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger
+from relight.format.records import WORDS_MAX
+from relight.format.step_number import step_of, which_of
+from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 from relight.policy.compact import LOSSY, lossy_of
-from relight.store.urls import split_run
+from relight.policy.units import check_bool, one_of
+from relight.store.urls import is_stripe, path_text, split_run
 
 EVERY, ONE = "every rank", "rank 0"
 """Who may write."""
+NAME_MAX, METADATA_MAX = 512, 1 << 20
+"""Bytes of a component's name, and of all metadata: a root of 4 MiB holds both, with what else is in it."""
+OWN_KEYS = "relight."
+"""How keys of metadata begin that Relight adds by itself."""
 
 
 def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None]:
@@ -27,6 +41,10 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
     tiers = path if isinstance(path, Tiers) else None
     if tiers is not None and run is not None:
         raise ConfigError("run= does not go with Tiers(…)", hint="each tier's URL ends in the run's name")
+    check_path(path)
+    if run is not None and not isinstance(run, str):
+        hint = f"run={getattr(run, 'name', 'demo')!r}: the name alone" if isinstance(run, os.PathLike) else 'run="demo"'
+        raise ConfigError(f"run= is a run's name, a text, not {shown(run)}", where="run=", hint=hint)
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
     be_watched()
@@ -36,10 +54,38 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
     return url, name, tiers if (url, name) == meant else None
 
 
+def check_path(path: object) -> None:
+    """``ConfigError`` for what is no path, is empty, or is a file where the run or its store would be a directory."""
+    example = 'Checkpointer("runs/demo", model=model, …)'
+    if isinstance(path, Tier):
+        raise ConfigError("one tier is not Tiers(…)", where="path", hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)")
+    if isinstance(path, Tiers):
+        return
+    text = path_text(path)
+    if not text.strip():
+        raise ConfigError("the path is empty", where="path", hint=example)
+    if "://" not in text and not is_stripe(text) and "\0" not in text:
+        local = os.path.abspath(os.path.expanduser(text))
+        found = next((one for one in (local, os.path.dirname(local)) if os.path.isfile(one)), None)
+        if found is not None:
+            hint = "name the store's directory and the run, as in runs/demo; relight import reads files of other frameworks"
+            raise ConfigError(f"{found} is a file; a run is a directory", where="path", hint=hint)
+
+
+def check_background(option: bool | None) -> bool | None:
+    """The option, if it is True, False or None: ``"no"`` would count as True."""
+    return None if option is None else check_bool(option, "background=")
+
+
+def check_signals(option: bool) -> bool:
+    """The option, if it is True or False."""
+    return check_bool(option, "signals=")
+
+
 def wants_background(option: bool | None) -> bool:
     """The option, else ``RELIGHT_BACKGROUND``, else yes."""
     if option is not None:
-        return bool(option)
+        return option
     text = os.environ.get("RELIGHT_BACKGROUND", "1").lower()
     if text not in ("0", "1", "false", "true", "no", "yes"):
         raise ConfigError(f"RELIGHT_BACKGROUND is 1 or 0, not {text[:40]!r}")
@@ -48,29 +94,28 @@ def wants_background(option: bool | None) -> bool:
 
 def check_writer(writer: str) -> str:
     """Who writes."""
-    if writer not in (EVERY, ONE):
-        raise ConfigError(f"writer= is {EVERY!r} or {ONE!r}, not {writer!r}")
-    return writer
+    return one_of(writer, (EVERY, ONE), "writer=")
 
 
 def check_limits(limits: Limits | None) -> Limits:
     """What saves may take; the defaults for None."""
     if limits is not None and not isinstance(limits, Limits):
-        raise ConfigError(f"limits= takes relight.Limits(…), not {limits!r}")
+        raise ConfigError(f"limits= takes relight.Limits(…), not {shown(limits)}", where="limits=", hint=_called(limits, "Limits"))
     return limits or Limits()
 
 
 def check_keep(keep: Keep | None) -> Keep | None:
     """Which to keep."""
     if keep is not None and not isinstance(keep, Keep):
-        raise ConfigError(f"keep= takes relight.keep(…), not {keep!r}")
+        hint = f"keep=relight.keep(last={keep})" if isinstance(keep, int) and not isinstance(keep, bool) else _called(keep, "keep")
+        raise ConfigError(f"keep= takes relight.keep(…), not {shown(keep)}", where="keep=", hint=hint)
     return keep
 
 
 def check_compact(compact: Compact | bool | None) -> Compact | None:
     """How saves are made smaller; ``True`` is the usual way."""
     if compact is not None and not isinstance(compact, (Compact, bool)):
-        raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {compact!r}")
+        raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
     rules = Compact() if compact is True else compact or None
     asked = lossy_of(os.environ.get(LOSSY, ""))
     return replace(rules or Compact(reuse=False, codecs="never"), lossy=asked) if asked else rules
@@ -81,7 +126,7 @@ def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | N
     if peers is None:
         return None
     if not isinstance(peers, Peers):
-        raise ConfigError(f"peers= takes relight.Peers(…), not {peers!r}")
+        raise ConfigError(f"peers= takes relight.Peers(…), not {shown(peers)}", hint=_called(peers, "Peers"))
     if writer == ONE:
         raise ConfigError('peers= do not go with writer="rank 0"', hint="one rank has all there is: let every rank write")
     if not background:
@@ -89,27 +134,100 @@ def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | N
     return peers
 
 
-def check_components(state: Mapping[str, object] | None, components: dict[str, object]) -> dict[str, object]:
-    """All components by name."""
+def _called(value: object, name: str) -> str:
+    """The way out for a dict of arguments, or a function that was not called."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return f"relight.{name}({', '.join(f'{key}={one!r}' for key, one in [*value.items()][:4])})"
+    return f"call it: relight.{name}(…)" if callable(value) else ""
+
+
+def check_components(state: Mapping[str, object] | None, components: dict[str, object], options: Iterable[str]) -> dict[str, object]:
+    """All components by name. ``options``: the Checkpointer's own keywords, one of which a stray keyword may be meant for."""
+    if state is not None and not isinstance(state, Mapping):
+        hint = f"state={{{'model' if kind_of(state) == MODULE else 'name'!r}: …}}"
+        raise ConfigError(f"state= is a dict of components by name, not {shown(state)}", where="state=", hint=hint)
     merged = dict(state or {})
     for name, value in components.items():
         if name in merged:
             raise ConfigError(f"component {name!r} is given twice")
+        refuse_slip(name, value, options)
         merged[name] = value
     for name in merged:
+        if not isinstance(name, str):
+            raise ConfigError(f"a component's name is a text, not {shown(name)}", where="state=")
         if not name or name == "rng" or name == "grad" or "/" in name:
             raise ConfigError(f"{name!r} cannot be a component's name", hint="'rng' and 'grad' are Relight's own; '/' separates levels")
+        if not name.isprintable() or len(name.encode(errors="replace")) > NAME_MAX:
+            hint = f"up to {NAME_MAX} bytes of printable characters"
+            raise ConfigError(f"{name[:40]!r} cannot be a component's name", where="state=", hint=hint)
     if not merged:
         raise ConfigError("nothing to save", hint="Checkpointer(path, model=model, optimizer=optimizer, …)")
     return merged
 
 
-def plain_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that is JSON and nothing else."""
-    try:
-        return json.loads(json.dumps(dict(metadata), allow_nan=False))  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"metadata is not JSON: {error}") from None
+def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[str, ...]:
+    """Names of components that each rank has its own of. A text would count as one name for each letter."""
+    if isinstance(per_rank, str) or not isinstance(per_rank, Collection) or not all(isinstance(one, str) for one in per_rank):
+        hint = f"per_rank=[{per_rank!r}]" if isinstance(per_rank, str) else 'per_rank=["data"]'
+        raise ConfigError(f"per_rank= is a list of components' names, not {shown(per_rank)}", where="per_rank=", hint=hint)
+    unknown = sorted(set(per_rank) - components.keys())
+    if unknown:
+        close = get_close_matches(unknown[0], components, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(components)}"
+        raise ConfigError(f"per_rank= names {unknown[0]!r}, which is no component", where="per_rank=", hint=hint)
+    return tuple(per_rank)
+
+
+def check_metadata(metadata: object) -> dict[str, Any]:
+    """A copy that is JSON and nothing else, and that a checkpoint can hold: a save would find out too late, and fail for good."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise ConfigError(f"metadata= is a dict, not {shown(metadata)}", where="metadata=", hint='metadata={"note": …}')
+    for key, value in metadata.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"a key of metadata is a text, not {shown(key)}", where="metadata=")
+        if key.startswith(OWN_KEYS):
+            raise ConfigError(f"metadata key {key!r} is Relight's own", where="metadata=", hint=f"leave out the prefix {OWN_KEYS!r}")
+        try:
+            data = msgspec.msgpack.encode(plain := json.loads(json.dumps({key: value}, allow_nan=False)))
+            if plain != msgspec.msgpack.decode(data) or len(data) > METADATA_MAX:
+                raise ValueError(f"it takes {len(data)} bytes, at most {METADATA_MAX} are allowed")
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            hint = "text, numbers, True, False, None, lists and dicts of these; other values, as text: str(…)"
+            raise ConfigError(f"metadata {key!r} is not JSON: {error}", where=f"metadata {key}", hint=hint) from None
+    found: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+    if len(json.dumps(found)) > METADATA_MAX:
+        raise ConfigError(f"metadata takes more than {METADATA_MAX} bytes", where="metadata=", hint="keep large things in state={…}")
+    return found
+
+
+def check_restore(which: Any, only: Any, strict: Any, rename: Any) -> str | int:
+    """The checkpoint that ``restore`` is asked for; ``ConfigError`` for arguments of another type."""
+    if only is not None and (isinstance(only, str) or not isinstance(only, Collection) or not all(isinstance(one, str) for one in only)):
+        hint = f"only=[{only!r}]" if isinstance(only, str) else 'only=["model/*"]'
+        raise ConfigError(f"only= is a list of patterns, not {shown(only)}", where="only=", hint=hint)
+    check_bool(strict, "strict=")
+    if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
+        raise ConfigError(f"map= is a dict or a function, not {shown(rename)}", where="map=", hint='map={"model/old.*": "model/new.*"}')
+    return which_of(which)
+
+
+def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason: Any = "asked") -> tuple[int, int | None]:
+    """``step`` and ``micro_step`` as ints; ``ConfigError`` at once for what a save could not record later, hours into training.
+
+    A tag and a reason are texts, and short enough for a record.
+    """
+    number, micro = step_of(step), None if micro_step is None else step_of(micro_step, "micro_step")
+    check_metrics(metrics if metrics is not None else {})
+    if tag is not None:
+        if not isinstance(tag, str):
+            hint = f'tag="step-{tag}": a bare number names a step' if hasattr(tag, "__index__") else 'tag="good"'
+            raise ConfigError(f"tag= is a text, not {shown(tag)}", where="tag=", hint=hint)
+        check_free(tag)
+    if not isinstance(reason, str) or not reason.isprintable() or len(reason) > WORDS_MAX:
+        raise ConfigError(f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason=")
+    return number, micro
 
 
 def full_bytes(state: Captured) -> int:
@@ -124,20 +242,3 @@ def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str
     """Those of ``metrics`` that the trigger asks for, read."""
     wanted = {name for name, _ in trigger.metrics} if trigger is not None else ()
     return {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
-
-
-def as_they_are(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics for a save of the same step that comes later: a tensor may hold another value by then. Waits for no device. What is no
-    number is left out: it may not keep a last state from being saved."""
-    numbers = {name: value for name, value in metrics.items() if getattr(value, "ndim", 0) == 0 and hasattr(value, "__float__")}
-    return {name: value.detach().clone() if hasattr(value, "detach") else value for name, value in numbers.items()}
-
-
-def as_number(name: str, value: Any) -> float:
-    """A metric as a float; a tensor is read, which waits for its device."""
-    try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"metric {name!r} is not a number: {error}") from None
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 
 from relight.checkpointer import Checkpointer
 from relight.errors import ConfigError
-from relight.interop.frameworks import Asked, needed
+from relight.interop.frameworks import OPTIONS, Asked, checkpointer_options, needed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -20,7 +19,6 @@ else:
     AcceleratedOptimizer = needed("accelerate.optimizer", "accelerate").AcceleratedOptimizer
     AcceleratedScheduler = needed("accelerate.scheduler", "accelerate").AcceleratedScheduler
 
-_OPTIONS = frozenset(inspect.signature(Checkpointer).parameters) - {"path", "state", "components"}
 
 
 def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given: Any) -> Checkpointer:
@@ -35,8 +33,9 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
         raise ConfigError(
             f"under {kind} the state is not in what prepare gives", hint="relight.interop.deepspeed, relight.interop.megatron"
         )
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    state = {name: _own(value) for name, value in {**given.pop("state", {}), **given}.items() if name not in _OPTIONS}
+    given = checkpointer_options(given, {})
+    options = {name: value for name, value in given.items() if name in OPTIONS and name != "state"}
+    state = {name: _own(value) for name, value in {**given.pop("state"), **given}.items() if name not in OPTIONS}
     loaders = {name: one for name, one in state.items() if isinstance(one, torch.utils.data.DataLoader) and hasattr(one, "iteration")}
     if accelerator.scaler is not None:
         state["accelerate_scaler"] = accelerator.scaler

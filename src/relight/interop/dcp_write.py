@@ -20,11 +20,13 @@ from torch.futures import Future
 from relight.capture import environment
 from relight.capture.tensors import TensorSource, dtype_name, resolved, why_not
 from relight.capture.walk import Walker
+from relight.checkpointer.metric_values import check_metrics, numbers_of
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.commit.save import Seat, new_id
 from relight.errors import ConfigError, IncompatibleState
 from relight.foreign.nesting import Kept, Path, name_of, nested
 from relight.format import Leaf, encode_tree
+from relight.format.step_number import step_of
 from relight.interop.dcp_orders import Orders, arrange, complete, is_single, is_usable, mapping_of, to_the_first
 from relight.interop.dcp_tree import OWN, apart, encode_entries, usual
 from relight.layout import Box, Bytes, Item, whole
@@ -78,8 +80,9 @@ class StorageWriter(_StorageWriter):
     ) -> None:
         super().__init__()
         self.url = os.fspath(url)
-        self.step = step
-        self.metrics: dict[str, float] = dict(metrics or {})
+        check_metrics(metrics := metrics if metrics is not None else {})
+        self.step = None if step is None else step_of(step)
+        self.metrics: dict[str, float] = numbers_of(metrics)
         self.reason, self.timeout_s = reason, timeout_s
         self.report: SaveReport | None = None
         """Of the last save, as this rank saw it."""
@@ -111,6 +114,7 @@ class StorageWriter(_StorageWriter):
             raise ConfigError("use_collectives=False has each rank save for itself", hint="Relight's ranks make one checkpoint together")
         if self.step is None:
             raise ConfigError("which step is it?", hint='StorageWriter("store/run", step=7), or set its .step before each save')
+        self.step = step_of(self.step)
         if is_coordinator and kwargs.get("rank", 0) != 0:
             raise ConfigError("a coordinator other than the first rank", hint="leave coordinator_rank at 0")
         self._coordinates = is_coordinator

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relight.errors import UnsafeContent
-from relight.interop.frameworks import needed, read_as_file, write_as_file
+from relight.interop.frameworks import needed, read_as_file, save_options, write_as_file
 
 if TYPE_CHECKING:
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo
@@ -44,7 +44,7 @@ class CheckpointEngine(Base):
     def __init__(self, config_params: Any = None, **options: Any) -> None:
         super().__init__(config_params)
         self.name = "RelightCheckpointEngine"
-        self._options, self._step = options, 0
+        self._options, self._step = save_options(options), 0
 
     def create(self, info: CheckpointCommitInfo) -> None:
         """A checkpoint begins; the last number of its tag is its step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -12,9 +13,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from relight.api import Store, load, save
-from relight.errors import ConfigError, IncompatibleState
+from relight.checkpointer import Checkpointer
+from relight.checkpointer.option_names import refuse_slip
+from relight.errors import ConfigError, IncompatibleState, shown
 from relight.policy import keep
 
+OPTIONS = frozenset(inspect.signature(Checkpointer).parameters) - {"path", "components"}
+"""A Checkpointer's options by name."""
 _RESERVED = frozenset({"step", "samples", "micro_step"})
 """Names of ``Checkpointer.step``'s own arguments, which no metric can have."""
 
@@ -38,6 +43,31 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _RESERVED
         and (isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()))
     }
+
+
+def checkpointer_options(options: Mapping[str, Any], state: Mapping[str, object]) -> dict[str, Any]:
+    """What a plug-in gives a Checkpointer: the caller's options, and ``state`` with the caller's own ``state=`` added.
+
+    ``ConfigError`` at once for a keyword that is neither an option nor a component: it would be found out only when training begins.
+    """
+    for name, value in options.items():
+        if name not in OPTIONS:
+            refuse_slip(name, value, OPTIONS)
+    more = options.get("state")
+    if more is not None and not isinstance(more, Mapping):
+        raise ConfigError(f"state= is a dict of components by name, not {shown(more)}", where="state=")
+    twice = sorted(set(more or ()) & set(state))
+    if twice:
+        raise ConfigError(f"the plug-in saves {twice[0]!r} itself", where="state=", hint="give it another name")
+    return {**options, "state": {**state, **(more or {})}}
+
+
+def save_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a plug-in that saves by ``relight.save``: ``encrypt`` alone. ``ConfigError`` for others, before the first save."""
+    for name in options:
+        if name != "encrypt":
+            raise ConfigError(f"{name!r} is not an option of this plug-in", where=f"{name}=", hint="it takes encrypt=")
+    return dict(options)
 
 
 def loaders_in(data: Any) -> dict[str, object]:

@@ -18,7 +18,7 @@ from relight.capture import leave_epoch
 from relight.checkpointer import Checkpointer
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STORE_FILE
-from relight.interop.frameworks import Asked, loaders_in, needed, numbers, read_as_file, write_as_file
+from relight.interop.frameworks import Asked, checkpointer_options, loaders_in, needed, numbers, read_as_file, save_options, write_as_file
 
 _HERE = "pytorch_lightning" if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules else "lightning.pytorch"
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Checkpoints(Checkpoint):
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
         super().__init__()
+        checkpointer_options(options, {})
         self._path, self._resume, self._options = path, resume, options
         self._ckpt: Checkpointer | None = None
         self._told = self._waits = 0
@@ -71,7 +72,8 @@ class Checkpoints(Checkpoint):
         rest = Asked(lambda: _ask(trainer, pl_module), lambda state: _tell(trainer, pl_module, state))
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
         self._loaders = loaders_in(trainer.train_dataloader)
-        self._ckpt = Checkpointer(self._path, state={**state, **self._loaders}, **{"fresh": not self._resume, **self._options})
+        given = {"fresh": not self._resume, **self._options}
+        self._ckpt = Checkpointer(self._path, **checkpointer_options(given, {**state, **self._loaders}))
         if self._resume:
             self._ckpt.restore()
         self._told = trainer.global_step
@@ -178,7 +180,7 @@ class RelightCheckpointIO(CheckpointIO):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._options = options
+        self._options = save_options(options)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None) -> None:
         """Durable when it returns; ``path`` names what was there before until then."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.api import Store, load, save
 from relight.errors import CheckpointNotFound, StoreUnavailable
-from relight.interop.frameworks import needed
+from relight.interop.frameworks import needed, save_options
 from relight.policy import keep
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Transport(CheckpointTransport[Any]):
     """
 
     def __init__(self, path: str, **options: Any) -> None:
-        self._run, self._options = f"{str(path).rstrip('/')}/{uuid.uuid4().hex}", options
+        self._run, self._options = f"{str(path).rstrip('/')}/{uuid.uuid4().hex}", save_options(options)
 
     def metadata(self) -> str:
         """Where others find what this process sends."""

@@ -56,6 +56,7 @@ class CheckpointManager(BaseCheckpointManager):
         self._ckpt = Checkpointer(
             "/".join(part for part in (base_folder, config.folder, "run") if part),
             state={**parts, **optims, **{name: one for name, one in rest.items() if one is not None}},
+            save=None,  # torchtitan calls save() at its own interval
             keep=keep(last=config.keep_latest_k) if config.keep_latest_k else None,
             per_rank=["dataloader"] if dataloader is not None else [],
         )

@@ -17,7 +17,7 @@ from relight.capture import Frozen, frozen_generators
 from relight.capture.rng import restore_devices, restore_host
 from relight.checkpointer import Checkpointer
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState
-from relight.interop.frameworks import Asked, needed, numbers
+from relight.interop.frameworks import Asked, checkpointer_options, needed, numbers
 from relight.observe import emit
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Checkpoints(TrainerCallback):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
+        checkpointer_options(options, {})
         self._path, self._resume, self._options = path, resume, options
         self._trainer: Trainer | None = None
         self._ckpt: Checkpointer | None = None
@@ -79,7 +80,8 @@ class Checkpoints(TrainerCallback):
             raise ConfigError(
                 "Checkpoints does not know its Trainer", hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))"
             )
-        self._ckpt = Checkpointer(self._path, state=self._components(self._trainer), **{"fresh": not self._resume, **self._options})
+        given = {"fresh": not self._resume, **self._options}
+        self._ckpt = Checkpointer(self._path, **checkpointer_options(given, self._components(self._trainer)))
         self._told = state.global_step
         if not self._resume:
             return

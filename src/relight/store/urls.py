@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, shown
 from relight.format.names import STRIPE_FILE
 from relight.keys import Guard
 from relight.store.anchored import AnchoredStore
@@ -29,7 +29,7 @@ def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, guar
     """The store at ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``,
     ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
     ``RELIGHT_CACHE`` names. What is there is guarded as ``guard`` says, or the settings."""
-    store = _open(os.fspath(url), cache)
+    store = _open(path_text(url), cache)
     guard = Guard.of() if guard is None else guard
     if guard.keys is not None:
         store = EncryptedStore(store, guard.keys)
@@ -40,6 +40,14 @@ def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, guar
     if isinstance(store, Around):
         store.guard = guard
     return store
+
+
+def path_text(url: object) -> str:
+    """A path or URL as a text. ``ConfigError`` for another type: it must not become a file's name by accident."""
+    text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"a path is a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo")
+    return text
 
 
 def _open(text: str, cache: Blocks | None) -> ByteStore:
@@ -91,7 +99,7 @@ def _local(path: str) -> LocalStore:
 
 def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
     """``(store's URL, run's name)``: the last component names the run."""
-    text = os.fspath(url).rstrip("/")
+    text = path_text(url).rstrip("/")
     match = _SCHEME.match(text)
     scheme, rest = (f"{match[1]}://", match[2]) if match else ("", text)
     if is_stripe(text):
