@@ -96,7 +96,7 @@ def test_the_four_facts_come_in_order(run: str) -> None:
     one_step(model, optimizer)
     seen: list[str] = []
     undo = subscribe(lambda event: seen.append(event.name))
-    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         save = ckpt.save(0, block=False)
         assert save.wait(20, until="sealed").sealed
         assert save.wait(20).done
@@ -110,7 +110,7 @@ def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
     """Training goes on at once after each save; every checkpoint holds what was there when it was asked for."""
     model, optimizer = make(width=2048)
     kept = {}
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
         for step in range(12):
             one_step(model, optimizer)
             kept[step] = {key: value.clone() for key, value in model.state_dict().items()}
@@ -129,7 +129,7 @@ def test_a_write_behind_the_optimizers_back_fails_the_save_loudly(run: str, monk
     monkeypatch.setattr(Copier, "start", lambda self, snapshot: snapshot.start())  # the copying itself is left to the barrier
     model, optimizer = make(width=2048)
     one_step(model, optimizer)
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     first = ckpt.save(0, block=False)
     model[0].weight.data.mul_(2)
     ckpt.barrier()
@@ -150,7 +150,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 64))
 optimizer = torch.optim.AdamW(model.parameters())
-ckpt = relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, keep=relight.keep(last=3))
+ckpt = relight.Checkpointer(sys.argv[1], save=None, model=model, optimizer=optimizer, keep=relight.keep(last=3))
 start = ckpt.restore()
 print("restored", start, flush=True)
 for step in range(start, start + 4):
@@ -197,7 +197,7 @@ def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
     died = trainer(run, "sealed", "die")
     assert died.returncode == -signal.SIGKILL, died.stderr
     model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 64))
-    with relight.Checkpointer(run, model=model) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model) as ckpt:
         assert ckpt.restore(only=["model/*"]) == 4
     again = trainer(run, "durable", "end")
     assert "from memory" in again.stdout
@@ -207,7 +207,7 @@ def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
 def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
     """The save it was at fails, or became a checkpoint; the next one has a new agent and works."""
     model, optimizer = make()
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     for step in range(6):
         one_step(model, optimizer)
         if step in (2, 4):
@@ -226,7 +226,7 @@ def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
     before = counters["agent.memory"]
     model, optimizer = make(width=4096)
     one_step(model, optimizer)
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=relight.Limits(memory=1 << 20)) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=relight.Limits(memory=1 << 20)) as ckpt:
         assert ckpt.save(0, block=False).done
         assert ckpt.save(1, block=False).done
     assert counters["agent.memory"] == before + 1
@@ -311,7 +311,7 @@ def test_a_save_tells_how_far_it_is(run: str) -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     limits = relight.Limits(bytes_per_second=30e6)
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=limits) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=limits) as ckpt:
         ckpt.save(0)
         save = ckpt.save(1, block=False)
         assert save.bytes > 2 * 2048 * 2048 * 4
@@ -352,7 +352,7 @@ def test_memory_that_is_forgotten_is_given_back() -> None:
 def test_an_agent_that_crashes_says_where(run: str, caplog: pytest.LogCaptureFixture) -> None:
     """SIGSEGV is told with the line it stood in; the next save has another agent."""
     model, optimizer = make()
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
         one_step(model, optimizer)
         ckpt.save(0)
         agents()[0].send_signal(signal.SIGSEGV)

@@ -202,7 +202,7 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
 
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     for turn in range(2):
-        with relight.Checkpointer(tmp_path / "runs" / "demo", model=torch.nn.Linear(2, 2), signals=False) as ckpt:
+        with relight.Checkpointer(tmp_path / "runs" / "demo", save=None, model=torch.nn.Linear(2, 2), signals=False) as ckpt:
             assert ckpt.restore() == 3 * turn
             ckpt.step(2)
             if turn:
@@ -216,6 +216,6 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "file" / "audit"))
     before = counters["audit.failed"]
-    with relight.Checkpointer(tmp_path / "runs" / "demo", model=torch.nn.Linear(2, 2), signals=False) as ckpt:
+    with relight.Checkpointer(tmp_path / "runs" / "demo", save=None, model=torch.nn.Linear(2, 2), signals=False) as ckpt:
         assert ckpt.restore() == 3
     assert counters["audit.failed"] == before + 1

@@ -39,6 +39,6 @@ def test_every_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_restore_comes_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that resumes has made the first calls when it gets its state."""
     monkeypatch.setattr(arithmetic, "_done", False)
-    with relight.Checkpointer(tmp_path / "run", value=1) as ckpt:
+    with relight.Checkpointer(tmp_path / "run", state={"value": 1}) as ckpt:
         assert ckpt.restore() == 0
         assert arithmetic._done

@@ -75,7 +75,7 @@ def test_it_is_stored_by_parameter(tmp_path: Path) -> None:
     assert all(tree["state"][name]["exp_avg"].shape == one.shape for name, one in tree["masters"].items())
     plain = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1)
-    ckpt = relight.Checkpointer(tmp_path / "run", model=plain, optimizer=optimizer)
+    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=plain, optimizer=optimizer)
     with pytest.raises(IncompatibleState, match="more precision"):
         ckpt.restore()
     assert ckpt.restore(strict=False) == 3
@@ -94,12 +94,12 @@ def test_without_masters_it_is_filled_from_the_parameters(tmp_path: Path) -> Non
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5)
     plain(torch.randn(2, 5).bfloat16()).sum().backward()
     optimizer.step()
-    ckpt = relight.Checkpointer(tmp_path / "run", model=plain, optimizer=optimizer)
+    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=plain, optimizer=optimizer)
     ckpt.restore()
     ckpt.save(0)
     ckpt.close(save=False)
     mixed = Mixed()
-    ckpt = relight.Checkpointer(tmp_path / "run", model=mixed.model, optimizer=mixed.optimizer)
+    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=mixed.model, optimizer=mixed.optimizer)
     assert ckpt.restore() == 1
     ckpt.close(save=False)
     for (one, begin), twin in zip(mixed.runs(), plain.parameters(), strict=True):
@@ -115,7 +115,7 @@ def test_weights_that_are_restored_alone_are_followed(tmp_path: Path) -> None:
     for only in (["model"], ["model/1.weight"], ["rng"]):
         mixed = Mixed()
         before = mixed.flat.detach().clone()
-        ckpt = relight.Checkpointer(tmp_path / "run", model=mixed.model, optimizer=mixed.optimizer)
+        ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=mixed.model, optimizer=mixed.optimizer)
         ckpt.restore(only=only)
         ckpt.close(save=False)
         for (one, begin), name in zip(mixed.runs(), ("0.weight", "0.bias", "1.weight"), strict=True):
@@ -131,7 +131,7 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
     flat = nn.Parameter(torch.arange(24.0, dtype=torch.float64))
     relight.flattened(flat, model.parameters())
     optimizer = torch.optim.SGD([flat], lr=1)
-    ckpt = relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer)
+    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=model, optimizer=optimizer)
     ckpt.restore()
     ckpt.save(0)
     one, two, three, four = model.parameters()
@@ -146,7 +146,7 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
 def test_a_parameter_of_no_component_is_refused(tmp_path: Path) -> None:
     """It has no name to be saved under."""
     mixed = Mixed()
-    ckpt = relight.Checkpointer(tmp_path / "run", model=nn.Linear(2, 2), optimizer=mixed.optimizer)
+    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=nn.Linear(2, 2), optimizer=mixed.optimizer)
     with pytest.raises(IncompatibleState, match="belong to no component"):
         ckpt.save(0)
     ckpt.close(save=False)

@@ -65,13 +65,13 @@ def test_a_resume_says_which_generators_found_no_place(run: str, monkeypatch: py
 
     with monkeypatch.context() as there:
         there.setattr(rng, "device_states", lambda: {"xpu": [torch.get_rng_state(), torch.get_rng_state()]})
-        with relight.Checkpointer(run, model=make()[0]) as ckpt:
+        with relight.Checkpointer(run, save=None, model=make()[0]) as ckpt:
             ckpt.restore()
             ckpt.save(0)
     told: list[Any] = []
     undo = subscribe(told.append)
     try:
-        with relight.Checkpointer(run, model=make()[0]) as ckpt:
+        with relight.Checkpointer(run, save=None, model=make()[0]) as ckpt:
             assert ckpt.restore() == 1
     finally:
         undo()
@@ -87,7 +87,7 @@ def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: 
             ckpt.step(step, loss=one_step(model, optimizer))
     saved = state_of(model)
     model, optimizer = make(seed=9)
-    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         assert ckpt.restore() == 5
     assert all(torch.equal(a, b) for a, b in zip(saved, state_of(model)))
     assert [one.step for one in relight.open(run).checkpoints()] == [1, 3, 4]
@@ -96,12 +96,12 @@ def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: 
 def test_immutable_values_come_back_through_the_checkpointer(run: str) -> None:
     """Plain values that cannot be changed in place are read from ``ckpt[name]``; mutable ones are changed in place."""
     meters = {"seen": 1, 5: [1.5, float("inf")]}
-    ckpt = relight.Checkpointer(run, epoch=3, name="x", meters=meters)
+    ckpt = relight.Checkpointer(run, save=None, meters=meters, state={"epoch": 3, "name": "x"})
     ckpt["epoch"] = 4
     ckpt.save(0)
     ckpt.close()
     other = {"seen": 7}
-    again = relight.Checkpointer(run, epoch=0, name="", meters=other)
+    again = relight.Checkpointer(run, save=None, meters=other, state={"epoch": 0, "name": ""})
     again.restore()
     assert (again["epoch"], again["name"]) == (4, "x")
     assert other == {"seen": 1, 5: [1.5, float("inf")]}
@@ -110,11 +110,11 @@ def test_immutable_values_come_back_through_the_checkpointer(run: str) -> None:
 
 def test_a_missing_an_unexpected_and_a_wrongly_shaped_entry_stand_in_one_error(run: str) -> None:
     """All mismatches are listed at once, before anything is changed."""
-    relight.Checkpointer(run, model=nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})).save(0)
+    relight.Checkpointer(run, save=None, model=nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})).save(0)
     live = nn.ModuleDict({"a": nn.Linear(2, 3), "c": nn.Linear(2, 2)})
     before = state_of(live)
     with pytest.raises(relight.IncompatibleState) as caught:
-        relight.Checkpointer(run, model=live).restore()
+        relight.Checkpointer(run, save=None, model=live).restore()
     text = "\n".join(caught.value.details)
     assert "model/a.weight: stored float32 [2, 2], live float32 [3, 2]" in text
     assert "model/c.weight: missing in the checkpoint" in text
@@ -128,19 +128,19 @@ def test_only_restores_a_part_and_map_renames(run: str) -> None:
     """Partial recovery leaves the rest of the live state alone, random numbers too; renaming reaches module and optimizer."""
     model, optimizer = make()
     one_step(model, optimizer)
-    relight.Checkpointer(run, model=model, optimizer=optimizer).save(0)
+    relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0)
     stored = state_of(model)
     other, other_optimizer = make(seed=3)
     torch.manual_seed(77)
     expected = torch.get_rng_state()
-    relight.Checkpointer(run, model=other, optimizer=other_optimizer).restore(only=["model/0.*"])
+    relight.Checkpointer(run, save=None, model=other, optimizer=other_optimizer).restore(only=["model/0.*"])
     assert torch.equal(torch.get_rng_state(), expected)
     assert torch.equal(other[0].weight, stored[0])
     assert not torch.equal(other[2].weight, stored[2])
     assert not other_optimizer.state
     wrapped = nn.ModuleDict({"body": make(seed=4)[0]})
     renamed = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
-    relight.Checkpointer(run, model=wrapped, optimizer=renamed).restore(map={"model/*": "model/body.*"})
+    relight.Checkpointer(run, save=None, model=wrapped, optimizer=renamed).restore(map={"model/*": "model/body.*"})
     assert torch.equal(wrapped["body"][2].weight, stored[2])
     assert renamed.state[wrapped["body"][2].weight]["step"] == 1
 
@@ -224,7 +224,7 @@ def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.Monkey
     wrong: set[int] = set()
     monkeypatch.setattr(local, "Disk", Once)
     model, optimizer = make()
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, on_failure=relight.failures(retries=1, raise_after=2))
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, on_failure=relight.failures(retries=1, raise_after=2))
     ckpt.save(0)
     wrong.update(range(len(calls) + 1, len(calls) + 2))
     assert ckpt.save(1)
@@ -237,7 +237,7 @@ def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.Monkey
 def test_a_model_that_does_not_change_is_said(run: str) -> None:
     """A save whose trainable tensors all equal the previous one's warns; one that trains does not."""
     model, optimizer = make()
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     before = counters["save.stale"]
     for step in range(3):
         one_step(model, optimizer)
@@ -251,7 +251,7 @@ def test_a_model_that_does_not_change_is_said(run: str) -> None:
 def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None:
     """``best`` knows what earlier attempts reached; retention keeps the best and the newest."""
     def go(values: list[float], first: int) -> None:
-        ckpt = relight.Checkpointer(run, x=1, save=relight.best("loss"), keep=relight.keep(best=1), signals=False)
+        ckpt = relight.Checkpointer(run, state={"x": 1}, save=relight.best("loss"), keep=relight.keep(best=1), signals=False)
         ckpt.restore()
         for step, value in enumerate(values, first):
             ckpt.step(step, loss=torch.tensor(value))
@@ -263,12 +263,12 @@ def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None
 
 
 def test_the_last_save_has_the_metrics_of_its_step(run: str) -> None:
-    """Of a step that no trigger saved: as they were when it ended, whatever the tensors hold by then; what is no number is left out."""
+    """Of a step that no trigger saved: as they were when it ended, whatever the tensors hold by then."""
     total = torch.tensor(2.5)
-    with relight.Checkpointer(run, x=1, save=relight.every(steps=10), signals=False) as ckpt:
-        ckpt.step(3, loss=total, rate=1, note="words", each=torch.ones(2))
+    with relight.Checkpointer(run, state={"x": 1}, save=relight.every(steps=10), signals=False) as ckpt:
+        ckpt.step(3, loss=total, rate=1)
         total.zero_()
-    ckpt = relight.Checkpointer(run, x=1, signals=False)
+    ckpt = relight.Checkpointer(run, save=None, state={"x": 1}, signals=False)
     ckpt.restore()
     with pytest.raises(ValueError, match="stop"), ckpt:
         ckpt.step(4, loss=0.5)
@@ -279,9 +279,9 @@ def test_the_last_save_has_the_metrics_of_its_step(run: str) -> None:
 
 def test_a_superseded_attempt_can_never_save_again(run: str) -> None:
     """Two processes on one run: the older one is told, and its save is no checkpoint."""
-    old = relight.Checkpointer(run, x=1)
+    old = relight.Checkpointer(run, state={"x": 1})
     old.save(0)
-    new = relight.Checkpointer(run, x=2)
+    new = relight.Checkpointer(run, state={"x": 2})
     assert new.restore() == 1
     new.save(1)
     with pytest.raises(relight.Fenced):
@@ -291,16 +291,16 @@ def test_a_superseded_attempt_can_never_save_again(run: str) -> None:
 
 def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
     """Looking at a run from elsewhere does not stop the process that trains it."""
-    job = relight.Checkpointer(run, x=1)
+    job = relight.Checkpointer(run, state={"x": 1})
     job.save(0)
-    relight.Checkpointer(run, x=0).restore()
+    relight.Checkpointer(run, save=None, state={"x": 0}).restore()
     assert job.save(1)
 
 
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) -> None:
     """Every refusal is in one error, with its path, at the first call."""
     before = signal.getsignal(signal.SIGTERM)
-    ckpt = relight.Checkpointer(run, a={"f": print}, b=[object()])
+    ckpt = relight.Checkpointer(run, save=None, a={"f": print}, b=[object()])
     for _ in range(2):
         with pytest.raises(relight.IncompatibleState) as caught:
             ckpt.restore()
@@ -312,10 +312,10 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) ->
 def test_what_cannot_be_saved_any_more_is_refused_at_the_first_step(run: str) -> None:
     """A run that resumes is looked at when its first step is over, and nothing was written by then."""
     model, optimizer = make()
-    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         ckpt.save(0)
     before = sorted(Path(run).parent.rglob("*"))
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, more={"f": print})
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, more={"f": print})
     assert ckpt.restore(strict=False) == 1
     with pytest.raises(relight.IncompatibleState, match="more/f"):
         ckpt.step(1)
@@ -327,9 +327,9 @@ def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str
     model, optimizer = make()
     model(torch.ones(1, 4)).sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
-    relight.Checkpointer(run, model=model, optimizer=optimizer).save(7, micro_step=2)
+    relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(7, micro_step=2)
     model, optimizer = make(seed=2)
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     assert (ckpt.restore(), ckpt.micro_step) == (7, 3)
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters()))
 
@@ -337,7 +337,7 @@ def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str
 def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> None:
     """An exception in forward or backward saves the state as it was at the end of the last step, random numbers included."""
     model, optimizer = make()
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         for step in range(6):
             loss = model(torch.randn(3, 4)).pow(2).mean()
             if step == 4:
@@ -348,7 +348,7 @@ def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> Non
             state, rng = state_of(model), torch.get_rng_state()
             ckpt.step(step)
     model, optimizer = make(seed=8)
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     assert ckpt.restore() == 4
     assert all(torch.equal(a, b) for a, b in zip(state, state_of(model)))
     assert torch.equal(rng, torch.get_rng_state())
@@ -382,7 +382,7 @@ def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: st
     """An average that has gone on before the exception came: then there is no consistent state; never a later one."""
     model, optimizer = make()
     average = Average(how)
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, average=average) as ckpt:
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, average=average) as ckpt:
         for step in range(4):
             if step == 3:
                 if changes:
@@ -398,7 +398,7 @@ def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: st
         assert [one.step for one in saved] == [2]
         model, optimizer = make()
         restored = Average(how)
-        relight.Checkpointer(run, model=model, optimizer=optimizer, average=restored).restore()
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, average=restored).restore()
         assert float(restored.held[0]) == 3
 
 
@@ -406,7 +406,7 @@ def test_an_exception_behind_the_update_saves_nothing_inconsistent(run: str) -> 
     """If parameters changed since the last step ended, there is no consistent state, and that is said."""
     model, optimizer = make()
     before = counters["save.none"]
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         for step in range(3):
             one_step(model, optimizer)
             if step == 2:
@@ -425,7 +425,7 @@ import relight
 torch.set_num_threads(1)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-ckpt = relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer)
+ckpt = relight.Checkpointer(sys.argv[1], save=None, model=model, optimizer=optimizer)
 start = ckpt.restore()
 for step in range(start, 50):
     model(torch.randn(2, 4)).sum().backward()
@@ -465,7 +465,7 @@ def test_a_signal_finishes_the_step_saves_and_ends_as_it_asks(run: str, signals:
 def test_signal_handlers_are_given_back(run: str) -> None:
     """After close the process has the handlers it had before."""
     before = signal.getsignal(signal.SIGTERM)
-    ckpt = relight.Checkpointer(run, x=1)
+    ckpt = relight.Checkpointer(run, save=None, state={"x": 1})
     ckpt.save(0)
     assert signal.getsignal(signal.SIGTERM) != before
     ckpt.close()
@@ -476,7 +476,7 @@ def test_a_forgotten_checkpointer_swallows_no_signal(run: str) -> None:
     """A process whose Checkpointer is gone, without having been closed, ends on SIGTERM as any other."""
     code = f"""
 import gc, os, signal, time, relight
-ckpt = relight.Checkpointer({run!r}, x=1)
+ckpt = relight.Checkpointer({run!r}, state=dict(x=1))
 ckpt.save(0)
 del ckpt
 gc.collect()
@@ -513,7 +513,7 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
     def forward() -> None:
         model(torch.ones(1, 4)).sum().backward()
 
-    with contextlib.suppress(ValueError), relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+    with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         for step in range(2):
             forward()
             optimizer.step()
@@ -525,7 +525,7 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
             ckpt.save(2, micro_step=0)
         if fails:
             raise ValueError("in the middle of step 2")
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         assert ckpt.restore() == 2
         assert ckpt.micro_step == (1 if saved or not fails else None)
 
@@ -533,14 +533,14 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
 def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
     """What was set in the loop belongs to the step's end as weights do, and so does what was no tensor before."""
     model, optimizer = make()
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, seen=-1, mean=None) as ckpt:
+    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, state={"seen": -1, "mean": None}) as ckpt:
         for step in range(5):
             if step == 4:
                 raise ZeroDivisionError
             one_step(model, optimizer)
             ckpt["seen"], ckpt["mean"] = 10 * step, torch.full((2,), float(step))
             ckpt.step(step)
-    ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, seen=-1, mean=torch.zeros(2))
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, mean=torch.zeros(2), state={"seen": -1})
     assert (ckpt.restore(), ckpt["seen"]) == (4, 30)
     assert ckpt["mean"].tolist() == [3.0, 3.0]
 
@@ -548,13 +548,13 @@ def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
 def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
     """Five of it by name, and how many more; nothing where all fits."""
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(9))
-    relight.Checkpointer(tmp_path / "run", model=layers).save(0)
+    relight.Checkpointer(tmp_path / "run", save=None, model=layers).save(0)
     told: list[str] = []
     undo = subscribe(lambda event: told.append(str(event.fields.get("differences"))))
     for count, said in ((2, "model/2.weight: in the checkpoint (float32 [2, 2]), but not in the module; model/3.weight"), (9, "")):
         told.clear()
         fewer = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(count))
-        relight.Checkpointer(tmp_path / "run", model=fewer).restore(strict=False)
+        relight.Checkpointer(tmp_path / "run", save=None, model=fewer).restore(strict=False)
         found = [one for one in told if "strict=False left out" in one]
         assert len(found) == bool(said) and all(said in one and "; and 2 more" in one for one in found), found
     undo()
@@ -564,14 +564,14 @@ def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
 def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> None:
     """The step ends behind it: that is saved at the close, or behind an exception, and a resume does not do half of the step again."""
     model, optimizer = make()
-    with contextlib.suppress(ValueError), relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+    with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         model(torch.randn(3, 4)).sum().backward()
         ckpt.save(0, micro_step=0)
         one_step(model, optimizer)
         ckpt.step(0)
         if fails:
             raise ValueError("in the step behind it")
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         assert (ckpt.restore(), ckpt.micro_step) == (1, None)
     assert len(relight.open(run).checkpoints()) == 2, "what was restored is saved already"
 
@@ -579,12 +579,12 @@ def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> 
 def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> None:
     """A process that restores it and ends saves nothing; one that ends the step does."""
     model, optimizer = make()
-    relight.Checkpointer(run, model=model, optimizer=optimizer).save(0, micro_step=1)
-    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0, micro_step=1)
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         assert (ckpt.restore(), ckpt.micro_step) == (0, 2)
         ckpt._take_charge()
     assert len(relight.open(run).checkpoints()) == 1
-    with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         ckpt.restore()
         one_step(model, optimizer)
         ckpt.step(0)
@@ -595,7 +595,7 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
     """It was under way when the exception came, and was to be the last step's."""
     model, optimizer = make()
     before = counters["save.failed"]
-    with pytest.raises(ValueError, match="the caller's"), relight.Checkpointer(run, model=model, optimizer=optimizer, background=False) as ckpt:
+    with pytest.raises(ValueError, match="the caller's"), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         for step in range(2):
             one_step(model, optimizer)
             ckpt.step(step)
@@ -615,7 +615,7 @@ def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monk
     former = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
         ours = signal.getsignal(signal.SIGTERM)
-        with contextlib.suppress(ValueError), relight.Checkpointer(run, x=1, background=False) as ckpt:
+        with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, state={"x": 1}, background=False) as ckpt:
             ckpt.step(0)
             if how == "closing":
                 monkeypatch.setattr(ckpt._outwards, "wait", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
@@ -660,7 +660,7 @@ def test_a_machine_without_descriptors_has_its_saves_made_by_the_trainer(run: st
         monkeypatch.setattr(background if what == "connect" else near, what, none_left)
     before = counters["agent.lost"]
     for step in range(2):
-        with relight.Checkpointer(run, x=1, w=torch.zeros(3), background=what != "reach") as ckpt:
+        with relight.Checkpointer(run, save=None, state={"x": 1}, w=torch.zeros(3), background=what != "reach") as ckpt:
             assert ckpt.restore() == step
             assert ckpt.save(step).done
     assert counters["agent.lost"] > before

@@ -83,7 +83,7 @@ def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
     """A signal's save looks for nothing and codes nothing; the next one goes on as before."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always")) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always")) as ckpt:
         ckpt.restore()
         for step in range(5):
             one_step(model, optimizer)
@@ -105,7 +105,7 @@ def test_differences_within_a_window(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         losses = []
-        with relight.Checkpointer(run, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
+        with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
             for step in range(ckpt.restore(), until):
                 losses.append(one_step(model, optimizer, 256))
                 ckpt.save(step)  # durable, so that the next one finds it in the other slot
@@ -133,7 +133,7 @@ def test_a_damaged_link_is_found(tmp_path: Path) -> None:
     model = nn.Linear(512, 512)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     compact, weights = relight.Compact(codecs="always", full_every=5), []
-    with relight.Checkpointer(run, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
+    with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
         ckpt.restore()
         for step in range(5):
             one_step(model, optimizer, 512)
@@ -154,4 +154,4 @@ def test_a_damaged_link_is_found(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path) -> None:
     """Compact(…), True, False, None."""
     with pytest.raises(relight.ConfigError, match="compact="):
-        relight.Checkpointer(tmp_path / "run", model=nn.Linear(2, 2), compact="zstd")  # type: ignore[arg-type]
+        relight.Checkpointer(tmp_path / "run", save=None, model=nn.Linear(2, 2), compact="zstd")  # type: ignore[arg-type]

@@ -72,6 +72,6 @@ def test_a_run_that_ends_has_told_all(told: Any, tmp_path: Path) -> None:
     """What was not told yet is told at the end, whatever the run's length."""
     _, heard = told
     model = torch.nn.Linear(2, 2)
-    with relight.Checkpointer(tmp_path / "runs" / "demo", model=model, signals=False) as ckpt:
+    with relight.Checkpointer(tmp_path / "runs" / "demo", save=None, model=model, signals=False) as ckpt:
         ckpt.step(0, loss=2.5)
     assert [(event.fields["steps"], event.fields["metrics"]) for event in heard] == [([0], {"loss": [2.5]})]

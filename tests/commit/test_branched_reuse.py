@@ -79,7 +79,7 @@ def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> Non
         assert root_of(branched / "branch", one).features == [STORED_CHUNKS, OTHER_RUNS]
     assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
     fresh = parts(seed=2)
-    with relight.Checkpointer(branched / "branch", background=False, **fresh) as ckpt:
+    with relight.Checkpointer(branched / "branch", save=None, background=False, **fresh) as ckpt:
         assert ckpt.restore() == 6
     assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
 
@@ -94,7 +94,7 @@ def test_a_run_that_is_gone_on_with_stores_what_it_trains(tmp_path: Path) -> Non
         assert root_of(tmp_path / "s/run", one).features == [STORED_CHUNKS]
         assert third.id not in one.body.requires  # which has nothing of the base itself
     fresh = parts(seed=2)
-    with relight.Checkpointer(tmp_path / "s/run", background=False, **fresh) as ckpt:
+    with relight.Checkpointer(tmp_path / "s/run", save=None, background=False, **fresh) as ckpt:
         assert ckpt.restore() == 5
     assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
 
@@ -153,7 +153,7 @@ def test_a_branch_of_a_branch(branched: Path) -> None:
     assert own[0].body.new_bytes > 0.9 * own[0].body.logical_bytes
     assert own[-1].body.new_bytes < 0.02 * own[-1].body.logical_bytes
     fresh = parts(seed=3)
-    with relight.Checkpointer(branched / "twig", background=False, **fresh) as ckpt:
+    with relight.Checkpointer(branched / "twig", save=None, background=False, **fresh) as ckpt:
         assert ckpt.restore() == 8
     assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
 
@@ -183,7 +183,7 @@ def test_a_parent_that_was_removed_by_hand_is_told(branched: Path) -> None:
 def test_a_damaged_parent_is_no_reason_not_to_save(branched: Path) -> None:
     """A root or part that cannot be read is not made use of: everything is stored."""
     first = live(branched / "parent")[-1]
-    with relight.Checkpointer(branched / "branch", compact=relight.Compact(), background=False, **(made := parts(seed=1))) as ckpt:
+    with relight.Checkpointer(branched / "branch", save=None, compact=relight.Compact(), background=False, **(made := parts(seed=1))) as ckpt:
         assert ckpt.restore() == 3
         part = next((branched / "parent").glob(f"*{first.id}*/part-*"))
         part.write_bytes(part.read_bytes()[:-1])

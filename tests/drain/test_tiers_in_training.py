@@ -99,7 +99,7 @@ def test_a_handle_tells_when_it_is_drained(tmp_path: Path, background: bool) -> 
     """``wait(until="drained")`` returns when every tier has it; one that a newer overtook says so."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
     model, optimizer = parts()
-    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=background) as ckpt:
+    with relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=background) as ckpt:
         assert ckpt.restore() == 0
         one_step(model, optimizer)
         save = ckpt.save(0)
@@ -120,7 +120,7 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     model, optimizer = parts()
     before = counters["tier.silent"]
-    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
     with pytest.raises(StoreUnavailable, match="may have some"):
         ckpt.restore()
     ckpt.close()
@@ -136,12 +136,12 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     ckpt.close()
     monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
     monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "20")
-    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
     assert ckpt.restore() == 6
     ckpt.save(6)
     ckpt.close()
     assert steps(f"{s3}/far") == [3, 6]
-    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
     ckpt.restore()
     ckpt.save(7)
     ckpt.close()
@@ -165,7 +165,7 @@ def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: s
     """No tier has the checkpoint whole, and together they have it: it is restored, to the bit, and told which file to mend."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
     state = {f"t{number}": torch.randn(1 << 20) for number in range(6)}
-    ckpt = relight.Checkpointer(tiers, background=False, **state)
+    ckpt = relight.Checkpointer(tiers, save=None, background=False, **state)
     ckpt.restore()
     ckpt.save(0)
     assert ckpt._outwards.wait(30)
@@ -196,7 +196,7 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
     cold = relight.tier(tmp_path / "a" / "run", tmp_path / "no" / "run", tmp_path / "c" / "run", quorum=2, keep=relight.keep(every=1))
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)), cold=cold)
     model, optimizer = parts()
-    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False) as ckpt:
+    with relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         ckpt.restore()
         for step in range(3):
             assert ckpt.save(step).wait(30, until="drained").drained
@@ -204,7 +204,7 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
         assert steps(str(tmp_path / "a")) == steps(str(tmp_path / "c")) == [0, 1, 2]
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "c").write_text("and another")
-    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False)
+    ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
     assert ckpt.restore() == 3
     save = ckpt.save(3)
     assert not ckpt._outwards.wait(30) and save.done and not save.drained
@@ -221,7 +221,7 @@ def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
     hot = relight.tier(tmp_path / "hot" / "run", capacity=9000)
     tiers = relight.Tiers(hot=hot, cold=tmp_path / "cold" / "run")
     model, optimizer = parts()
-    with relight.Checkpointer(tiers, model=model, optimizer=optimizer, background=False) as ckpt:
+    with relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         ckpt.restore()
         for step in range(6):
             ckpt.save(step)
@@ -365,8 +365,8 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
         lambda: relight.Tiers(**{"No name": "a/run"}),
         lambda: relight.tier(""),
         lambda: relight.tier("a/run", bytes_per_second=0),
-        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold="ftp://host/run"), model=model),
-        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run"), run="x", model=model),
+        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run", cold="ftp://host/run"), save=None, model=model),
+        lambda: relight.Checkpointer(relight.Tiers(hot=tmp_path / "run"), save=None, run="x", model=model),
     ):
         refuses(ConfigError, make)
 

@@ -47,7 +47,7 @@ def make(path: Path, **options: Any) -> relight.Checkpointer:
     with torch.no_grad():
         model.weight.fill_(1.0)
         model.bias.fill_(2.0)
-    options = {"signals": False, "background": False, "limits": relight.Limits(deadline_s=60), **options}
+    options = {"save": None, "signals": False, "background": False, "limits": relight.Limits(deadline_s=60), **options}
     return relight.Checkpointer(path / "store" / "run", model=model, draws=torch.Generator(), **options)
 
 

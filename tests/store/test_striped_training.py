@@ -169,7 +169,7 @@ def test_a_missing_drive_is_said_by_every_command(url: str, tmp_path: Path) -> N
         assert "n1/ck is not there" in str(done.exception)
     value = {"x": torch.zeros(10)}
     with pytest.raises(relight.StoreUnavailable, match="n1"):
-        relight.Checkpointer(url, state={"value": value}, background=False).restore()
+        relight.Checkpointer(url, save=None, state={"value": value}, background=False).restore()
     with pytest.raises(relight.StoreUnavailable, match="n1"):
         relight.save(url, value, step=9)
     assert sorted(path for path in tmp_path.rglob("*")) == before

@@ -42,7 +42,7 @@ def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "named"),
     [
-        ("relight.Checkpointer('store/run', value=1)", "comes behind a Checkpointer"),
+        ("relight.Checkpointer('store/run', state=dict(value=1))", "comes behind a Checkpointer"),
         (
             "import torch.distributed as dist; dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
             "comes behind init_process_group",

@@ -18,7 +18,7 @@ SCRIPT = """
 import sys, torch, relight
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters())
-ckpt = relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer)
+ckpt = relight.Checkpointer(sys.argv[1], save=None, model=model, optimizer=optimizer)
 for step in range(ckpt.restore(), 6):
     loss = model(torch.randn(4, 64)).square().mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()

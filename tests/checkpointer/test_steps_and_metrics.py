@@ -1,0 +1,220 @@
+"""Steps and metrics as people have them, and faults in code that must not look like a store's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relight
+from relight.agent import writing
+from relight.commit import save as commit_save
+from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, known
+from relight.format.names import STEP_MAX
+from relight.observe import Event, subscribe
+
+
+class Count:
+    """An integer type of somebody's own."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+class Unshowable:
+    """An object whose ``repr`` fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+GOOD: list[Any] = [
+    3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int32), torch.tensor([3]), Count(),
+    torch.nn.Parameter(torch.tensor(3), requires_grad=False),
+]  # fmt: skip
+BAD: list[Any] = [
+    3.0, np.float64(3), "3", b"3", None, True, np.bool_(True), torch.tensor(True), torch.tensor(3.0), torch.tensor([1, 2]), np.array([3]),
+    -1, np.int64(-1), STEP_MAX + 1, 10**5000, [3], {}, Decimal(3), Fraction(3), 3 + 0j, Unshowable(), Path("3"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def ckpt(tmp_path: Path) -> relight.Checkpointer:
+    return relight.Checkpointer(tmp_path / "store" / "run", save=None, model=torch.nn.Linear(2, 2), signals=False, background=False)
+
+
+@pytest.mark.parametrize("step", GOOD, ids=lambda one: f"{type(one).__name__}")
+def test_a_step_is_whatever_has_an_index(ckpt: relight.Checkpointer, step: Any) -> None:
+    """A counter of NumPy's or torch's is a step: it becomes an int where it comes in, in every call that takes one."""
+    with ckpt:
+        ckpt.step(step, micro_step=step, loss=1.0)
+        ckpt.save(step, micro_step=step)
+        assert not ckpt.skips(step)
+        ckpt.save(step)
+        assert ckpt.restore(step) == 4
+    url = ckpt.places[0] + "/run"
+    for found in (relight.open(url).checkpoints()[-1].step, relight.save(url, {"w": torch.ones(1)}, step=step).step):
+        assert found == 3 and type(found) is int
+    assert "w" in relight.load(url, step)
+    relight.open(url).tag("good", step)
+
+
+@pytest.mark.parametrize("step", BAD, ids=lambda one: type(one).__name__)
+def test_anything_else_is_refused_at_once(ckpt: relight.Checkpointer, step: Any) -> None:
+    """A float, a text, a bool or a negative number is a ``ConfigError`` at the call, with a way out, and never a failed save."""
+    calls: list[Callable[[], Any]] = [
+        lambda: ckpt.step(step), lambda: ckpt.save(step), lambda: ckpt.skips(step),
+        lambda: relight.save(ckpt.places[0] + "/other", {"w": torch.ones(1)}, step=step),
+    ]  # fmt: skip
+    if step is not None:
+        calls += [lambda: ckpt.step(3, micro_step=step), lambda: ckpt.save(3, micro_step=step)]
+    for call in calls:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert caught.value.hint
+        assert "step" in caught.value.where
+    ckpt.close()
+    assert not Path(ckpt.places[0]).exists() or not relight.open(ckpt.places[0]).runs
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, 1.5, True, float("nan"), np.float32(1), np.int8(1), np.bool_(True), np.array(1.0), torch.tensor(1), torch.tensor(1.0), torch.tensor([1.0]),
+     torch.tensor(1.0, requires_grad=True), torch.tensor(True), Decimal("1.5"), Fraction(1, 2)],
+    ids=lambda one: f"{type(one).__name__}-{one}",
+)  # fmt: skip
+def test_numbers_are_metrics(ckpt: relight.Checkpointer, value: Any) -> None:
+    """Every kind of number is a metric, and is stored as a float."""
+    with ckpt:
+        ckpt.step(0, loss=value)
+        assert ckpt.save(1, metrics={"loss": value})
+    stored = relight.open(ckpt.places[0] + "/run").checkpoints()[-1].body.metrics["loss"]
+    plain = float(value.detach() if isinstance(value, torch.Tensor) else value)
+    assert float(stored) == plain or plain != plain
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0.5", b"1", None, [1.0], {}, torch.ones(2), torch.empty(0), torch.tensor(1j), torch.empty((), device="meta"), np.ones(2), np.str_("x"),
+     np.complex64(1), 1j, 10**400, object(), Unshowable()],
+    ids=lambda one: type(one).__name__,
+)  # fmt: skip
+def test_what_is_no_number_is_refused_by_its_name(ckpt: relight.Checkpointer, value: Any) -> None:
+    """A metric that no save could store is refused at ``step()``, not hours later by the save that reads it."""
+    calls: list[Callable[[], Any]] = [
+        lambda: ckpt.step(0, val=value), lambda: ckpt.save(0, metrics={"val": value}),
+        lambda: relight.save(ckpt.places[0] + "/other", {"w": torch.ones(1)}, step=1, metrics={"val": value}),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ConfigError, match="'val'"):
+            call()
+    with pytest.raises(ConfigError, match="metrics= is a dict"):
+        ckpt.save(0, metrics=[1.0])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="name is a text"):
+        ckpt.save(0, metrics={1: 1.0})  # type: ignore[dict-item]
+    ckpt.close()
+
+
+@pytest.mark.parametrize("options", [{"tag": 7}, {"tag": np.int64(7)}, {"tag": ["a"]}, {"reason": 3}, {"reason": "a\nb"}, {"reason": "a\ud800"}], ids=str)
+def test_a_tag_and_a_reason_are_texts(ckpt: relight.Checkpointer, options: dict[str, Any]) -> None:
+    """What a record could not hold is refused before the save begins."""
+    with pytest.raises(ConfigError):
+        ckpt.save(0, **options)
+    ckpt.close()
+
+
+def heard_while(call: Callable[[], Any]) -> list[Event]:
+    """The failed saves that were reported meanwhile."""
+    heard: list[Event] = []
+    undo = subscribe(heard.append)
+    try:
+        call()
+    finally:
+        undo()
+    return [one for one in heard if one.name == "save.failed"]
+
+
+@pytest.mark.parametrize("fault", [TypeError, AttributeError, AssertionError, KeyError, IndexError, NameError, ValueError, ZeroDivisionError])
+def test_a_fault_in_our_code_is_named_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: type[Exception]
+) -> None:
+    """It is reported with its traceback, not retried, and does not stop training; the next save is made."""
+    calls: list[int] = []
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        namespace: dict[str, Any] = {"fault": fault}
+        exec(compile("def inside():\n    raise fault('planted')", commit_save.__file__, "exec"), namespace)  # a frame of that file
+        return namespace["inside"]()
+
+    model = torch.nn.Linear(2, 2)
+    with relight.Checkpointer(tmp_path / "run", save=None, model=model, on_failure="retry", signals=False, background=False) as ckpt:
+        with monkeypatch.context() as there:
+            there.setattr(commit_save, "encode_root", fails)
+            heard = heard_while(lambda: ckpt.save(0))
+        assert ckpt.save(1)
+    assert len(calls) == 1, "a fault in code is not retried"
+    assert [one.fields["kind"] for one in heard] == ["internal"]
+    said = caplog.text
+    assert "internal error in Relight" in said and fault.__name__ in said and "commit/save.py" in said and "report this traceback" in said
+    assert "trying again" not in said
+    assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [1]
+
+
+def test_a_store_that_fails_is_still_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distinction does not cost a retry: what a store raises goes through ``on_failure``."""
+    calls: list[int] = []
+    real = commit_save.encode_root
+
+    def once(root: Any) -> bytes:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(5, "planted")
+        return real(root)
+
+    monkeypatch.setattr(commit_save, "encode_root", once)
+    with relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", background=False) as ckpt:
+        heard = heard_while(lambda: ckpt.save(0))
+    assert len(calls) >= 2 and [one.fields["kind"] for one in heard] == ["save_failed"]
+
+
+def test_a_caller_that_asked_to_stop_is_stopped_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``on_failure="raise"`` raises the ``InternalError`` itself: a store did not fail, and yet there is no checkpoint."""
+    monkeypatch.setattr(commit_save, "encode_root", lambda root: int(None))  # type: ignore[call-overload]
+    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="raise", background=False, signals=False)
+    with pytest.raises(SaveFailed) as foreign:
+        ckpt.save(0)
+    cause = foreign.value.__cause__
+    assert isinstance(cause, SaveFailed) and not cause.retryable and Path(__file__).name in cause.what, "a fault of other code names its line"
+    monkeypatch.setattr(commit_save, "encode_root", type("Encoder", (), {"__call__": staticmethod(operator.index)})())
+    with pytest.raises(InternalError, match="TypeError"):
+        ckpt.save(1)
+    ckpt._finish()
+
+
+def test_a_fault_in_the_agent_keeps_its_kind_and_traceback(tmp_path: Path) -> None:
+    """What the agent reports of a fault in code is an ``InternalError`` at the trainer, with the same lines."""
+    try:
+        writing._failed(1, "x", 3)  # type: ignore[arg-type] # no error has such a type
+    except AttributeError as error:
+        report = writing._failed(1, "x", error)
+    kind, what, _, hint, retryable, details = report.error or ("", "", "", "", True, [])
+    assert (kind, retryable) == ("internal", False) and "AttributeError" in what and "traceback" in hint
+    assert any("errors.py" in one for one in details)
+
+
+def test_errors_of_the_machine_are_no_faults() -> None:
+    """A certificate's error is a ``ValueError``, too; a library's RuntimeError is no fault of ours; an error of ours stays what it is."""
+    import ssl
+
+    assert isinstance(known(ssl.SSLCertVerificationError(1, "expired")), SaveFailed)
+    assert known(RuntimeError("CUDA error")).retryable
+    kept: RelightError = ConfigError("x")
+    assert known(kept) is kept
