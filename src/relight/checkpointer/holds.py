@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relight.capture import capture
@@ -33,6 +33,8 @@ class Holds:
     _last_step: int | None
     _last_micro_step: int | None
     """The micro-batch that ended last, if the last step is not over."""
+    _metadata: dict[str, Any]
+    _environment: Callable[[], dict[str, Any]] | None
 
     @property
     def _last_saved_step(self) -> int | None:
@@ -93,3 +95,10 @@ class Holds:
         if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
             raise ConfigError(f"{SPLIT} is a whole number from 1 on, not {text[:40]!r}")
         return int(text)
+
+    def _surroundings(self) -> dict[str, Any]:
+        return self._environment() if self._environment is not None else {}
+
+    def _user(self, micro_step: int | None) -> dict[str, Any]:
+        words = self._ranks.words if self._ranks is not None else {}
+        return {**self._metadata, **words, **({} if micro_step is None else {"relight.micro_step": micro_step})}

@@ -347,9 +347,6 @@ class Checkpointer(Holds):
             self._signals.install()
         self._looked_over = True
 
-    def _surroundings(self) -> dict[str, Any]:
-        return self._environment() if self._environment is not None else {}
-
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
             refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
@@ -533,10 +530,6 @@ class Checkpointer(Holds):
         if not quiet:
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save
-
-    def _user(self, micro_step: int | None) -> dict[str, Any]:
-        words = self._ranks.words if self._ranks is not None else {}
-        return {**self._metadata, **words, **({} if micro_step is None else {"relight.micro_step": micro_step})}
 
     def _commit(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
         attempt = self._take_charge()
