@@ -15,6 +15,7 @@ import torch
 
 import relight
 from relight.agent import writing
+from relight.checkpointer import background
 from relight.commit import save as commit_save
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, known
 from relight.format.names import STEP_MAX
@@ -22,7 +23,7 @@ from relight.observe import Event, subscribe
 
 
 class Count:
-    """An integer type of somebody's own."""
+    """An integer type of the caller's own."""
 
     def __index__(self) -> int:
         return 3
@@ -162,9 +163,9 @@ def test_a_fault_in_our_code_is_named_as_one(
         assert ckpt.save(1)
     assert len(calls) == 1, "a fault in code is not retried"
     assert [one.fields["kind"] for one in heard] == ["internal"]
-    said = caplog.text
-    assert "internal error in Relight" in said and fault.__name__ in said and "commit/save.py" in said and "report this traceback" in said
-    assert "trying again" not in said
+    text = caplog.text
+    assert "internal error in Relight" in text and fault.__name__ in text and "commit/save.py" in text and "report this traceback" in text
+    assert "trying again" not in text
     assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [1]
 
 
@@ -218,3 +219,16 @@ def test_errors_of_the_machine_are_no_faults() -> None:
     assert known(RuntimeError("CUDA error")).retryable
     kept: RelightError = ConfigError("x")
     assert known(kept) is kept
+
+
+def test_a_fault_on_the_way_to_the_agent_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A save in the background that fails in the trainer, before the agent has it, is an ``InternalError`` too; training continues."""
+    with relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", signals=False, background=True) as ckpt:
+        ckpt.save(0)
+        with monkeypatch.context() as there:
+            there.setattr(background, "encode_tree", type("Encoder", (), {"__call__": staticmethod(operator.index)})())
+            failed = ckpt.save(1)
+        assert isinstance(failed.error, InternalError) and "checkpointer/background.py" in str(failed.error)
+        assert "trying again" not in caplog.text
+        assert ckpt.save(2)
+    assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [0, 2]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import relight
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
-from relight.interop.frameworks import loaders_in, needed, numbers, read_as_file, write_as_file
+from relight.interop.dcp import StorageWriter
+from relight.interop.frameworks import checkpointer_options, loaders_in, needed, numbers, read_as_file, save_options, write_as_file
 
 PLUGINS = {
     "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate", "deepspeed_engine": "deepspeed",
@@ -70,3 +72,38 @@ def test_loaders_are_found_in_containers() -> None:
     """In dicts and lists, in their order; what has no position to tell is left alone."""
     one, two = (torch.utils.data.DataLoader([1, 2, 3]) for _ in range(2))
     assert loaders_in({"a": one, "b": [two, range(3)]}) == {"data_0": one, "data_1": two}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"save_every": 10}, "save=relight.every(steps=10)"), ({"backgroud": False}, "background=?"), ({"sate": {"a": 1}}, "state=?")],
+)
+def test_a_slip_in_a_plug_ins_options_is_refused(options: dict[str, object], named: str) -> None:
+    """A plug-in hands its options on: a misspelt one is refused where the plug-in is made, as a Checkpointer would."""
+    with pytest.raises(ConfigError) as caught:
+        checkpointer_options(options, {})
+    assert named in caught.value.hint
+
+
+def test_a_plug_ins_own_components_and_the_callers_go_together() -> None:
+    """``state=`` of the caller's is added to what a plug-in saves, and neither takes the other's names."""
+    given = checkpointer_options({"state": {"epoch": 0}, "signals": False, "extra": torch.ones(1)}, {"model": 1})
+    assert given["state"] == {"model": 1, "epoch": 0} and given["signals"] is False and "extra" in given
+    for wrong in ({"state": {"model": 2}}, {"state": [1]}):
+        with pytest.raises(ConfigError, match=r"saves 'model' itself|state= is a dict"):
+            checkpointer_options(wrong, {"model": 1})
+
+
+def test_plug_ins_that_save_by_a_function_take_its_options() -> None:
+    """``encrypt=`` is handed to ``relight.save``; others would fail only at the first save."""
+    assert save_options({"encrypt": "file:x"}) == {"encrypt": "file:x"}
+    with pytest.raises(ConfigError, match="'keep' is not an option"):
+        save_options({"keep": 3})
+
+
+def test_dcp_takes_a_step_as_people_have_it(tmp_path: Path) -> None:
+    """``StorageWriter`` takes an integer of any kind, and refuses what no save could record."""
+    assert StorageWriter(tmp_path / "run", step=torch.tensor(7)).step == 7  # type: ignore[arg-type]
+    for wrong in ({"step": 7.0}, {"step": -1}, {"step": 7, "metrics": {"loss": "x"}}):
+        with pytest.raises(ConfigError):
+            StorageWriter(tmp_path / "run", **wrong)  # type: ignore[arg-type]

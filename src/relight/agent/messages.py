@@ -129,8 +129,8 @@ class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 def words_of(error: BaseException, where: str = "") -> tuple[str, str, str, str, bool, list[str]]:
     """Return an error as a report holds it. A fault in code keeps its kind and traceback: it must not look like a store's failure."""
-    said = known(error, where)
-    return said.kind, said.what, said.where, said.hint, said.retryable, list(said.details)
+    found = known(error, where)
+    return found.kind, found.what, found.where, found.hint, found.retryable, list(found.details)
 
 
 class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):

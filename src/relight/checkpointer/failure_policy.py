@@ -17,7 +17,7 @@ class Failures:
     raise_after: int | None = None
 
     def tell(self, error: Exception, step: int, turn: int) -> RelightError:
-        """Say that the save at ``step`` has failed at try ``turn``, and what comes next; the error as one of ours.
+        """Report that the save at ``step`` failed at try ``turn``, and what follows. Return the error as one of ours.
 
         A fault in code is named as such, with its traceback, and has no retry: the same state would meet the same fault. It does not stop
         training, which is not at fault and may end well. It counts for ``raise_after``: a caller who asked to stop without checkpoints
@@ -25,7 +25,7 @@ class Failures:
         """
         failed = known(error, f"step {step}")
         retried = turn < self.retries and may_retry(failed)
-        ahead = "trying again" if retried else "training goes on; the next save will be tried as usual"
+        ahead = "trying again" if retried else "training continues; the next save will be tried as usual"
         emit("save.failed", f"the save at step {step} failed: {failed}\n  {ahead}", step=step, kind=failed.kind, turn=turn)
         return failed
 

@@ -52,7 +52,7 @@ class Holds:
     def __setitem__(self, name: str, value: object) -> None:
         """Set a component that is a plain value."""
         if name not in self._components:
-            raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: {name}=…")
+            raise ConfigError(f"no component {name!r}", hint=f"give it to the Checkpointer first: state={{{name!r}: …}}")
         self._components[name] = value
 
     @property

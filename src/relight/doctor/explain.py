@@ -202,7 +202,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         r"\bInternalError\b|internal error in Relight",
         "internal",
         "a fault in Relight's own code; the store did not fail",
-        "report the traceback; training goes on, saves are tried again",
+        "report the traceback; training continues, later saves are tried",
         "relight doctor RUN",
     ),
     _of(

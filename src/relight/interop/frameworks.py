@@ -85,7 +85,7 @@ def write_as_file(path: str | os.PathLike[str], value: object, step: int, option
     before is there until then, and not afterwards."""
     run = Path(path) / "run"
     save(run, {"file": value}, step=step, **options)
-    Store(run, **options).prune(keep(last=1))
+    Store(run, **options).prune(keep(last=1, prune_abandoned=True))  # a file that is written over has no older version
 
 
 def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:

@@ -41,7 +41,7 @@ class Transport(CheckpointTransport[Any]):
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
         """Durable when it returns, for however many are behind."""
         save(self._run, {"torchft": state_dict}, step=step, **self._options)
-        Store(self._run, **self._options).prune(keep(last=2))
+        Store(self._run, **self._options).prune(keep(last=2, prune_abandoned=True))  # each save stands alone: none continues another
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """What was sent for ``step``, on the CPU. Waits for it, no longer than ``timeout``: ``StoreUnavailable`` then."""
