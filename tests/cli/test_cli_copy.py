@@ -104,7 +104,7 @@ def test_training_at_the_destination_is_not_fenced(relight, runs: Path) -> None:
     store = open_bytes(runs.parent / "backup")
     attempt = Attempt.begin(store, "demo")
     attempt.save(request(9))
-    assert relight("cp", "runs/demo", "backup/demo").code == 0
+    assert relight("cp", "runs/demo", "backup/demo", "--force").code == 0
     attempt.save(request(500))
     assert [one.step for one in open_run(store, "demo").history().live] == [9, 299, 500]
     assert open_run(store, "demo").history().live[1].epoch == attempt.epoch
@@ -135,7 +135,7 @@ def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
     """An older step behind a newer one would be resumed from: that has to be said."""
     answer = relight("cp", "runs/baseline", "runs/demo")
     assert answer.code == 2
-    assert "--as-newest" in answer.err
+    assert "holds another history" in answer.err and "--force" in answer.err
     assert len(ids(runs)) == 4
     assert relight("cp", "runs/baseline", "runs/demo", "--as-newest").code == 0
     assert relight("show", "runs/demo", "--json").json["step"] == 99
@@ -278,10 +278,11 @@ def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
 
 
 def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs: Path) -> None:
-    """Planned at step 9 of the destination, which trains: nothing is committed, nothing left."""
+    """Planned at step 99 of the destination, which trains: nothing is committed, nothing left."""
     store = open_bytes(runs.parent / "backup")
+    first = Run(open_bytes(runs), "demo")
+    execute_copy(plan_copy(first, first.history().live[:1], store, "demo"))
     attempt = Attempt.begin(store, "demo")
-    attempt.save(request(9))
     source = Run(open_bytes(runs), "demo")
     plan = plan_copy(source, source.history().live[-1:], store, "demo")
     saved: list[int] = []
@@ -291,8 +292,54 @@ def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs:
             saved.append(500)
             attempt.save(request(500))
 
-    with pytest.raises(LeaseHeld, match="is at step 500 by now"):
+    with pytest.raises(LeaseHeld, match="changed meanwhile"):
         execute_copy(plan, progress=trains)
-    assert saved and [one.step for one in open_run(store, "demo").history().live] == [9, 500]
+    assert saved and [one.step for one in open_run(store, "demo").history().live] == [99, 500]
     execute_copy(plan_copy(source, source.history().live[-1:], store, "demo", as_newest=True))
-    assert [one.step for one in open_run(store, "demo").history().live] == [9, 500, 299]
+    assert [one.step for one in open_run(store, "demo").history().live] == [99, 500, 299]
+
+
+@pytest.mark.parametrize("step", [99, 299, 400])
+def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs: Path, step: int) -> None:
+    """Ids decide whether a copy continues the destination's history: an equal or a later step of another run does not."""
+    Attempt.begin(open_bytes(runs), "other").save(request(step))
+    mine = ids(runs)[-1]
+    for command in (("cp", "runs/other", "runs/demo"), ("push", "runs/other", "runs/demo"), ("pull", "runs/other", "runs/demo")):
+        answer = relight(*command)
+        assert answer.code == 2 and "holds another history" in answer.err and mine in answer.err, answer.err
+        assert len(ids(runs)) == 4
+    theirs = ids(runs, "other")[0]
+    told = relight("cp", "runs/other", "runs/demo", "--force", "--dry-run", "--json")
+    assert told.json["changes"]["only_there"] == [{"id": one, "step": at} for one, at in zip(ids(runs), [99, 199, 249, 299], strict=True)]
+    answer = relight("cp", "runs/other", "runs/demo", "--force")
+    assert answer.code == 0 and len(ids(runs)) == 5
+    assert all(f"({one}); it stays" in answer.err for one in ids(runs)[:4])
+    assert f"was step 299 ({mine}), and becomes step {step} (a copy of {theirs})" in answer.err
+
+
+def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(relight, runs: Path) -> None:
+    """A run that went back to an earlier step continues its own history: its copy follows without --force."""
+    assert relight("push", "runs/demo", "backup/").code == 0
+    Attempt.begin(open_bytes(runs), "demo").save(request(250, parents=[ids(runs)[1]]))
+    answer = relight("push", "runs/demo", "backup/demo")
+    assert (answer.code, answer.err) == (0, "")
+    assert ids(runs.parent / "backup") == ids(runs)
+
+
+def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, runs: Path) -> None:
+    """A new log whose first save names the destination's newest checkpoint as its parent continues the destination's history."""
+    Attempt.begin(open_bytes(runs.parent / "near"), "demo").save(request(300, parents=[ids(runs)[-1]]))
+    assert relight("cp", "near/demo", "runs/demo").code == 0
+    assert relight("show", "runs/demo", "--json").json["step"] == 300
+
+
+def test_histories_that_parted_are_not_joined(relight, runs: Path) -> None:
+    """Two copies of one run that both trained on: neither takes the other's checkpoints without --force."""
+    relight("push", "runs/demo", "backup/")
+    Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(399))
+    Attempt.begin(open_bytes(runs), "demo").save(request(399))
+    for command in (("push", "runs/demo", "backup/demo"), ("pull", "backup/demo", "runs/demo")):
+        answer = relight(*command)
+        assert answer.code == 2 and "went its own way" in answer.err
+    answer = relight("push", "runs/demo", "backup/demo", "--force", "--json").json
+    assert answer["changes"]["relation"] == "apart" and len(answer["changes"]["only_there"]) == 1

@@ -9,12 +9,14 @@ from tests.log.test_log_stale_listings import save
 
 from relight.catalog import Run, open_checkpoint, read_tensors
 from relight.catalog.tiers import announce, drained_to, merge
-from relight.commit import Attempt
+from relight.checkpointer.outwards import read_further
+from relight.commit import Attempt, SaveRequest
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.drain.outwards import residency
-from relight.errors import CorruptCheckpoint, Fenced, StoreUnavailable
-from relight.layout import Bytes
+from relight.errors import ConfigError, CorruptCheckpoint, Fenced, StoreUnavailable
+from relight.format import Leaf, encode_tree
+from relight.layout import Bytes, Item
 from relight.log import Log, fold
 from relight.policy import Keep, Tiers, keep, tier
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
@@ -266,3 +268,33 @@ def test_bytes_a_second_are_bounded(tmp_path: Path) -> None:
     save(attempt, 0)
     ((_, _, size, seconds),) = drain(attempt.store, "run").copied
     assert seconds >= 0.05 and size > 100
+
+
+def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_there(tmp_path: Path) -> None:
+    """A tier with checkpoints of another history, trained there or copied there, is neither fenced, copied to, nor merged."""
+    other = Attempt.begin(LocalStore(tmp_path / "far"), "run")
+    save(other, 50)
+    near = Attempt.begin(LocalStore(tmp_path / "near"), "run")
+    save(near, 10)
+    begin(tmp_path)
+    assert isinstance(drain(LocalStore(tmp_path / "near"), "run").errors["far"], Fenced)
+    source = Run(LocalStore(tmp_path / "far"), "run")
+    copying.execute_copy(copying.plan_copy(source, source.history().live, LocalStore(tmp_path / "copied"), "run"))
+    begin(tmp_path, far={"copied": None})
+    report = drain(LocalStore(tmp_path / "near"), "run")
+    assert isinstance(report.errors["copied"], ConfigError) and "holds another run" in report.errors["copied"].what
+    assert live(tmp_path, "far") == live(tmp_path, "copied") == [50]
+    save(other, 51)  # not fenced
+    _, merged, errors = residency(LocalStore(tmp_path / "near"), "run")
+    assert [one.step for one in merged.history.live] == [10] and isinstance(errors[1], ConfigError)
+    with pytest.raises(ConfigError, match="holds another run"):
+        read_further([("far", LocalStore(tmp_path / "far"), "run")], Run(LocalStore(tmp_path / "near"), "run").history())
+
+
+def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path: Path) -> None:
+    """A new near log whose first save names the far tier's checkpoint as its parent is drained there."""
+    far = save(Attempt.begin(LocalStore(tmp_path / "far"), "run"), 50)
+    item = Item("t", "uint8", (4,), "param", Bytes(bytes(4)), None, True)
+    begin(tmp_path).save(SaveRequest(step=60, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item], parents=[far]))
+    report = drain(LocalStore(tmp_path / "near"), "run")
+    assert not report.errors and live(tmp_path, "far") == [50, 60]

@@ -16,6 +16,7 @@ from relight.format.records import Body, CommitBody, FenceBody, NoteBody
 from relight.keys import Guard
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
+from relight.log.related import are_unrelated
 from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, NOW, PACE_TOPIC, Group, Pace, Tier, decode_tiers, encode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
@@ -125,6 +126,17 @@ def open_tier(tier: Tier, guard: Guard) -> tuple[ByteStore, str]:
     return open_bytes(url, guard=guard), run
 
 
+def check_same_run(near: History, reach: Reach) -> None:
+    """``ConfigError`` if a further tier holds checkpoints of another run than ``near``: merged, one would be resumed as the other."""
+    if reach.error is None and are_unrelated(near, far := reach.history):
+        raise ConfigError(
+            f"tier {reach.name} holds another run: its {len(far.live)} checkpoints up to step {far.live[-1].step}, and the "
+            f"{len(near.live)} of the nearest tier up to step {near.live[-1].step}, share none",
+            where=f"{reach.store.url.rstrip('/')}/{reach.run}",
+            hint="give the tier a place of its own, or the run another name",
+        )
+
+
 def merge(histories: Sequence[History]) -> Merged:
     """One order for all of them, nearest tier first: what a further tier alone has comes right behind what came before it there, and
     before what a later attempt saved.
@@ -183,8 +195,17 @@ def _notes(history: History, topic: str) -> list[NoteBody]:
 def reach_all(store: ByteStore, run: str) -> list[Reach]:
     """Every tier of the run, nearest first, as the nearest one's log tells which there are."""
     near = read_tier("", store, run)
-    further = [read_tier(tier.name, *open_tier(tier, guard_of(store))) for tier in tiers_of(near.history)]
+    further = [_same_run(near.history, read_tier(tier.name, *open_tier(tier, guard_of(store)))) for tier in tiers_of(near.history)]
     return [near._replace(name=nearest_name(near.history)), *further]
+
+
+def _same_run(near: History, reach: Reach) -> Reach:
+    """``reach``, or the error that its checkpoints are another run's, so that they are merged into no listing, scrub or restore."""
+    try:
+        check_same_run(near, reach)
+    except ConfigError as error:
+        return reach._replace(view=None, error=error)
+    return reach
 
 
 def _named(one: Checkpoint, key: str) -> CommitBody:

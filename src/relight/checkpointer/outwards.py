@@ -10,15 +10,15 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from relight.catalog.tiers import Further, Reach, announce, attempt_name, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import Further, Reach, announce, attempt_name, check_same_run, open_tier, read_tier, tiers_of
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
-from relight.errors import RelightError, StoreUnavailable
+from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.format.records import NoteBody
 from relight.keys import Guard
-from relight.log import Log, fold
+from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
 from relight.policy.adaptive import is_routine
@@ -35,14 +35,19 @@ def open_further(tiers: Tiers | None, guard: Guard) -> Sequence[Further]:
     return [(tier.name, *open_tier(tier, guard)) for tier in (tiers.further if tiers is not None else ())]
 
 
-def read_further(further: Sequence[Further], here_is_empty: bool) -> list[Reach]:
-    """What each has. One that does not answer is told of; ``StoreUnavailable`` if it might hold the only checkpoints there are."""
+def read_further(further: Sequence[Further], near: History) -> list[Reach]:
+    """What each has. One that does not answer is told of; ``StoreUnavailable`` if it might hold the only checkpoints there are.
+
+    ``ConfigError`` if a tier holds another run's checkpoints.
+    """
     reaches = [read_tier(*one) for one in further]
+    for reach in reaches:
+        check_same_run(near, reach)
     for reach in reaches:
         if reach.error is not None:
             emit("tier.silent", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
     silent = [reach for reach in reaches if reach.error is not None]
-    if silent and here_is_empty and not any(reach.history.live for reach in reaches):
+    if silent and not near.live and not any(reach.history.live for reach in reaches):
         raise StoreUnavailable(
             f"the nearest tier has no checkpoint, and {', '.join(reach.name for reach in silent)} may have some, but does not answer",
             where=silent[0].store.url,
@@ -83,7 +88,10 @@ class Outwards:
         for tier in self._tiers[1:]:
             try:
                 store, run = open_tier(tier, guard_of(attempt.store))
+                check_same_run(history, read_tier(tier.name, store, run))
                 take_over(Log(store, run), name)
+            except ConfigError:
+                raise
             except RelightError as error:
                 emit("tier.silent", f"tier {tier.name}: {error}; it is tried again behind each save", tier=tier.name, kind=error.kind)
 

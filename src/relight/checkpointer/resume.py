@@ -115,7 +115,7 @@ def _walk(
             if ranks is None or leads == (ranks.world.rank == 0):  # the first one first: what it sees, the others then see as well
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                     view = Log(store, run).read()
-                behind = read_further(further, view is None or not fold(view).live)
+                behind = read_further(further, fold(view) if view is not None else History())
                 refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
     if view is None and ranks is None and not further:
         return result

@@ -201,7 +201,7 @@ def _listed(
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                 view = Log(store, run).read()
             near = _looked(view, result) if view is not None else History()
-            behind = read_further(further, not near.live)
+            behind = read_further(further, near)
             refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
             places = [Reach("store", store, run, view), *behind]
             merged = merge([place.history for place in places]) if further else Merged(near, {one.id: [Copy(0, one)] for one in near.live})

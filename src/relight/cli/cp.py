@@ -10,7 +10,7 @@ import click
 from relight.catalog.find import resolve
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import emit_json, escape, paint, plural, progress, size
+from relight.cli.output import emit_json, escape, paint, plural, progress, size, warn
 from relight.errors import ConfigError
 from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 
@@ -20,11 +20,13 @@ from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 @click.argument("destination")
 @click.option("--which", multiple=True, help="Which, again and again: an id, a step, a tag, 'latest' or 'best'.")
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
-@click.option("--as-newest", is_flag=True, help="Also if the destination's run is further on: it will resume from the copy.")
+@click.option(
+    "--force", "--as-newest", "force", is_flag=True, help="Copy into a run with another history: it will resume from the copy."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
 @json_option
 def command(
-    source: str, destination: str, which: tuple[str, ...], everything: bool, as_newest: bool, dry_run: bool, as_json: bool
+    source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool
 ) -> int:
     """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
 
@@ -43,23 +45,49 @@ def command(
     chosen = found.history.live if everything else [resolve(found.history, one) for one in which] or [found.choose(None)]
     place = locate_destination(destination, found.run.name)
     assert place.run is not None
-    plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=as_newest)
+    plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=force)
+    warn_of_change(plan, dry_run)
     if dry_run:
         _say_plan(plan, as_json)
         return 0
     with progress("copying", plan.bytes) as meter:
         report = execute_copy(plan, progress=meter)
     if as_json:
-        emit_json({"to": _to(plan), **_to_dict(report)})
+        emit_json({"to": _to(plan), **_to_dict(report), "changes": changes_of(plan)})
     else:
         _say_report(plan, report)
     return 1 if report.damaged else 0
 
 
+def warn_of_change(plan: CopyPlan, dry_run: bool) -> None:
+    """Report on stderr, before anything is copied, what a forced copy changes at the destination."""
+    found = plan.changes
+    if found is None:
+        return
+    for one in found.only_there[:10]:
+        warn(f"only {_shown(plan)} has step {one.step} ({one.id}); it stays")
+    if len(found.only_there) > 10:
+        warn(f"… and {len(found.only_there) - 10} more that the source has not; they stay")
+    would = "would become" if dry_run else "becomes"
+    before, after = found.before, found.after
+    warn(f"latest of {_shown(plan)} was step {before.step} ({before.id}), and {would} step {after.step} (a copy of {after.id})")
+
+
+def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
+    """For JSON: what a forced copy changes at the destination; None if its history continues."""
+    found = plan.changes
+    if found is None:
+        return None
+    return {
+        "relation": found.relation, "latest_before": found.before.id, "latest_after": found.after.id,
+        "only_there": [{"id": one.id, "step": one.step} for one in found.only_there],
+    }  # fmt: skip
+
+
 def _say_plan(plan: CopyPlan, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.checkpoints]
     if as_json:
-        emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there)})
+        emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there), "changes": changes_of(plan)})
         return
     for row in rows:
         click.echo(f"{row['id']}  step {row['step']:<9}  {size(row['bytes']):>9}")

@@ -17,9 +17,10 @@ from relight.cli.output import emit_json, escape, facts_list, plural, progress, 
 @click.argument("run", metavar="RUN")
 @click.option("--dry-run", is_flag=True, help="Only say what is there, and what would come in.")
 @click.option("--step", type=click.IntRange(min=0), help="Its step, if the source says none or another.")
+@click.option("--force", is_flag=True, help="Also if the run has another history: it will resume from the import.")
 @click.option("--only", multiple=True, metavar="GLOB", help="Only what matches, such as 'model/*'; again and again.")
 @json_option
-def command(source: str, run: str, dry_run: bool, step: int | None, only: tuple[str, ...], as_json: bool) -> None:
+def command(source: str, run: str, dry_run: bool, step: int | None, force: bool, only: tuple[str, ...], as_json: bool) -> None:
     """Bring a checkpoint of another framework in, as one of RUN.
 
     SOURCE is a file or a folder, here or in a bucket: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate,
@@ -58,7 +59,7 @@ def command(source: str, run: str, dry_run: bool, step: int | None, only: tuple[
     place = locate_destination(run, os.path.splitext(found.files.name)[0] or "imported")
     assert place.run is not None
     with progress("importing", total) as meter:
-        report = bring_in(found, place.store, place.run, step=step, which=only, progress=meter)
+        report = bring_in(found, place.store, place.run, step=step, which=only, progress=meter, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
     if as_json:
         emit_json({**facts, "to": to, "id": report.id, "step": report.step, "there": report.there, "seconds": round(report.seconds, 3)})

@@ -11,14 +11,14 @@ from relight.cli.push import exchange
 @click.command("pull")
 @click.argument("remote")
 @click.argument("run")
-@click.option("--force", is_flag=True, help="Move tags that are on other checkpoints there.")
+@click.option("--force", is_flag=True, help="Also into a run with another history, and move tags that are on others there.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
 @json_option
 def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) -> int:
     """Bring RUN, or a store, all that REMOTE has and it lacks: checkpoints, and the tags on them.
 
-    Every byte is verified on the way. Said again after an interruption, it goes on where it was. What is further on at the other
-    end is not put back. Exit code 1 if something was damaged, or a tag stays where it is.
+    Every byte is verified on the way. Said again after an interruption, it goes on where it was. A run with another
+    history is refused without --force. Exit code 1 if something was damaged, or a tag stays where it is.
 
     \b
     Examples:

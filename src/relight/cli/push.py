@@ -8,6 +8,7 @@ import click
 
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option, open_run_at
+from relight.cli.cp import changes_of, warn_of_change
 from relight.cli.output import emit_json, escape, paint, plural, progress, size, warn
 from relight.errors import ConfigError
 from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_push
@@ -16,14 +17,14 @@ from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_pu
 @click.command("push")
 @click.argument("run")
 @click.argument("remote")
-@click.option("--force", is_flag=True, help="Move tags that are on other checkpoints there.")
+@click.option("--force", is_flag=True, help="Also into a run with another history, and move tags that are on others there.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
 @json_option
 def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) -> int:
     """Bring REMOTE, a store or a run in one, all that RUN has and it lacks: checkpoints, and the tags on them.
 
-    Every byte is verified on the way. Said again after an interruption, it goes on where it was. What is further on at the other
-    end is not put back. Exit code 1 if something was damaged, or a tag stays where it is.
+    Every byte is verified on the way. Said again after an interruption, it goes on where it was. A run with another
+    history is refused without --force. Exit code 1 if something was damaged, or a tag stays where it is.
 
     \b
     Examples:
@@ -42,12 +43,12 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
     assert place.run is not None
     plan = plan_push(found.run, place.store, place.run, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
+    warn_of_change(plan.copy, dry_run)
     if dry_run:
         if as_json:
             rows = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.copy.checkpoints]
-            emit_json(
-                {"dry_run": True, "to": to, "copy": rows, "there": len(plan.copy.there), "tags": [one._asdict() for one in plan.tags]}
-            )
+            facts = {"there": len(plan.copy.there), "tags": [one._asdict() for one in plan.tags], "changes": changes_of(plan.copy)}
+            emit_json({"dry_run": True, "to": to, "copy": rows, **facts})
         else:
             for one in plan.copy.checkpoints:
                 click.echo(f"{one.id}  step {one.step:<9}  {size(one.body.alone_bytes):>9}")
@@ -59,7 +60,7 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
     with progress(f"{done[:4]}ing", plan.copy.bytes) as meter:
         report = execute_push(plan, progress=meter)
     if as_json:
-        emit_json({"to": to, **_facts(report)})
+        emit_json({"to": to, **_facts(report), "changes": changes_of(plan.copy)})
     else:
         _say(plan, report, done, to)
     return 1 if report.copy.damaged or report.refused else 0

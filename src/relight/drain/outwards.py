@@ -11,7 +11,18 @@ from typing import Any
 
 from relight.catalog import Run
 from relight.catalog.diary import level_diaries
-from relight.catalog.tiers import Merged, drained_to, merge, newest_seq, open_tier, pace_of, reach_all, tiers_of
+from relight.catalog.tiers import (
+    Merged,
+    check_same_run,
+    drained_to,
+    merge,
+    newest_seq,
+    open_tier,
+    pace_of,
+    reach_all,
+    read_tier,
+    tiers_of,
+)
 from relight.commit.attempt import take_over
 from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
@@ -95,6 +106,8 @@ class _Way:
             return
         self._attempt = attempts[-1]
         store, run = open_tier(tier, guard_of(self._near.store))
+        if not (there := read_tier(tier.name, store, run)).history.attempts:  # else charge is taken over only from this run's own
+            check_same_run(history, there)
         log = Log(store, run)
         charge = take_over(log, self._attempt, attempts[:-1])
         with contextlib.suppress(RelightError):  # what cannot be written this time is written before the next copy

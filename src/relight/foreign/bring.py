@@ -47,18 +47,21 @@ def bring_in(
     before_commit: Callable[[], None] | None = None,
     user: Mapping[str, Any] | None = None,
     smaller: Smaller | None = None,
+    force: bool = False,
 ) -> ImportReport:
     """Make one checkpoint of ``run`` of it, which is committed when this returns. ``which``: only tensors and components that match.
 
     ``step``: if the source does not say, or says another; else 0. The run is made if there is none; nobody is fenced. Memory: two slabs.
-    ``ConfigError`` if the run is further on already: it would resume from here. ``before_commit`` is called when all bytes are durable, and
-    may wait; what it raises calls the import off. ``user``: more that its root is to say. ``smaller``: how
-    it is stored. In the audit log, if ``RELIGHT_AUDIT`` names one, before anything is written.
+    ``ConfigError`` if the run's newest checkpoint is at a later step, an import of another file at this one, or no import: the run would
+    resume from here. ``force``: import all the same. ``before_commit`` is called when all bytes are durable, and may wait; what it raises
+    calls the import off. ``user``: more that its root is to say. ``smaller``: how it is stored. In the audit log, if ``RELIGHT_AUDIT``
+    names one, before anything is written.
     """
     with audit.told("import", f"{found.path} into {store.url}/{run}"):
         return _bring_in(
-            found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller
-        )
+            found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller,
+            force=force,
+        )  # fmt: skip
 
 
 def _bring_in(
@@ -72,6 +75,7 @@ def _bring_in(
     before_commit: Callable[[], None] | None,
     user: Mapping[str, Any] | None,
     smaller: Smaller | None,
+    force: bool,
 ) -> ImportReport:
     def written() -> None:
         found.files.check_unchanged()
@@ -88,7 +92,7 @@ def _bring_in(
         "digest": hexdigest("\0".join([found.files.digest(), *sorted(which)]).encode()),
     }  # fmt: skip
     log = Log(store, run)
-    there = _there(store, run, told, at)
+    there = _there(store, run, told, at, force, step is not None)
     size = sum(item.source.length for item in planted.items)
     if there is not None:
         return ImportReport(there, at, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
@@ -114,13 +118,14 @@ def _bring_in(
     return ImportReport(report.id, at, size, len(planted.items), planted.left_out, time.monotonic() - started)
 
 
-def _there(store: ByteStore, run: str, told: dict[str, object], step: int) -> str | None:
-    """The checkpoint that an earlier import of the same made; ``ConfigError`` if the run is further on."""
+def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force: bool, named: bool) -> str | None:
+    """The checkpoint that an earlier import of the same made; ``ConfigError`` if the run's newest one does not lead to this one."""
     target = Run(store, run)
     try:
         history = target.history()
     except CheckpointNotFound:
         return None
+    other = ""
     for one in history.live:
         if one.step == step and one.body.reason == "import":
             try:
@@ -129,10 +134,12 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int) -> st
                 continue
             if isinstance(said, dict) and all(said.get(key) == value for key, value in told.items()):
                 return one.id
+            other = str(said.get("name")) if isinstance(said, dict) and said.get("name") != told["name"] and not named else other
     newest = history.live[-1] if history.live else None
-    if newest is not None and newest.step > step:
+    if newest is not None and not force and (newest.step > step or newest.body.reason != "import" or other):
+        made = f"an import of {other[:80]!r}" if other else "an import" if newest.body.reason == "import" else "saved by training"
         raise ConfigError(
-            f"run {run!r} is at step {newest.step}: with an import of step {step} behind it, that is where it would resume",
-            where=store.url, hint="import to a run of its own, or say another step with --step",
+            f"run {run!r} is at step {newest.step} ({newest.id}), {made}: it would resume from the import of step {step} instead",
+            where=store.url, hint="import to a run of its own, name a later step with --step, or pass --force",
         )  # fmt: skip
     return None

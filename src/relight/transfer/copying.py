@@ -37,6 +37,7 @@ from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
 from relight.format.stored import OWN, Stored
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.log.related import CONTINUES, Change, change
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
 from relight.transfer.stored_there import packs_there, there_already
@@ -44,6 +45,7 @@ from relight.transfer.stored_there import packs_there, there_already
 COPIED_FROM = "relight.copied_from"
 """Where a root's user metadata says which store, run and id it is a copy of."""
 BUFFER_BYTES = 8 << 20
+FORCE_HINT = "copy to a run of its own, or pass --force: then the copy becomes its latest checkpoint"
 Progress = Callable[[int], None]
 
 
@@ -57,7 +59,9 @@ class CopyPlan:
     checkpoints: list[Checkpoint]
     there: list[tuple[str, str]]
     as_newest: bool = False
-    """Whether the destination may resume from what is copied, though it was further on."""
+    """Whether the destination may resume from what is copied, though its own history does not lead there."""
+    changes: Change | None = None
+    """What the copy changes at the destination; None if its history simply continues."""
 
     @property
     def bytes(self) -> int:
@@ -80,14 +84,15 @@ def plan_copy(
     """Leave out what a former copy brought already, so that an interrupted copy is gone on with by saying it again. ``again``: what the
     destination had and has pruned is brought once more.
 
-    A run resumes from what was committed last. ``ConfigError`` if a copy would so put the destination back to an earlier step,
-    unless that is what is wanted: ``as_newest``.
+    A run resumes from what was committed last. ``ConfigError`` if the destination's newest checkpoint is not one that the source has or
+    had before the copied ones, unless that is what is wanted: ``as_newest``. Ids decide, not steps.
     """
     target = Run(destination, run)
     try:
         history = target.history()
     except CheckpointNotFound:
         history = History()
+    own = source.history()
     missing: list[Checkpoint] = []
     there: list[tuple[str, str]] = []
     for one in sorted(checkpoints, key=lambda one: one.seq):
@@ -98,14 +103,12 @@ def plan_copy(
             missing.append(one)
         else:
             there.append((one.id, found))
-    newest = history.live[-1] if history.live else None
-    if missing and newest and missing[-1].step < newest.step and not as_newest:
-        raise ConfigError(
-            f"run {run!r} is at step {newest.step}: with a copy of step {missing[-1].step} behind it, that is where it resumes",
-            where=destination.url,
-            hint="copy to a run of its own, or say that it is meant: --as-newest",
-        )
-    return CopyPlan(source, destination, run, missing, there, as_newest)
+    changes = change(own, missing[-1], history) if missing else None
+    if changes is not None and changes.relation == CONTINUES:
+        changes = None
+    if changes is not None and not as_newest:
+        raise ConfigError(f"run {run!r} there {changes.why}", where=destination.url, hint=FORCE_HINT)
+    return CopyPlan(source, destination, run, missing, there, as_newest, changes)
 
 
 def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyReport:
@@ -113,11 +116,10 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
     report = CopyReport([], plan.there, [])
     if not plan.checkpoints:
         return report
-    log = Log(plan.destination, plan.run)
+    log, source = Log(plan.destination, plan.run), plan.source.history()
     log.start()
-    there = {one.id for one in fold(log.read()).live}
     for checkpoint in plan.checkpoints:
-        checks = None if plan.as_newest else partial(_not_back, plan, checkpoint, there, report)
+        checks = None if plan.as_newest else partial(_check_continues, plan, source)
         try:
             opened = plan.source.open(checkpoint)
             report.copied.append((checkpoint.id, copy_one(opened, plan.destination, log, progress, checks=checks)))
@@ -126,14 +128,11 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
     return report
 
 
-def _not_back(plan: CopyPlan, one: Checkpoint, there: set[str], report: CopyReport, now: History) -> None:
-    """``LeaseHeld`` if somebody has saved a later step there since the plan: the run would resume from before it."""
-    newest = now.live[-1] if now.live else None
-    if newest is not None and newest.step > one.step and newest.id not in there | {copy for _, copy in report.copied}:
-        raise LeaseHeld(
-            f"run {plan.run!r} is at step {newest.step} by now: with a copy of step {one.step} behind it, that is where it resumes",
-            where=plan.destination.url, hint="copy to a run of its own, or say that it is meant: --as-newest",
-        )  # fmt: skip
+def _check_continues(plan: CopyPlan, source: History, now: History) -> None:
+    """``LeaseHeld`` if another process has committed there since the plan: the run would resume from the copy instead."""
+    found = change(source, plan.checkpoints[-1], now)
+    if found is not None and found.relation != CONTINUES:
+        raise LeaseHeld(f"run {plan.run!r} there changed meanwhile: it {found.why}", where=plan.destination.url, hint=FORCE_HINT)
 
 
 def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str | None:

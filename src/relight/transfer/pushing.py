@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from relight.catalog import Run
 from relight.catalog.branches import PREFIX
-from relight.errors import CheckpointNotFound, ConfigError
+from relight.errors import CheckpointNotFound
 from relight.log import History
 from relight.store import ByteStore
 from relight.transfer.copying import CopyPlan, CopyReport, Progress, execute_copy, plan_copy
@@ -50,13 +50,10 @@ class PushReport:
 
 
 def plan_push(source: Run, destination: ByteStore, run: str, *, force: bool = False) -> PushPlan:
-    """Everything that is live in ``source``, and neither is nor was there. ``ConfigError`` if the other side is further on: it would resume
-    from what is copied behind that."""
+    """Everything that is live in ``source``, and neither is nor was there. ``ConfigError`` if the other side has gone its own way, or holds
+    another run: it would resume from what is copied. ``force``: copy and move tags all the same."""
     history = source.history()
-    try:
-        copy = plan_copy(source, history.live, destination, run, again=False)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=error.where, hint="it is further on: pull from it first, or use a run of its own") from error
+    copy = plan_copy(source, history.live, destination, run, as_newest=force, again=False)
     there = _history(destination, run)
     known = dict(copy.there)
     tags = [
