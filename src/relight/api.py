@@ -24,6 +24,7 @@ from relight.observe import emit
 from relight.policy import Keep
 from relight.pulse import begins
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
+from relight.run_names import run_name
 from relight.settings.file import take_environment
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import split_run
@@ -134,7 +135,7 @@ class Store:
     @property
     def runs(self) -> list[str]:
         """The names of the runs, or of the one that was opened."""
-        return [self._run] if self._run else list_runs(self._bytes)
+        return [run_name(one) for one in ([self._run] if self._run else list_runs(self._bytes))]
 
     def run(self, name: str | None = None) -> Run:
         """One run, for reading."""

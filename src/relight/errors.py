@@ -27,6 +27,8 @@ import os
 import traceback
 from collections.abc import Sequence
 
+from relight.run_names import shown as shown_names
+
 PROGRAMMING_ERRORS = (TypeError, ValueError, AttributeError, AssertionError, LookupError, NameError, ArithmeticError, NotImplementedError)
 """What faulty code raises. Stores, disks and networks raise ``RelightError`` or ``OSError``."""
 _FRAMES, _SHOWN_MAX = 8, 60
@@ -48,20 +50,20 @@ class RelightError(Exception):
         details: Sequence[str] = (),
         retryable: bool | None = None,
     ) -> None:
-        self.what = what
-        self.where = where
-        self.hint = hint
-        self.details = tuple(details)
+        self.what = shown_names(what)
+        self.where = shown_names(where)
+        self.hint = shown_names(hint)
+        self.details = tuple(shown_names(one) for one in details)
         if retryable is not None:
             self.retryable = retryable
         super().__init__(str(self))
 
     def __str__(self) -> str:
         lines = [f"{self.what}" + (f" [{self.where}]" if self.where else "")]
-        shown = self.details[:20]
-        lines += [f"  - {detail}" for detail in shown]
-        if len(self.details) > len(shown):
-            lines.append(f"  … and {len(self.details) - len(shown)} more")
+        first = self.details[:20]
+        lines += [f"  - {detail}" for detail in first]
+        if len(self.details) > len(first):
+            lines.append(f"  … and {len(self.details) - len(first)} more")
         if self.hint:
             lines.append(f"  → {self.hint}")
         return "\n".join(lines)

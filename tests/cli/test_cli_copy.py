@@ -84,7 +84,7 @@ def test_no_store_is_made_around_what_is_there(relight, runs: Path) -> None:
     """A directory or file that is neither store nor run is refused, and so are names that no run may have."""
     Path("plain").mkdir()
     Path("file").write_text("x")
-    for destination in ("plain", "file", "backup/log", "backup/a b", "backup/..x/.y"):
+    for destination in ("plain", "file", "backup/log", "backup/a ", "backup/a\tb", "backup/..x/.y"):
         answer = relight("cp", "runs/demo", destination)
         assert (answer.code, answer.out) == (2, ""), destination
     assert not Path("relight.json").exists()
@@ -137,7 +137,7 @@ def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
     assert answer.code == 2
     assert "holds another history" in answer.err and "--force" in answer.err
     assert len(ids(runs)) == 4
-    assert relight("cp", "runs/baseline", "runs/demo", "--as-newest").code == 0
+    assert relight("cp", "runs/baseline", "runs/demo", "--force").code == 0
     assert relight("show", "runs/demo", "--json").json["step"] == 99
 
 
@@ -145,7 +145,7 @@ def test_what_was_pruned_there_comes_under_a_new_id_once(relight, runs: Path) ->
     """No id is committed twice; the copy is known again by where it says it came from."""
     relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "299")
     relight("prune", "backup/demo", "--keep-last", 1, "--yes")
-    answer = relight("cp", "runs/demo@99", "backup/demo", "--as-newest")
+    answer = relight("cp", "runs/demo@99", "backup/demo", "--force")
     first = ids(runs)[0]
     assert f"{first} is " in answer.out
     new = ids(runs.parent / "backup")[-1]
@@ -176,7 +176,7 @@ def test_damage_is_not_copied_and_does_not_stop_the_others(relight, runs: Path, 
     assert f"DAMAGED  {ids(runs)[1]} was not copied: " in answer.out
     assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 249, 299]
     assert len(list((runs.parent / "backup/demo").iterdir())) == 4
-    found = relight("cp", "runs/demo@good", "backup/demo", "--json", "--as-newest")
+    found = relight("cp", "runs/demo@good", "backup/demo", "--json", "--force")
     assert (found.code, [one["kind"] for one in found.json["damaged"]]) == (1, ["corrupt"])
 
 

@@ -14,6 +14,7 @@ from relight.catalog import Run, resolve
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, UnsafeContent
 from relight.format import encode_tree
+from relight.format.names import is_run_name
 from relight.layout import Bytes, Item
 from relight.store import LocalStore, MemoryStore
 
@@ -136,16 +137,26 @@ def test_a_step_out_of_range_is_refused(step: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../x", "/etc", "a/b", "a\0b", "-rf", ".x", "log", "a" * 129, "a\n", "é", "\x1b[31m", "a\\b", "%2e", "a b"],
+    ["", ".", "..", "../x", "/etc", "a/b", "a\0b", "-rf", ".x", "log", "a" * 201, "é" * 101, "a\n", "\x1b[31m", " a", "\ud800"],
 )
 def test_no_run_is_named_so(name: str) -> None:
-    """A run's name is plain, or refused before the store is touched."""
+    """A run's name is possible, or refused before the store is touched."""
     store = MemoryStore()
     for attempt in (lambda: Attempt.begin(store, name), lambda: Run(store, name)):
         with pytest.raises(RelightError) as caught:
             attempt()
         assert not unprintable(caught.value.what)
     assert not [key for key in store._files if key != "relight.json"]
+
+
+@pytest.mark.parametrize("name", ["é", "a\\b", "%2e", "a b", "x\u202ey", "%2e%2e%2f", "a" * 200])
+def test_odd_names_never_leave_their_directory(name: str) -> None:
+    """A run of an odd name has one directory, plain ASCII, below the store; messages about it are printable."""
+    store = MemoryStore()
+    Attempt.begin(store, name)
+    (top,) = {key.split("/")[0] for key in store._files if key != "relight.json"}
+    assert top.isascii() and is_run_name(top) and Run(store, name).name == top
+    assert not unprintable(RelightError(f"run {top!r}").what)
 
 
 @pytest.mark.parametrize(

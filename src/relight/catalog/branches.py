@@ -10,13 +10,13 @@ import contextlib
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
-from relight.format.names import check_tag_name
+from relight.format.names import BRANCH_TAGS, check_tag_name
 from relight.format.records import WORDS_MAX, Body, TagBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
 from relight.store import ByteStore
 
-PREFIX = "branches/"
+PREFIX = BRANCH_TAGS
 """Of tags that hold what branches need; nobody else may give such a name."""
 
 

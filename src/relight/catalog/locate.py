@@ -58,7 +58,7 @@ def locate_destination(url: str, run: str) -> Place:
         return Place(store, check_run_name(run))
     parent, name = split_run(path)
     above = open_bytes(parent)
-    check_run_name(name)
+    name = check_run_name(name)
     there = next((entry for entry in above.list("") if entry.name == name), None)
     if there and not there.is_dir:
         raise ConfigError("this is a file", where=url, hint="name a run, such as backup/demo; it is made if need be")

@@ -17,7 +17,8 @@ class Run:
     def __init__(self, store: ByteStore, name: str) -> None:
         self.store = store
         self.name = check_run_name(name)
-        self._log = Log(store, name)
+        """Its directory, which of most names is the name."""
+        self._log = Log(store, self.name)
 
     def view(self) -> View:
         """The log as it is now."""
@@ -45,7 +46,7 @@ def open_run(store: ByteStore, name: str) -> Run:
 
 
 def list_runs(store: ByteStore) -> list[str]:
-    """Return the names of the store's runs, sorted: directories that hold a log, or checkpoint directories whose log is missing."""
+    """Return the directories of the store's runs, sorted: those that hold a log, or checkpoint directories whose log is missing."""
     found = []
     for entry in store.list(""):
         if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):

@@ -20,9 +20,7 @@ from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 @click.argument("destination")
 @click.option("--which", multiple=True, help="Which, again and again: an id, a step, a tag, 'latest' or 'best'.")
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
-@click.option(
-    "--force", "--as-newest", "force", is_flag=True, help="Copy into a run with another history: it will resume from the copy."
-)
+@click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
 @json_option
 def command(

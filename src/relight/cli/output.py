@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from relight.errors import RelightError
+from relight.run_names import shown as with_names
 
 
 class Styled(NamedTuple):
@@ -25,6 +26,10 @@ class Styled(NamedTuple):
 
     text: object
     style: str
+
+
+_ON_DISK = frozenset({"file", "path", "dir"})
+"""Fields whose paths are as they are on disk; others show runs' names."""
 
 
 def emit_json(value: Any) -> None:
@@ -36,15 +41,17 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): item if key in _ON_DISK and isinstance(item, str) else _strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+    if isinstance(value, str):
+        return with_names(value)
+    return value if isinstance(value, (int, float, bool, type(None))) else repr(value)
 
 
 def escape(text: object) -> str:
     """Text that a terminal shows and does not obey: what is not printable stands as ``\\x1b``, ``\\u202e``."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text))
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in with_names(str(text)))
 
 
 def paint(text: str, style: str) -> str:

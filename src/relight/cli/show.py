@@ -15,7 +15,7 @@ from relight.catalog.spread import Pieces, numbers_of, pieces_named
 from relight.catalog.stored_as import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
-from relight.cli.output import Styled, age, emit_json, facts_list, metrics_text, paint, plural, progress, size, table
+from relight.cli.output import Styled, age, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table
 from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound
 from relight.format import Leaf, Tensor, decode_tree
@@ -104,7 +104,7 @@ def command(
         facts |= {"codecs": [row.to_dict() for row in stored_as(opened)]} if codecs else {}
         emit_json({**facts, "values": dict(plain)} if values else facts)
         return
-    click.echo(paint(f"checkpoint {root.id}: step {root.step} of {found.run.name}", "bold"))
+    click.echo(paint(f"checkpoint {root.id}: step {root.step} of {escape(found.run.name)}", "bold"))
     facts_shown = [
         ("saved", f"{age(root.created)}, {root.created}, by attempt {root.epoch}"),
         ("because", root.reason),

@@ -7,21 +7,24 @@ import re
 from typing import NamedTuple
 
 from relight.errors import ConfigError, UnsafeContent
+from relight.run_names import DIR_BYTES_MAX, NAME_BYTES_MAX, is_dir, run_dir
 
 STORE_FILE = "relight.json"
 STRIPE_FILE = "stripe.json"
 ROOT_FILE = "root.json"
 LOG_DIR = "log"
 STEP_MAX = 10**15
+TAG_MAX = 128
+BRANCH_TAGS = "branches/"
+"""What the tag starts with that holds a checkpoint for a branch; the branch's directory follows."""
 
-_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _ID = re.compile(r"[0-9a-z]{10}\Z")
 _DIR = re.compile(r"([0-9]{10,16})-([0-9a-z]{10})-e(0|[1-9][0-9]{0,11})\Z")
 _RECORD = re.compile(r"([0-9]{12})\.json\Z")
 _PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
 _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _STORED = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.chunks\Z")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}\Z")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*\Z")
 _NUMBER = "(0|[1-9a-z][0-9a-z]{0,11})"
 _READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.([A-Za-z0-9_-]{{46}}[AEIMQUYcgkosw048])"
                     rf"(?:\.{_NUMBER}\.{_NUMBER}\.{_NUMBER})?\Z")  # fmt: skip
@@ -48,18 +51,19 @@ class CheckpointDir(NamedTuple):
 
 
 def check_run_name(name: str) -> str:
-    """``name`` if it may be a run's, else ``ConfigError``."""
-    if not _RUN.match(name) or name == LOG_DIR:
+    """Return the directory of run ``name``, or of the directory ``name``; ``ConfigError`` if no run may have that name."""
+    try:
+        return run_dir(name)
+    except ValueError as error:
         raise ConfigError(
-            f"{name[:140]!r} cannot be a run's name",
-            hint="1 to 128 characters from A–Z a–z 0–9 . _ - that start with a letter, digit or underscore",
-        )
-    return name
+            f"{name[:300]!r} cannot be a run's name: {error}",
+            hint=f"a run's name has 1 to {NAME_BYTES_MAX} bytes, starts and ends with no space, and has no slash or control character",
+        ) from None
 
 
 def is_run_name(name: str) -> bool:
-    """Whether ``name`` may be a run's."""
-    return _RUN.match(name) is not None and name != LOG_DIR
+    """Whether ``name`` may be a run's directory."""
+    return is_dir(name)
 
 
 def check_tag_name(name: str) -> str:
@@ -74,7 +78,10 @@ def check_tag_name(name: str) -> str:
 
 def is_tag_name(name: str) -> bool:
     """Whether ``name`` may be a tag's."""
-    return _TAG.match(name) is not None and name not in ("latest", "best") and not name.isdigit() and ".." not in name
+    length = TAG_MAX + (DIR_BYTES_MAX if name.startswith(BRANCH_TAGS) else 0)
+    if len(name) > length or not _TAG.match(name):
+        return False
+    return name not in ("latest", "best") and not name.isdigit() and (".." not in name or name.startswith(BRANCH_TAGS))
 
 
 def is_id(text: str) -> bool:

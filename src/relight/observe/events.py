@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from relight.run_names import run_name, shown
+
 EVENTS: dict[str, tuple[int, str]] = {
     "attempt.started": (logging.INFO, "this process took charge of the run"),
     "attempt.ended": (logging.INFO, "this process is done with the run, as it should be"),
@@ -131,14 +133,17 @@ def be_modest() -> None:
 def emit(name: str, say: str = "", **fields: Any) -> Event:
     """Tell that ``name`` happened: to the log, to the counters, to subscribers. ``say`` is the sentence for people."""
     level, meaning = EVENTS[name]
+    say = shown(say)
+    if isinstance(run := fields.get("run"), str):
+        fields["run"] = run_name(run)
     event = Event(name, {**fields, "say": say} if say else fields)
     with _lock:
         counters[name] += 1
         listeners = list(_subscribers)
-    shown = " ".join(f"{key}={value}" for key, value in fields.items())
+    facts = " ".join(f"{key}={value}" for key, value in fields.items())
     if _modest and level == logging.INFO:
         level = logging.DEBUG
-    logger.log(level, "relight: %s", say or f"{meaning} ({shown})", extra={"relight": event})
+    logger.log(level, "relight: %s", say or f"{meaning} ({facts})", extra={"relight": event})
     for listener in listeners:
         listener(event)
     return event

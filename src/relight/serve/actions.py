@@ -6,6 +6,7 @@ Executing writes the audit log before and after; where it cannot be written, not
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,6 +22,7 @@ from relight.log import Checkpoint
 from relight.log.identity import seconds_since_epoch
 from relight.policy import keep
 from relight.reclaim import PrunePlan, execute, plan_prune
+from relight.run_names import dir_of, run_name
 from relight.serve.index import Index
 from relight.serve.jobs import Progress
 from relight.serve.pages_actions import Done, Planned
@@ -95,7 +97,8 @@ class Actions:
         if "store" not in fields:
             return fields.get("id", "")[:80]
         which = fields.get("which", "")
-        return f"{fields['store']}/{fields.get('run', '')}"[:200] + (f"@{which[:80]}" if which else "")
+        run = dir_of(fields.get("run", ""))  # the name may hold @, which ends the run here
+        return f"{fields['store']}/{run}"[:300] + (f"@{which[:80]}" if which else "")
 
     def _prepared(self, verb: str, fields: Mapping[str, str], who: Who) -> Prepared:
         if verb not in FIELDS:
@@ -314,7 +317,7 @@ def _planned(name: str, says: str, command: str, what: object) -> Planned:
 
 
 def _at(fields: Mapping[str, str]) -> str:
-    return f"{fields.get('store', '')}/{fields.get('run', '')}"
+    return shlex.quote(f"{fields.get('store', '')}/{run_name(fields.get('run', ''))}")
 
 
 def _number(name: str, text: str) -> int:

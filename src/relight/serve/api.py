@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, StoreUnavailable
+from relight.run_names import shown_json
 from relight.serve.doors import Refused, needs
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Who
@@ -22,7 +23,7 @@ PREFIX = "/api/v1"
 LIMIT_MAX = 500
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many rows at most.")]
 After = Annotated[str | None, Query(max_length=400, description="What the piece before said under next.")]
-Name = Annotated[str, Path(max_length=200)]
+Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as its checkpoint lists it.")]
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
@@ -72,7 +73,7 @@ def status_of(error: RelightError) -> int:
 
 def told(value: Any, status: int = 200) -> Response:
     """Any of our values as JSON; numbers that JSON lacks are null."""
-    return Response(msgspec.json.encode(value, enc_hook=str), status, media_type="application/json")
+    return Response(shown_json(msgspec.json.encode(value, enc_hook=str)), status, media_type="application/json")
 
 
 def error_answer(error: RelightError) -> JSONResponse:

@@ -16,6 +16,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
 from relight.log import Checkpoint, History
 from relight.policy.tiers import decode_tiers
+from relight.run_names import dir_of
 from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
 from relight.serve.reader import Reader, RunState
@@ -90,7 +91,7 @@ class Index:
 
     def state(self, store: str, run: str) -> RunState:
         """A run as it was read last."""
-        found = self._readers[store].now.runs.get(run) if store in self._readers and reaches(store, run) else None
+        found = self._readers[store].now.runs.get(dir_of(run)) if store in self._readers and reaches(store, run) else None
         if found is None:
             raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
         return found
@@ -372,7 +373,7 @@ class Index:
             raise ConfigError(f"{spec[:80]!r} names no checkpoint", hint="[STORE/]RUN@WHICH, such as demo@latest")
         store, slash, name = run.partition("/")
         if not slash:
-            holders = [one for one, known, _ in self._all() if known == run]
+            holders = [one for one, known, _ in self._all() if known == dir_of(run)]
             if len(holders) > 1:
                 raise ConfigError(
                     f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{one}/{run}@{which}" for one in holders)[:300]

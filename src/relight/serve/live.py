@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from relight.run_names import dir_of
 from relight.serve.scope import reaches
 
 STREAMS_MAX = 2000
@@ -76,7 +77,7 @@ class Hub:
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
         self._loop = asyncio.get_running_loop()
-        stream, number = Stream(store, run, asker), 0
+        stream, number = Stream(store, dir_of(run) if run else "", asker), 0
         self._streams.add(stream)
         try:
             yield {"event": "hello", "data": "0"}

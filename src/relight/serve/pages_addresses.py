@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from relight.run_names import run_name
+
 
 def at(*parts: object, **asked: object) -> str:
     """An address of a page: every part quoted, so that a name stays one part."""
-    return "/" + "/".join(quote(str(one), safe="") for one in parts) + query(**asked)
+    return "/" + "/".join(quote(run_name(str(one)), safe="") for one in parts) + query(**asked)
 
 
 def query(**asked: object) -> str:
     """What is asked of an address, with its question mark; nothing if nothing is."""
-    words = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in asked.items() if value not in (None, ""))
+    words = "&".join(f"{name}={quote(run_name(str(value)), safe='')}" for name, value in asked.items() if value not in (None, ""))
     return "?" + words if words else ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relight.errors import ConfigError
+from relight.run_names import shown
 from relight.serve import pages_words as words
 from relight.serve.scope import Who
 from relight.version import VERSION
@@ -40,6 +41,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: shown(value) if type(value) is str else value,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,

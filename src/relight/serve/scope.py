@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from relight.errors import ConfigError
+from relight.run_names import dir_of
 
 ROLES = ("viewer", "operator", "admin")
 """From the one who may least; each may what those before it may."""
@@ -47,7 +48,7 @@ def reaches(store: str, run: str = "") -> bool:
     if not scope:
         return True
     in_store, _, in_run = scope.partition("/")
-    return in_store == store and in_run in ("", run) if run else in_store == store
+    return in_store == store and (not in_run or dir_of(in_run) == dir_of(run)) if run else in_store == store
 
 
 def everything() -> bool:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
+from relight.run_names import dir_of, is_dir
 from relight.serve.scope import Who, rank_of
 from relight.serve.values import TokenRow
 
 SESSION_S = 12 * 3600.0
 TOKEN = re.compile(r"rl_([a-z0-9]{10})\.([A-Za-z0-9_-]{43})\Z")
-_SCOPE = re.compile(r"([A-Za-z0-9_-]{1,40}(/[A-Za-z0-9._/-]{1,128})?)?\Z")
+_SCOPE = re.compile(r"([A-Za-z0-9_-]{1,40}(/.+)?)?\Z", re.DOTALL)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tokens(id TEXT PRIMARY KEY, hash BLOB NOT NULL, name TEXT NOT NULL, role TEXT NOT NULL, scope TEXT NOT NULL,
   made REAL NOT NULL, ends REAL, revoked REAL);
@@ -65,7 +66,7 @@ class State:
         rank_of(role)
         if not name.strip() or len(name) > 80 or not name.isprintable():
             raise ConfigError("a token needs a name, of 1 to 80 letters", hint="whom or what it is for, such as anna or grafana")
-        if not _SCOPE.match(scope):
+        if not _SCOPE.match(scope) or ("/" in scope and not is_dir(dir_of(scope.partition("/")[2]))):
             raise ConfigError(f"{scope[:80]!r} is no scope", hint="STORE or STORE/RUN, as relight serve calls them; nothing for everything")
         if lasts_s is not None and not 0 < lasts_s <= 10 * 365 * 86400:
             raise ConfigError("a token lasts for more than nothing, and at most ten years")

@@ -8,6 +8,7 @@ import re
 from relight.errors import ConfigError, shown
 from relight.format.names import STRIPE_FILE
 from relight.keys import Guard
+from relight.run_names import dir_of
 from relight.store.anchored import AnchoredStore
 from relight.store.around import Around
 from relight.store.base import ByteStore
@@ -98,7 +99,7 @@ def _local(path: str) -> LocalStore:
 
 
 def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """``(store's URL, run's name)``: the last component names the run."""
+    """Return ``(store's URL, run's directory)``: the last component names the run. A name that no run may have is returned unchanged."""
     text = path_text(url).rstrip("/")
     match = _SCHEME.match(text)
     scheme, rest = (f"{match[1]}://", match[2]) if match else ("", text)
@@ -110,4 +111,4 @@ def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
         raise ConfigError(f"{text!r} names no run", hint="give store/run, for example runs/demo")
     if not scheme:
         head = head or ("/" if slash else ".")
-    return f"{scheme}{head}", run
+    return f"{scheme}{head}", dir_of(run)

@@ -31,12 +31,10 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
     The checkpoint stays where it is, and is not removed there as long as the branch has it. Cost: three records, whatever its size.
     ``ConfigError`` if there is a run of that name that is something else.
     """
-    check_run_name(name)
+    name = check_run_name(name)
     home = checkpoint.body.home or run.name
     if name in (run.name, home):
         raise ConfigError(f"a branch of {run.name!r} needs a name of its own")
-    if len(PREFIX) + len(name) > 128:
-        raise ConfigError(f"{name[:140]!r} is too long for a branch", hint=f"at most {128 - len(PREFIX)} characters")
     target = Log(run.store, name)
     with contextlib.suppress(CheckpointNotFound):  # as usual: there is no such run yet
         if _is_there(target.read(), checkpoint, home):
@@ -63,6 +61,7 @@ def drop(run: Run, name: str) -> Branch:
 
     ``ConfigError`` if the branch still has the checkpoint: it would be left without its bytes.
     """
+    name = check_run_name(name)
     found = next((one for one in branches_of(run) if one.name == name), None)
     if found is None:
         raise CheckpointNotFound(f"{run.name} holds nothing for a branch {name!r}", where=run.name)

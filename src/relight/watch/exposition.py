@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.errors import ConfigError
 from relight.observe.metrics import COUNTER, GAUGE, METRICS, SECONDS
+from relight.run_names import run_name
 from relight.watch.overview import RunSeen
 from relight.watch.tally import Sample
 
@@ -76,7 +77,7 @@ def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
     found: dict[str, list[tuple[tuple[str, ...], Sample]]] = {}
     for seen in runs:
         for sample in seen.samples:
-            found.setdefault(sample.metric.name, []).append(((seen.store, seen.run, *sample.labels), sample))
+            found.setdefault(sample.metric.name, []).append(((seen.store, run_name(seen.run), *sample.labels), sample))
     for metric in METRICS:
         if metric.name not in found:
             continue

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError
 from relight.observe import emit
+from relight.run_names import run_name
 from relight.watch.overview import RunSeen
 from relight.watch.rules import FIRING, Alert, Judged, State, judge
 from relight.watch.settings import Alerting, Target
@@ -84,7 +85,7 @@ class Alarms:
             self.state = judged.state
             messages, self.ledger = plan_messages(judged.changes, judged.state, self.ledger, self._settings, now)
         for one in judged.changes:
-            about = {"kind": one.kind, "severity": one.severity, "store": clean(one.store), "run": one.run, "about": one.about}
+            about = {"kind": one.kind, "severity": one.severity, "store": clean(one.store), "run": run_name(one.run), "about": one.about}
             emit("alert.fired" if one.state == FIRING else "alert.resolved", line_of(one), **about)
         self._deliver(messages)
         with contextlib.suppress(RelightError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format import hexdigest
+from relight.run_names import run_name
 from relight.version import VERSION
 from relight.watch.telling import clean
 from relight.watch.trace import Span, Trace
@@ -64,7 +65,7 @@ def spans_of(trace: Trace) -> list[Any]:
 
     root = context("save")
     common: dict[str, Any] = {
-        "relight.run": trace.run, "relight.store": clean(trace.store), "relight.checkpoint": trace.id, "relight.step": trace.step,
+        "relight.run": run_name(trace.run), "relight.store": clean(trace.store), "relight.checkpoint": trace.id, "relight.step": trace.step,
     }  # fmt: skip
     status = Status(StatusCode.OK if trace.committed else StatusCode.ERROR)
     end = max(span.end for span in trace.spans)

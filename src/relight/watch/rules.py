@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from relight.run_names import run_name
 from relight.watch.overview import RunSeen
 
 INFO, WARNING, CRITICAL = "info", "warning", "critical"
@@ -87,7 +88,7 @@ def judge(rules: Sequence[Rule], runs: Iterable[RunSeen], now: float, state: Sta
     for seen in runs:
         unknown = bool(seen.error)
         for rule in rules:
-            if not any(fnmatchcase(seen.run, pattern) for pattern in rule.runs):
+            if not any(fnmatchcase(run_name(seen.run), pattern) for pattern in rule.runs):
                 continue
             if unknown and rule.kind != UNREADABLE:
                 kept = [one for key, one in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from relight.run_names import run_name
 from relight.watch.rules import CRITICAL, FIRING, KINDS, RESOLVED, SEVERITIES, Alert, State
 from relight.watch.settings import Alerting
 
@@ -98,7 +99,7 @@ def clean(text: str) -> str:
 
 def line_of(one: Alert) -> str:
     """An alert in one line."""
-    where = f"{one.store.rstrip('/')}/{one.run}".rstrip("/")
+    where = f"{one.store.rstrip('/')}/{run_name(one.run)}".rstrip("/")
     word = "over" if one.state == RESOLVED else one.severity
     return clean(f"{word}: {KINDS[one.kind].says} · {where}: {one.reason}".replace("\n", " "))[:600]
 
@@ -110,7 +111,7 @@ def _message(alerts: Sequence[Alert]) -> Message:
     lines = [line_of(one) for one in order[:LINES_MAX]]
     if len(order) > LINES_MAX:
         lines.append(f"… and {len(order) - LINES_MAX} more: relight alerts check shows them")
-    runs = sorted({one.run for one in alerts if one.run})
+    runs = sorted({run_name(one.run) for one in alerts if one.run})
     named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     first = firing[0] if len(firing) == 1 else None
     what = KINDS[first.kind].says if first is not None else f"{len(firing)} alerts" if firing else "over"

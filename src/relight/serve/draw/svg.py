@@ -7,6 +7,8 @@ from html import escape
 
 from markupsafe import Markup
 
+from relight.run_names import shown as with_names
+
 _TEXT_MAX = 200
 
 
@@ -60,6 +62,7 @@ def fitting(says: str, width: float, letter: float = 6.2) -> str:
 
 def printable(says: str) -> str:
     """Text of anybody's, without what would be invisible or turn the line around, and no longer than a picture can hold."""
+    says = with_names(says)
     shown = "".join(one if one.isprintable() else "�" for one in says[: _TEXT_MAX + 1])
     return shown if len(says) <= _TEXT_MAX else shown[:_TEXT_MAX] + "…"
 
