@@ -5,12 +5,13 @@ Each tier has a log of its own, and what is in it was copied in order. So the or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
+from relight.catalog.checked import Checked, damage
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody
 from relight.keys import Guard
@@ -54,6 +55,8 @@ class Merged(NamedTuple):
 
     history: History
     copies: dict[str, list[Copy]]
+    damaged: Mapping[tuple[int, str], Checked] = {}
+    """Copies that are known to be damaged, by their tier's place and the checkpoint's id."""
 
 
 def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
@@ -168,7 +171,10 @@ def merge(histories: Sequence[History]) -> Merged:
         merged.set_aside |= {one.original_id for one in history.live if one.id in history.set_aside}
         merged.skips += [one for one in history.skips if one not in merged.skips]
     merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
-    return Merged(merged, copies)
+    wrong = {
+        (place, history.by_id[one].original_id): found for place, history in enumerate(histories) for one, found in damage(history).items()
+    }
+    return Merged(merged, copies, wrong)
 
 
 def read_tier(name: str, store: ByteStore, run: str) -> Reach:

@@ -42,7 +42,8 @@ class Resumed:
     values: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Checkpoints of the nearest tier that could not be restored, by id, and what is wrong with each."""
     micro_step: int | None = None
     newest_seen: str | None = None
     skips: list[tuple[int, int]] = field(default_factory=list)
@@ -183,7 +184,7 @@ def first_good(
                 raise
             failed.append(error)
             if not isinstance(error, StoreUnavailable) and not copy.place:
-                result.damaged.append(checkpoint.id)
+                result.damaged[checkpoint.id] = f"{error.where}: {error.what}" if error.where else error.what
             emit(
                 "restore.skipped",
                 f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}",

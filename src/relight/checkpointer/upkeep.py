@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relight.catalog.checked import record_checked
 from relight.commit import Place
 from relight.errors import Fenced, RelightError
 from relight.observe import emit
@@ -14,10 +15,14 @@ def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
     """Remove what ``keep`` no longer keeps. ``Fenced`` is the caller's; other failures are told, and tried again after the next save."""
     if keep.is_everything:
         return
+    known = dict(verified)
     try:
         report = prune_a_share(place.store, place.log.run, keep, verified=verified, log=place.log, epoch=place.epoch)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
+        found = [one for one, sound in verified.items() if not sound and known.get(one) is not False]
+        wrong = dict.fromkeys(found, "its bytes are not what was committed")
+        record_checked(place.store, place.log.run, wrong, "retention")
     except Fenced:
         raise
     except RelightError as error:

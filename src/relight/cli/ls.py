@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from relight.catalog.checked import Checked, checked
 from relight.catalog.locate import Place, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
@@ -40,7 +41,8 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
         return
     found = open_run_at(path)
     shown = [found.choose(None)] if found.which else found.history.live[-newest:] if newest else found.history.live
-    rows = [entry(found.history, one) for one in shown]
+    known = checked(found.history)
+    rows = [entry(found.history, one, known.get(one.id)) for one in shown]
     if as_json:
         emit_json(rows)
     elif rows:
@@ -48,13 +50,14 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
         total = (
             f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.new_bytes for one in found.history.live))}"
         )
+        _damage(rows)
         click.echo(total if len(rows) == len(found.history.live) else f"{len(rows)} of {total}")
     else:
         click.echo("no checkpoint yet")
 
 
-def entry(history: History, one: Checkpoint) -> dict[str, Any]:
-    """One checkpoint as ``--json`` shows it."""
+def entry(history: History, one: Checkpoint, known: Checked | None = None) -> dict[str, Any]:
+    """One checkpoint as ``--json`` shows it; ``known``: what reading it has shown."""
     body = one.body
     return {
         "id": body.id,
@@ -74,6 +77,8 @@ def entry(history: History, one: Checkpoint) -> dict[str, Any]:
         "attempt": one.epoch,
         "dir": body.dir,
         "home": body.home,
+        "damaged": known.to_dict() if known is not None and known.damage else None,
+        "verified": known.to_dict() if known is not None and not known.damage else None,
     }
 
 
@@ -94,9 +99,10 @@ def _table(rows: list[dict[str, Any]]) -> None:
         add("metrics", [metrics_text(row["metrics"]) for row in rows])
     if any(row["tags"] for row in rows):
         add("tags", [" ".join(row["tags"]) for row in rows], "green")
-    if any(row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] or row["home"] for row in rows):
+    if any(row["suspect"] or row["requires"] or row["lossy"] or row["set_aside"] or row["home"] or row["damaged"] for row in rows):
         flags = [
-            ("suspect " if row["suspect"] else "")
+            ("DAMAGED " if row["damaged"] else "")
+            + ("suspect " if row["suspect"] else "")
             + ("set aside " if row["set_aside"] else "")
             + (f"in {row['home']} " if row["home"] else "")
             + (f"needs {len(row['requires'])} " if row["requires"] else "")
@@ -107,6 +113,13 @@ def _table(rows: list[dict[str, Any]]) -> None:
     table(columns, cells, right=("step", "size", "new"), wrap=("reason", "metrics", "tags", "flags"))
 
 
+def _damage(rows: list[dict[str, Any]]) -> None:
+    """Report on stderr what is wrong with each damaged checkpoint, and how that is known."""
+    for row in rows:
+        if found := row["damaged"]:
+            warn(f"checkpoint {row['id']} is damaged: {escape(found['what'])} (found by {escape(found['by'])}, {age(found['at'])})")
+
+
 def _tiers(place: Place, newest: int | None, as_json: bool) -> None:
     """One history of all tiers, with a column for each."""
     assert place.run is not None
@@ -115,7 +128,13 @@ def _tiers(place: Place, newest: int | None, as_json: bool) -> None:
         if error is not None:
             warn(f"tier {escape(name)} does not answer: {escape(error.what)}")
     shown = merged.history.live[-newest:] if newest else merged.history.live
-    rows = [{**entry(merged.history, one), "tiers": [names[copy.place] for copy in merged.copies[one.id]]} for one in shown]
+    rows = [
+        {
+            **entry(merged.history, one, merged.damaged.get((0, one.id))), "tiers": [names[copy.place] for copy in merged.copies[one.id]],
+            "damaged_in": [names[place] for place, id_ in merged.damaged if id_ == one.id],
+        }
+        for one in shown
+    ]  # fmt: skip
     if as_json:
         emit_json(rows)
         return
@@ -123,16 +142,16 @@ def _tiers(place: Place, newest: int | None, as_json: bool) -> None:
         click.echo("no checkpoint yet")
         return
     silent = {name for name, error in zip(names, errors, strict=True) if error is not None}
-    cells: list[list[object]] = [
-        [row["id"], row["step"], age(row["created"]), size(row["stored_bytes"]), *(_there(name, row["tiers"], silent) for name in names)]
-        for row in rows
-    ]
+    cells: list[list[object]] = []
+    for row in rows:
+        places = [_there(name, row, silent) for name in names]
+        cells.append([row["id"], row["step"], age(row["created"]), size(row["stored_bytes"]), *places])
     table(["id", "step", "saved", "size", *names], cells, right=("step", "size"))
     click.echo(", ".join(f"{name}: {sum(name in row['tiers'] for row in rows)}" for name in names if name not in silent))
 
 
-def _there(name: str, there: list[str], silent: set[str]) -> str:
-    return "?" if name in silent else "yes" if name in there else "–"
+def _there(name: str, row: dict[str, Any], silent: set[str]) -> str:
+    return "?" if name in silent else "DAMAGED" if name in row["damaged_in"] else "yes" if name in row["tiers"] else "–"
 
 
 def _runs(place: Place, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from relight.catalog.checked import checked
 from relight.catalog.opened import Opened
 from relight.catalog.spread import Pieces, numbers_of, pieces_named
 from relight.catalog.stored_as import StoredAs, stored_as
@@ -90,10 +91,10 @@ def command(
         )
     if with_stats:
         _read(opened, rows)
-    root = opened.root
+    root, known = opened.root, checked(found.history).get(one.id)
     if as_json:
         facts = {
-            **entry(found.history, one),
+            **entry(found.history, one, known),
             "world": root.world,
             "components": root.components,
             "environment": root.environment,
@@ -117,6 +118,8 @@ def command(
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
         ("suspect", str(root.user.get(SUSPECT, "")) if one.body.suspect else ""),
+        ("damaged", f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else ""),
+        ("verified", f"{age(known.at)}, by {known.by}: every byte as committed" if known is not None and not known.damage else ""),
         ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) and _is_own(opened) else ""),
         *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT)),
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from relight.catalog import Finding, verify_checkpoint, verify_log
+from relight.catalog.checked import record_checked
 from relight.catalog.find import resolve
 from relight.catalog.locate import locate
 from relight.catalog.proofs import VERIFIED, Proof, Verified, remember_proof
@@ -103,12 +104,17 @@ def _tell(found: OpenedRun, one: Checkpoint, findings: list[Finding], partly: bo
 def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[Finding]]]) -> None:
     """With the run, where it may be written: what did not answer was neither read nor found damaged. What was shown is shown either way."""
     read = [(one, findings) for one, findings in results if not any(finding.is_silence for finding in findings)]
-    rows = tuple(Verified(one.id, one.step, f"{bad[0].file}: {bad[0].detail}" if bad else "") for one, bad in read)
+    record_checked(found.run.store, found.run.name, {one.id: _first(bad) for one, bad in read}, "relight verify")
+    rows = tuple(Verified(one.id, one.step, _first(bad)) for one, bad in read)
     if rows:
         wrong = sum(bool(row.damage) for row in rows)
         say = f"{plural(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
         with contextlib.suppress(RelightError):
             remember_proof(found.run.store, found.run.name, Proof(VERIFIED, not wrong, say, checkpoints=rows))
+
+
+def _first(findings: list[Finding]) -> str:
+    return f"{findings[0].file}: {findings[0].detail}" if findings else ""
 
 
 def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:

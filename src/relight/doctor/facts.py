@@ -156,7 +156,8 @@ class StoreFacts:
 
 
 class Stored(NamedTuple):
-    """A live checkpoint. ``damage``: what is wrong with its metadata or sizes; None: it was not looked at."""
+    """A live checkpoint. ``damage``: what is wrong with its metadata or sizes, or is known from reading it; None: it
+    was not looked at."""
 
     id: str
     step: int
@@ -168,6 +169,8 @@ class Stored(NamedTuple):
     requires: int = 0
     metrics: Mapping[str, float] = {}
     set_aside: bool = False
+    whole_s: float | None = None
+    """When every byte of it was last read and found as committed, as its run's log has it."""
 
 
 class AttemptFacts(NamedTuple):

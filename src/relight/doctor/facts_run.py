@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from relight.catalog.checked import Checked, checked
 from relight.catalog.diary import DIRECTORY as INCIDENTS
 from relight.catalog.find import metric_value
 from relight.catalog.opened import open_checkpoint
@@ -44,6 +45,7 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
     if view is None:
         return RunFacts(name=name, path=path, error=_reason(store, name, looking), unseen={})
     history = fold(view)
+    known = checked(history)
     damage = _damage(store, view, history, looking, 1 if quick else _CHECKED_MAX)
     newest = history.live[-1] if history.live else None
     opened = None
@@ -60,7 +62,7 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
         faults=tuple((fault.file, fault.reason) for fault in view.faults),
         void=tuple(f"record {record.seq}: {why}" for record, why in history.void if "was fenced by" in why),  # not a COMMIT said twice
         attempts=_attempts(history),
-        checkpoints=tuple(_stored(one, history, damage.get(one.id)) for one in history.live),
+        checkpoints=tuple(_stored(one, history, damage.get(one.id), known.get(one.id)) for one in history.live),
         newest_record_s=times[-1] if times else None,
         back_s=max((before - after for before, after in itertools.pairwise(times)), default=0.0),
         retired=len(history.retired),
@@ -125,11 +127,14 @@ def _damage(store: ByteStore, view: View, history: History, looking: Looking, at
     return found
 
 
-def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None) -> Stored:
+def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None, known: Checked | None) -> Stored:
+    whole_s = seconds_since_epoch(known.at) if known is not None and not known.damage else None
+    if known is not None and known.damage:  # reading its bytes has shown more than metadata and sizes do
+        damage = (f"{known.damage} (found by {known.by}, {known.at})", *(damage or ()))
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
     return Stored(
         one.id, one.step, seconds_since_epoch(one.time), one.body.stored_bytes, one.body.new_bytes, one.body.suspect, damage,
-        len(one.requires), metrics, one.id in history.set_aside,
+        len(one.requires), metrics, one.id in history.set_aside, whole_s,
     )  # fmt: skip
 
 

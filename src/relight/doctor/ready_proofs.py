@@ -23,6 +23,8 @@ def restorable(run: RunFacts, newest: Stored, now: float) -> tuple[float, str]:
         for checkpoint_id, step, damage in proof.verified:
             if checkpoint_id != newest.id:
                 continue
+            if damage and newest.whole_s is not None and (proof.time_s is None or newest.whole_s > proof.time_s):
+                continue  # repaired since
             if damage:
                 return 0.0, f"{_when(proof, now)} relight verify found {damage}"
             score = _METADATA + (1 - _METADATA) * _fresh(proof, now, _VERIFIED_DAYS)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog import Finding, Run, verify_checkpoint
+from relight.catalog.checked import record_checked
 from relight.catalog.packs import open_pack
 from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_tier
 from relight.drain.outwards import Tell
@@ -73,13 +74,16 @@ def scrub(
     report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
     merged = merge([reach.history for reach in reaches])
     for place, reach in enumerate(reaches):
+        found: dict[str, str] = {}
         live = reach.history.live
         if not any(one.requires for one in live):  # else what others need comes first: mended, it mends those, too
             live.reverse()
         for one in live:
             if stop():
+                record_checked(reach.store, reach.run, found, "relight scrub")
                 return report
-            _scrub_one(_At(reaches, merged, place, one), report, pace, repair, tell)
+            found[one.id] = _scrub_one(_At(reaches, merged, place, one), report, pace, repair, tell)
+        record_checked(reach.store, reach.run, found, "relight scrub")
     return report
 
 
@@ -129,14 +133,15 @@ def _reaches(store: ByteStore, run: str) -> list[Reach]:
     return reaches
 
 
-def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell) -> None:
+def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell) -> str:
+    """Read one, and repair what can be; return what is still wrong with it, empty if nothing is."""
     findings = _verify(at, pace)
     report.checkpoints += 1
     report.bytes = pace.read
     for _ in range(3):  # root, then parts, then packs: what is in one says what the next should be
         damaged = {found.file: found for found in findings}
         if not damaged:
-            return
+            return ""
         mended = {file: source for file in damaged if repair and (source := _repair(at, file))}
         for file, source in mended.items():
             found = Damage(at.here.name, at.one.id, file, damaged[file].detail, source)
@@ -150,6 +155,7 @@ def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell)
         lost = Damage(at.here.name, at.one.id, file, finding.detail)
         report.damage.append(lost)
         tell("scrub.damaged", f"{at.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
+    return f"{findings[0].file}: {findings[0].detail}" if findings else ""
 
 
 def _verify(at: _At, pace: _Pace) -> list[Finding]:

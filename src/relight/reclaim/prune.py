@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from relight.catalog.checked import damage
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
 from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, tiers_of
@@ -88,6 +89,10 @@ def plan_prune(
         if doubtful is None:
             break
         known[doubtful.id] = _is_sound(store, view, doubtful, progress)
+    wrong = {one: False for one in damage(history) if one not in known}
+    if wrong:  # what is known to be damaged counts for no rule: others stay in its place, and nothing goes that would stay otherwise
+        careful = decide_keep(rules, candidates_of(history, {**known, **wrong}, doubt))
+        verdicts = [other if other.keep else one for one, other in zip(verdicts, careful, strict=True)]
     going = {verdict.id for verdict in verdicts if not verdict.keep}
     freed = sum(one.body.new_bytes for one in history.live if one.id in going)
     sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)

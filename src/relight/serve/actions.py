@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from relight.audit import Book
 from relight.catalog.asking import LOOK_S, WHO_MAX, ask_for_save
 from relight.catalog.branches import check_free
+from relight.catalog.checked import record_checked
 from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint
@@ -189,6 +190,9 @@ class Actions:
 
         def work(advance: Progress) -> list[str]:
             found = verify_checkpoint(run.store, run.view(), one, progress=advance)
+            if not any(finding.is_silence for finding in found):
+                wrong = f"{found[0].file}: {found[0].detail}" if found else ""
+                record_checked(run.store, run.name, {one.id: wrong}, "relight serve")
             if not found:
                 self._index.verified[store, run.name, one.id] = time.time()
             return [f"{finding.file}: {finding.detail}" for finding in found]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
+from relight.catalog.checked import Checked, checked, damage
 from relight.catalog.find import resolve
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.stored_as import stored_of
@@ -15,6 +16,7 @@ from relight.catalog.whole import whole_of
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import DTYPES
 from relight.log import Checkpoint, History
+from relight.log.identity import seconds_since_epoch
 from relight.policy.tiers import decode_tiers
 from relight.run_names import dir_of
 from relight.serve.heard import Around
@@ -153,7 +155,9 @@ class Index:
         state, one = self.state(store, run), self.find(store, run, which)
         tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
         row = self._listed(store, run, [one], state.history)[0]
-        verified = self.verified.get((store, run, one.id))
+        known = checked(state.history).get(one.id)
+        noted = seconds_since_epoch(known.at) if known is not None and not known.damage else None
+        verified = max((at for at in (noted, self.verified.get((store, state.name, one.id))) if at is not None), default=None)
         return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified)
 
     def values(self, store: str, run: str, which: str, path: str) -> Statistics | Working:
@@ -287,7 +291,8 @@ class Index:
     def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
         """Checkpoints in a list: what their store says, and what processes of this machine have told of them."""
         tags, set_aside = _tags_by_id(history.tags), history.set_aside
-        rows = [_checkpoint_row(one, tags.get(one.id, ()), set_aside) for one in chosen]
+        known = damage(history)
+        rows = [_checkpoint_row(one, tags.get(one.id, ()), set_aside, known.get(one.id)) for one in chosen]
         if self._around is None:
             return rows
         url = self._readers[store].store.url
@@ -420,8 +425,10 @@ def _seq(text: str) -> str:
     return text.zfill(12)
 
 
-def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str]) -> CheckpointRow:
+def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: Checked | None) -> CheckpointRow:
     why = "suspect: its loss was odd" if one.body.suspect else "rolled back: training went on from before it" if one.id in set_aside else ""
+    if known is not None:
+        why = f"damaged: {known.damage} (found by {known.by})"
     return CheckpointRow(one.id, one.step, one.time, one.body.stored_bytes, None, not why, tags, why)
 
 

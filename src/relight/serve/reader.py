@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from relight.catalog.checked import damage
 from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.errors import ConfigError, RelightError
@@ -169,7 +170,8 @@ class Reader:
 def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
     """What a log amounts to, worked out once."""
     history = fold(view)
-    fine = [one for one in history.live if not one.body.suspect and one.id not in history.set_aside]
+    known = damage(history)
+    fine = [one for one in history.live if not one.body.suspect and one.id not in history.set_aside and one.id not in known]
     good = fine[-1] if fine else None
     times = [at for one in history.live[-GAPS_LOOKED_AT:] if (at := seconds_since_epoch(one.time)) is not None]
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from relight.catalog.checked import Checked, checked
 from relight.catalog.locate import Place, locate
 from relight.catalog.run import list_runs
 from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, tiers_of
@@ -225,14 +226,14 @@ def seen_of(
     store: ByteStore, run: str, history: History, incidents: Sequence[Incident], accounts: Sequence[Account], tally: Tally, now: float
 ) -> RunSeen:
     """What all of it amounts to, at ``now``."""
-    live = history.live
+    live, known = history.live, checked(history)
     newest = live[-1] if live else None
-    bad = {one.id: why for one in live if (why := _why_bad(one, history, tally))}
+    bad = {one.id: why for one in live if (why := _why_bad(one, history, known, tally))}
     good = next((one for one in reversed(live) if one.id not in bad), None)
     account = merged(list(accounts)) if accounts else None
     risk_at, risk, risk_why = tally.risk
     begun = seconds_since_epoch(history.fences[-1].time) if history.fences else None
-    damaged = sum(one.body.suspect or one.id in tally.damaged for one in live)
+    damaged = sum(one.body.suspect or bool(_damage(one, known, tally)) for one in live)
     seen = RunSeen(
         store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
         damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
@@ -255,12 +256,20 @@ def seen_of(
     return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
-def _why_bad(one: Checkpoint, history: History, tally: Tally) -> str:
+def _damage(one: Checkpoint, known: Mapping[str, Checked], tally: Tally) -> str:
+    """What is wrong with it, as the run's log has it, or as a process of this machine has reported it."""
+    found = known.get(one.id)
+    if found is not None and found.damage:
+        return f"damaged: {found.damage} (found by {found.by})"
+    return tally.damaged.get(one.id, "")
+
+
+def _why_bad(one: Checkpoint, history: History, known: Mapping[str, Checked], tally: Tally) -> str:
     if one.body.suspect:
         return SUSPECT_WORDS
     if one.id in history.set_aside:
         return "set aside: the run went back behind it"
-    return tally.damaged.get(one.id, "")
+    return _damage(one, known, tally)
 
 
 def _age(then: float | None, now: float) -> float | None:

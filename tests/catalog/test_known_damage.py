@@ -1,0 +1,130 @@
+"""Damage that one part of Relight has found is shown by all of them, until it is repaired."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.at_hand import directory, fill, flip, ids, in_process, request
+
+from relight.catalog import Run
+from relight.catalog.checked import checked, damage, record_checked
+from relight.commit import Attempt
+from relight.doctor.facts_run import look_at_run
+from relight.drain.scrub import scrub
+from relight.errors import StoreUnavailable
+from relight.keys import Guard
+from relight.keys.signing import write_signing_key
+from relight.policy import keep
+from relight.reclaim import plan_prune
+from relight.store import LocalStore, open_bytes
+from relight.watch.overview import seen_of
+from relight.watch.tally import Tally
+
+PACK = "pack-00000-000.safetensors"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``demo`` with four checkpoints; one byte of the third is wrong, in its pack: metadata and sizes do not show it."""
+    fill(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    flip(directory(tmp_path / "runs", 2) / PACK)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def relight(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """The command line in this process."""
+    return lambda *arguments: in_process(monkeypatch, capfd, [str(one) for one in arguments])
+
+
+def history(path: Path):
+    """Of ``demo``, as its log has it now."""
+    return Run(open_bytes(path), "demo").history()
+
+
+def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
+    """ls, show, doctor, ready, and what is watched name the damaged checkpoint, what is wrong, and what found it."""
+    bad, good = ids(runs)[2], ids(runs)[3]
+    assert relight("doctor", "runs/demo", "--json").code == 0, "metadata and sizes are as committed"
+    assert relight("verify", "runs/demo").code == 1
+    listed = {row["id"]: row for row in relight("ls", "runs/demo", "--json").json}
+    assert PACK in listed[bad]["damaged"]["what"] and listed[bad]["damaged"]["by"].startswith("relight verify on ")
+    assert listed[good]["damaged"] is None and listed[good]["verified"]["by"].startswith("relight verify on ")
+    shown = relight("ls", "runs/demo")
+    assert "DAMAGED" in shown.out and f"checkpoint {bad} is damaged" in shown.err
+    assert "found by relight verify" in relight("show", f"runs/demo@{bad}").out
+    assert "every byte as committed" in relight("show", f"runs/demo@{good}").out
+    assert bad in relight("doctor", "runs/demo").out
+    facts = look_at_run(open_bytes(runs), "demo", "runs/demo")
+    assert [bool(one.damage) for one in facts.checkpoints] == [False, False, True, False]
+    seen = seen_of(open_bytes(runs), "demo", history(runs), [], [], Tally(), 0.0)
+    assert seen.damaged == 1 and dict(seen.bad)[bad].startswith("damaged: ")
+
+
+def test_what_is_whole_again_is_no_longer_shown(relight, runs: Path) -> None:
+    """A verification that finds every byte as committed clears what an earlier one found; so does scrub's repair."""
+    bad = ids(runs)[2]
+    relight("verify", "runs/demo")
+    relight("verify", "runs/demo")
+    assert sum(note.body.data.get("damaged") == bad for note in history(runs).notes) == 1, "recorded once"
+    flip(directory(runs, 2) / PACK)
+    assert relight("verify", "runs/demo", bad).code == 0
+    assert not damage(history(runs)) and "DAMAGED" not in relight("ls", "runs/demo").out
+    flip(directory(runs, 2) / PACK)
+    scrub(open_bytes(runs), "demo")
+    assert damage(history(runs))[bad].by.startswith("relight scrub on ")
+
+
+def test_a_restore_has_its_next_attempt_record_what_it_skipped(tmp_path: Path) -> None:
+    """What a restore could not read is in the log once the run saves again; the restore itself writes nothing."""
+    script = f"""
+import sys, torch, relight
+model = torch.nn.Linear(2, 2)
+with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=relight.every(steps=1), background=False) as ckpt:
+    first = ckpt.restore()
+    if sys.argv[1] == "look":
+        sys.exit(0)
+    for step in range(first, first + 2):
+        ckpt.step(step)
+"""
+    run = lambda what: subprocess.run([sys.executable, "-c", script, what], check=True, capture_output=True)  # noqa: E731
+    run("train")
+    newest = ids(tmp_path / "runs")[-1]
+    flip(directory(tmp_path / "runs", -1) / PACK)
+    head = Run(open_bytes(tmp_path / "runs"), "demo").view().head
+    run("look")
+    assert Run(open_bytes(tmp_path / "runs"), "demo").view().head == head
+    run("train")
+    assert damage(history(tmp_path / "runs"))[newest].by.startswith("a restore on ")
+
+
+def test_retention_keeps_at_least_what_it_kept(runs: Path) -> None:
+    """A checkpoint that is known to be damaged counts for no rule: another stays in its place, and none goes for it."""
+    Run(open_bytes(runs), "demo").tag("good", None)
+    before = set(plan_prune(open_bytes(runs), "demo", keep(last=2)).going)
+    record_checked(open_bytes(runs), "demo", {ids(runs)[2]: "wrong"}, "a test")
+    after = set(plan_prune(open_bytes(runs), "demo", keep(last=2)).going)
+    assert (before, after) == (set(ids(runs)[:2]), set(ids(runs)[:1]))
+
+
+def test_nothing_is_recorded_where_it_cannot_be_or_would_not_count(runs: Path, tmp_path: Path) -> None:
+    """A store that refuses writes is read all the same; a log that is signed gets no unsigned record."""
+
+    class ReadOnly(LocalStore):
+        def put_once(self, key: str, data: bytes) -> bool:
+            raise StoreUnavailable("read only", where=key)
+
+    record_checked(ReadOnly(runs), "demo", {ids(runs)[0]: "wrong"}, "a test")
+    assert not checked(history(runs))
+    public = write_signing_key(str(tmp_path / "k"))
+    signed = open_bytes(tmp_path / "signed", guard=Guard.of(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public))
+    saved = Attempt.begin(signed, "demo").save(request(1))
+    for guard in (Guard.of(), Guard.of(trust=public)):
+        record_checked(open_bytes(tmp_path / "signed", guard=guard), "demo", {saved.id: "wrong"}, "a test")
+    assert not checked(history(tmp_path / "signed"))
+    record_checked(signed, "demo", {saved.id: "wrong"}, "a test")
+    assert saved.id in damage(history(tmp_path / "signed"))
