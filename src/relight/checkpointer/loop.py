@@ -14,7 +14,6 @@ from typing import Any
 
 from relight.agent import Done, Request, dismiss
 from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
-from relight.catalog.checked import record_checked
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
@@ -361,9 +360,8 @@ class Checkpointer(Holds):
             self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)
             if self._world.rank == 0:
-                record_checked(self._store, self._run, self._resumed.damaged, "a restore")
                 self._outwards.begin(self._attempt)
-                sweep(self._store, self._run)
+                sweep(self._store, self._run, self._resumed.damaged)
         return self._attempt
 
     def _saving(self) -> AbstractContextManager[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from relight.catalog.checked import record_checked
 from relight.commit import Place
 from relight.errors import Fenced, RelightError
@@ -29,8 +31,9 @@ def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
         emit("prune.failed", f"old checkpoints could not be removed this time: {error}", kind=error.kind)
 
 
-def sweep(store: ByteStore, run: str) -> None:
-    """Delete what saves of superseded attempts have left."""
+def sweep(store: ByteStore, run: str, damaged: Mapping[str, str]) -> None:
+    """Delete what saves of superseded attempts have left, and record what the restore before this attempt found ``damaged``."""
+    record_checked(store, run, damaged, "a restore")
     try:
         report = execute_sweep(plan_sweep(store, run), store)
         if report.deleted:
