@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from relight.audit import told
-from relight.catalog import Finding, Run, candidates, check_pack, list_runs, open_checkpoint, open_run, read_tensors, resolve
+from relight.catalog import Finding, Run, check_pack, list_runs, open_checkpoint, open_run, read_tensors
 from relight.catalog import verify_checkpoint as _verify
-from relight.catalog.find import nothing_there
+from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.catalog.one_writer import apart
 from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
@@ -82,7 +82,7 @@ def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | N
     store_url, run_name = split_run(url)
     run = open_run(_opened(store_url, encrypt), run_name)
     view, history = run.view(), run.history()
-    tried = candidates(history, which)
+    tried = [report(one) for one in choose_all(history, which)]
     if not tried:
         raise nothing_there(view, run_name, store_url)
     failed: list[str] = []
@@ -147,19 +147,19 @@ class Store:
 
     def latest(self, run: str | None = None) -> Checkpoint:
         """The newest committed checkpoint, unread."""
-        return resolve(self.run(run).history(), "latest")
+        return choose(self.run(run).history(), "latest").checkpoint
 
     def verify(self, which: str | int | None = None, run: str | None = None) -> Iterator[tuple[Checkpoint, list[Finding]]]:
         """Each checkpoint (or one) with what is wrong with it, while it is found out."""
         opened = self.run(run)
         view, history = opened.view(), opened.history()
-        for one in history.live if which is None else [resolve(history, which_of(which))]:
+        for one in history.live if which is None else [report(choose(history, which_of(which)))]:
             yield one, _verify(self._bytes, view, one)
 
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
         """Point a tag at a checkpoint; None takes it away."""
         opened = self.run(run)
-        opened.tag(name, None if which is None else resolve(opened.history(), which_of(which)).id)
+        opened.tag(name, None if which is None else report(choose(opened.history(), which_of(which))).id)
 
     def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
         """Make the run ``name``, which goes on from a checkpoint, at no cost in bytes. Said again it changes nothing."""
@@ -167,14 +167,14 @@ class Store:
         from relight.versions.stages import who
 
         opened = self.run(run)
-        branch(opened, resolve(opened.history(), which_of(which)), name, by=who(), why=why)
+        branch(opened, report(choose(opened.history(), which_of(which))), name, by=who(), why=why)
 
     def promote(self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = "") -> str:
         """Have a stage, by default the one behind where it is, be this checkpoint. Gives the stage."""
         from relight.versions.stages import promote
 
         opened = self.run(run)
-        return promote(opened, resolve(opened.history(), which_of(which)), stage, why=why)
+        return promote(opened, report(choose(opened.history(), which_of(which))), stage, why=why)
 
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
         """What ``prune`` would do, with a reason for each checkpoint."""

@@ -1,12 +1,15 @@
-"""Which checkpoint is meant: pure choices over a history."""
+"""Which checkpoint is meant: choices over a history, and the event that reports by which metric."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.format.records import Metric
 from relight.log import Checkpoint, History, View
+from relight.observe import emit
+from relight.policy.best_by import MODES, BestBy, best_by, is_best, listed, meant
 
 FAULTS_SAID = 5
 """Records that cannot be read which an error lists."""
@@ -17,9 +20,24 @@ def metric_value(value: Metric) -> float:
     return float(value)
 
 
+class Chosen(NamedTuple):
+    """The checkpoint that a WHICH means; ``by`` is the metric if it is one of the ``best`` selectors."""
+
+    checkpoint: Checkpoint
+    by: BestBy | None = None
+
+    @property
+    def said(self) -> str:
+        """How it was chosen, for people: ``best by val_acc (max): 0.93 at step 1200``. Empty if no metric decided."""
+        if self.by is None:
+            return ""
+        value = metric_value(self.checkpoint.body.metrics[self.by.metric])
+        return f"best by {self.by}: {value:.6g} at step {self.checkpoint.step}{f', {self.by.why}' if self.by.why else ''}"
+
+
 def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
-    """The one with the lowest (``min``) or highest (``max``) finite ``metric``, none that is suspect; the newer of equals."""
-    if mode not in ("min", "max"):
+    """Return the checkpoint with the lowest (``min``) or highest (``max``) finite ``metric`` that is not suspect; the newer of equals."""
+    if mode not in MODES:
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
     scored = [
@@ -31,40 +49,62 @@ def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | 
     return min(finite, key=lambda entry: entry[:2])[2] if finite else None
 
 
-def candidates(history: History, which: str | int = "latest", *, metric: str = "loss", mode: str = "min") -> list[Checkpoint]:
-    """What to try, in order. ``latest`` is every live checkpoint, newest first, suspect ones and those that a roll-back went behind, behind
-    all others; anything else is one checkpoint.
+def finite_metrics(history: History) -> set[str]:
+    """Return the names of the metrics that live checkpoints have finite values of."""
+    return {name for one in history.live for name, value in one.body.metrics.items() if math.isfinite(metric_value(value))}
 
-    ``which``: ``latest``, ``best``, a tag, a step (the newest save of it), an id or an unambiguous beginning of one.
+
+def choose_all(history: History, which: str | int = "latest") -> list[Chosen]:
+    """Return what to try, in order: for ``latest`` every live checkpoint, else one.
+
+    ``latest`` has the newest first. Suspect checkpoints, and those that a roll-back set aside, come after all others.
+    ``which``: ``latest``, ``best``, ``best:METRIC``, ``best:METRIC:min|max``, a tag, a step (its newest save), an id or its unambiguous
+    beginning.
     """
     newest_first = history.live[::-1]
     if which == "latest":
-        return sorted(newest_first, key=lambda one: (one.id in history.set_aside, one.body.suspect))
-    return [resolve(history, which, metric=metric, mode=mode)]
+        return [Chosen(one) for one in sorted(newest_first, key=lambda one: (one.id in history.set_aside, one.body.suspect))]
+    return [choose(history, which)]
 
 
-def resolve(history: History, which: str | int, *, metric: str = "loss", mode: str = "min") -> Checkpoint:
-    """The one checkpoint ``which`` means, or ``CheckpointNotFound`` with what there is."""
+def candidates(history: History, which: str | int = "latest") -> list[Checkpoint]:
+    """Return the checkpoints of ``choose_all``."""
+    return [one.checkpoint for one in choose_all(history, which)]
+
+
+def resolve(history: History, which: str | int) -> Checkpoint:
+    """Return the checkpoint of ``choose``."""
+    return choose(history, which).checkpoint
+
+
+def report(chosen: Chosen) -> Checkpoint:
+    """Emit by which metric a checkpoint was chosen, if one decided; return the checkpoint."""
+    if chosen.by is not None:
+        one, (metric, mode, why) = chosen.checkpoint, chosen.by
+        value = metric_value(one.body.metrics[metric])
+        emit("best.chosen", chosen.said, id=one.id, step=one.step, metric=metric, mode=mode, value=value, why=why)
+    return chosen.checkpoint
+
+
+def choose(history: History, which: str | int) -> Chosen:
+    """Return the one checkpoint that ``which`` means; ``CheckpointNotFound`` lists what there is."""
     newest_first = history.live[::-1]
     text = str(which)
     if text == "latest" and newest_first:
-        return min(newest_first, key=lambda one: one.id in history.set_aside)
-    if text == "best":
-        found = best([one for one in newest_first if one.id not in history.set_aside] or newest_first, metric, mode)
-        if found:
-            return found
-        raise CheckpointNotFound(f"no checkpoint has a finite metric {metric!r}", hint="pass it to ckpt.step(…, metric=value)")
+        return Chosen(min(newest_first, key=lambda one: one.id in history.set_aside))
+    if is_best(text):
+        return _best(history, text)
     if text in history.tags:
         tagged = history.find(history.tags[text])
         if tagged:
-            return tagged
+            return Chosen(tagged)
     if text.isdigit():
         at_step = [one for one in newest_first if one.step == int(text)]
         if at_step:
-            return at_step[0]
+            return Chosen(at_step[0])
     matches = [one for one in newest_first if one.id.startswith(text)] if len(text) >= 3 else []
     if len(matches) == 1:
-        return matches[0]
+        return Chosen(matches[0])
     if matches:
         raise ConfigError(f"{text!r} begins {len(matches)} ids", hint=", ".join(one.id for one in matches[:5]))
     if text in history.retired:
@@ -72,6 +112,25 @@ def resolve(history: History, which: str | int, *, metric: str = "loss", mode: s
     steps = ", ".join(str(one.step) for one in newest_first[:8])
     raise CheckpointNotFound(
         f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet"
+    )
+
+
+def _best(history: History, text: str) -> Chosen:
+    newest_first, names = history.live[::-1], finite_metrics(history)
+    if not names:
+        why = f", as {text!r} needs" if newest_first else ""
+        raise CheckpointNotFound(
+            f"no checkpoint has a finite metric{why}" if newest_first else "this run has no checkpoint yet",
+            hint="pass metrics to ckpt.step(…, name=value)",
+        )
+    by = best_by(text, history.best_by, names)
+    found = best([one for one in newest_first if one.id not in history.set_aside] or newest_first, by.metric, by.mode)
+    if found is not None:
+        return Chosen(found, by)
+    if by.metric in names:
+        raise CheckpointNotFound(f"every checkpoint with a finite metric {by.metric!r} is suspect, or was set aside by a roll-back")
+    raise CheckpointNotFound(
+        f"no checkpoint has a finite metric {by.metric!r}{meant(by.metric, names)}", hint=f"the checkpoints have {listed(names)}"
     )
 
 

@@ -170,6 +170,7 @@ def merge(histories: Sequence[History]) -> Merged:
         merged.retired.update({one.original_id: one for one in history.retired.values()})
         merged.set_aside |= {one.original_id for one in history.live if one.id in history.set_aside}
         merged.skips += [one for one in history.skips if one not in merged.skips]
+        merged.best_by = history.best_by or merged.best_by
     merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
     wrong = {
         (place, history.by_id[one].original_id): found for place, history in enumerate(histories) for one, found in damage(history).items()

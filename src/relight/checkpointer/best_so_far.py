@@ -1,31 +1,72 @@
-"""The best value of each metric that a trigger asks for."""
+"""The best value of each metric that a trigger asks for, and the run's own metric."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
+from relight.catalog.best_by import record_best_by
 from relight.catalog.find import best, metric_value
+from relight.checkpointer.awaited import Awaited
+from relight.commit import Attempt
+from relight.errors import ConfigError, StoreUnavailable
 from relight.log import History
-from relight.policy import Trigger
+from relight.observe import emit
+from relight.policy import Keep, Tiers, Trigger
+from relight.policy.best_by import listed
 
 
 class BestSoFar:
-    """``values`` by ``"name:mode"``, of what was saved."""
+    """``values`` by ``"name:mode"``, of what was saved. ``awaited``: the metrics that have not come yet."""
 
-    def __init__(self, trigger: Trigger | None) -> None:
+    def __init__(self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, leads: bool = True) -> None:
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
+        self._leads = leads
+        rules = [one for one in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if one is not None]
+        self._own = own_metric(trigger, rules)
         self.values: dict[str, float] = {}
+        self.awaited = Awaited(trigger, rules, leads)
+
+    def begin(self, attempt: Attempt, history: History) -> None:
+        """Learn from the run's checkpoints; on the rank that leads, record the run's own metric. Cost: one record, if it is new."""
+        self.learn_from(history)
+        if self._leads:
+            try:
+                record_best_by(attempt.place.log, self._own, attempt.epoch)
+            except StoreUnavailable as error:
+                emit("preflight.warning", f"the run's metric could not be recorded: {error}; the next attempt records it")
+            history.best_by = self._own or history.best_by
+        self.awaited.begin(history)
 
     def learn_from(self, history: History) -> None:
-        """From the run's checkpoints."""
+        """Learn from the run's checkpoints."""
         for name, mode in self._wanted:
             found = best(history.live, name, mode)
             if found:
                 self.values[f"{name}:{mode}"] = metric_value(found.body.metrics[name])
 
     def learn(self, metrics: Mapping[str, float]) -> None:
-        """From a save's metrics."""
+        """Learn from a save's metrics. NaN and infinite values are never the best: no later value would be better than NaN."""
+        self.awaited.saved(metrics)
         for name, mode in self._wanted:
-            value, known = metrics.get(name), self.values.get(f"{name}:{mode}")
-            if value is not None and (known is None or (value < known if mode == "min" else value > known)):
+            value, known = metrics.get(name, math.nan), self.values.get(f"{name}:{mode}")
+            if math.isfinite(value) and (known is None or (value < known if mode == "min" else value > known)):
                 self.values[f"{name}:{mode}"] = value
+
+
+def own_metric(trigger: Trigger | None, rules: Sequence[Keep]) -> tuple[str, str] | None:
+    """Return the metric and mode by which a run's "best" goes: that of its rules, nearest tier first, else that of its trigger.
+
+    ``ConfigError`` if a rule needs a metric, names none, and the trigger has several.
+    """
+    for one in rules:
+        if one.metric is not None and one.mode is not None:
+            return one.metric, one.mode
+    named = sorted(trigger.best_by) if trigger is not None else []
+    unnamed = next((one for one in rules if one.best), None)
+    if unnamed is not None and len(named) > 1:
+        raise ConfigError(
+            f"keep(best={unnamed.best}) names no metric, and save= goes by {listed([name for name, _ in named])}",
+            hint=f'name one: keep(best={unnamed.best}, metric="{named[0][0]}")',
+        )
+    return named[0] if len(named) == 1 else None

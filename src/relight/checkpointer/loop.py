@@ -142,7 +142,8 @@ class Checkpointer(Holds):
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
         self._environment: Callable[[], dict[str, Any]] | None = None
-        self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger), Stale(self._components)
+        self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank == 0)
+        self._resumed, self._stale = Resumed(), Stale(self._components)
         self._verified: dict[str, bool] = {}
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
@@ -165,8 +166,8 @@ class Checkpointer(Holds):
     ) -> int:
         """Put the state back and give the first step still to do; 0 on a run without a checkpoint.
 
-        ``latest`` takes the newest checkpoint that verifies and warns about what it passed over; a tag, a step, an id or ``best``
-        takes that one or raises. ``only=["model/*"]`` restores just what matches and leaves the rest of the live state alone;
+        ``latest`` takes the newest checkpoint that verifies and warns about what it passed over; a tag, a step, an id, ``best`` or
+        ``best:METRIC`` takes that one or raises. ``only=["model/*"]`` restores just what matches and leaves the rest of the state alone;
         ``strict=False`` restores what fits; ``map`` renames stored names to live ones. Bytes go straight into the live tensors.
 
         After an error the live state may be a mixture: do not train on it.
@@ -239,6 +240,7 @@ class Checkpointer(Holds):
         if save is None and not self._warmed:
             self._warm_up()
         self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
+        self._best.awaited.step(metrics, (lambda: self.save(step, metrics=metrics)) if self._ranks is None else None)
         self._returned_s = perf_counter()
         return save
 
@@ -356,7 +358,7 @@ class Checkpointer(Holds):
             self._neighbours.meet()
             text = f"attempt {self._attempt.epoch} of run {self._run!r}{self._fresh.begun(self._attempt, self._parent, self._world.rank)}"
             emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch)
-            self._best.learn_from(history)
+            self._best.begin(self._attempt, history)
             self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)
             if self._world.rank == 0:

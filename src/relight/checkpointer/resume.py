@@ -13,7 +13,7 @@ import msgspec
 
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, open_checkpoint
-from relight.catalog.find import nothing_counts
+from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.tiers import Copy, Further, Reach, merge
 from relight.catalog.whole import check_pieces, whole_of
@@ -151,7 +151,7 @@ def _walk(
         if copy.place and result.source == "store":
             result.source = place.name
 
-    found = candidates(history, which) if ranks is None else _agreed(ranks, history, which)
+    found = reported(history, which) if ranks is None else _agreed(ranks, history, which)
     copies = (copy for one in found for copy in (merged.copies[one.id] if merged is not None else [Copy(0, one)]))
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
@@ -204,6 +204,11 @@ def first_good(
     )
 
 
+def reported(history: History, which: str | int) -> list[Checkpoint]:
+    """Return what to try, in order, and emit by which metric it was chosen."""
+    return [report(one) for one in choose_all(history, which)]
+
+
 def say_suspect(history: History, which: str | int) -> None:
     """Tell of checkpoints that are newer than the one that is tried first, and are not, as they are suspect."""
     first = next(iter(candidates(history, which)), None) if which == "latest" else None
@@ -221,7 +226,7 @@ def say_suspect(history: History, which: str | int) -> None:
 
 def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
     """What rank 0 would try, in its order."""
-    wanted = ranks.first(lambda: msgspec.json.encode([one.id for one in candidates(history, which)]), "choosing a checkpoint")
+    wanted = ranks.first(lambda: msgspec.json.encode([one.id for one in reported(history, which)]), "choosing a checkpoint")
     ids = msgspec.json.decode(wanted)
     if not ids:
         with together(ranks, "choosing a checkpoint"):

@@ -20,7 +20,7 @@ from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
-from relight.catalog import candidates, open_checkpoint
+from relight.catalog import open_checkpoint
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.tiers import Copy, Further, Merged, Reach, merge
@@ -34,7 +34,7 @@ from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
-from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, resume, say_suspect
+from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, reported, resume, say_suspect
 from relight.checkpointer.rolled_back import roll_back_if_told
 from relight.checkpointer.seeded_alike import seeded_by_all
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
@@ -207,7 +207,7 @@ def _listed(
             merged = merge([place.history for place in places]) if further else Merged(near, {one.id: [Copy(0, one)] for one in near.live})
             say_suspect(merged.history, which)
             shelves = _Shelves(places, merged.copies, set())
-            found = [copy for one in candidates(merged.history, which) for copy in merged.copies[one.id]]
+            found = [copy for one in reported(merged.history, which) for copy in merged.copies[one.id]]
             told = [(one.place, one.has_next, one.checkpoint) for one in found]
             rows = [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told]
             listing = _Listing([place.name for place in places], rows, result.skips, result.cuts)

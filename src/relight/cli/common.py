@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from relight.catalog.find import resolve
+from relight.catalog.find import choose
 from relight.catalog.locate import Place, locate
 from relight.catalog.run import Run, list_runs
 from relight.cli.output import escape, warn
@@ -32,9 +32,12 @@ class OpenedRun(NamedTuple):
     history: History
     which: str | None
 
-    def choose(self, which: str | None, *, metric: str = "loss", mode: str = "min") -> Checkpoint:
-        """The checkpoint meant: by ``which``, by the path, or the newest."""
-        return resolve(self.history, which or self.which or "latest", metric=metric, mode=mode)
+    def choose(self, which: str | None) -> Checkpoint:
+        """The checkpoint meant: by ``which``, by the path, or the newest. If a metric decided, a line on stderr states which."""
+        chosen = choose(self.history, which or self.which or "latest")
+        if chosen.by is not None:
+            click.echo(escape(f"{self.run.name}: {chosen.said}"), err=True)
+        return chosen.checkpoint
 
 
 def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:

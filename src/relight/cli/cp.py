@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from relight.catalog.find import resolve
 from relight.catalog.locate import locate_destination
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, paint, plural, progress, size, warn
@@ -18,7 +17,7 @@ from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 @click.command("cp")
 @click.argument("source", metavar="SOURCE[@WHICH]")
 @click.argument("destination")
-@click.option("--which", multiple=True, help="Which, again and again: an id, a step, a tag, 'latest' or 'best'.")
+@click.option("--which", multiple=True, help="Which, again and again: an id, a step, a tag, 'latest', 'best' or 'best:METRIC'.")
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
 @click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
@@ -40,7 +39,7 @@ def command(
     found = open_run_at(source)
     if sum((everything, bool(which), found.which is not None)) > 1:
         raise ConfigError("of @WHICH, --which and --all just one can be meant")
-    chosen = found.history.live if everything else [resolve(found.history, one) for one in which] or [found.choose(None)]
+    chosen = found.history.live if everything else [found.choose(one) for one in which] or [found.choose(None)]
     place = locate_destination(destination, found.run.name)
     assert place.run is not None
     plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=force)

@@ -32,7 +32,7 @@ def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool)
     holds = holds_of(found.history)
     if which is None:
         if let_go or why:
-            raise ConfigError("which checkpoint?", where=path, hint="an id, a step, a tag, latest or best")
+            raise ConfigError("which checkpoint?", where=path, hint="an id, a step, a tag, latest, best or best:METRIC")
         rows = [{"id": one.id, "step": one.step, "why": holds[one.id]} for one in found.history.live if one.id in holds]
         if as_json:
             emit_json(rows)

@@ -19,10 +19,8 @@ POSITIVE = click.IntRange(min=1)
 @click.argument("path")
 @click.option("--keep-last", type=POSITIVE, metavar="N", help="Keep the newest N.")
 @click.option("--keep-best", type=POSITIVE, metavar="N", help="Keep the N best by --metric.")
-@click.option("--metric", default="loss", show_default=True, help="What --keep-best goes by.")
-@click.option(
-    "--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Whether less or more is better."
-)
+@click.option("--metric", metavar="NAME", help="What --keep-best goes by. Default: the run's own metric, else the only one there is.")
+@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether less or more of it is better. Default: as its name shows.")
 @click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep those that end N, 2N, 3N … steps.")
 @click.option("--keep-within", metavar="TIME", help="Keep those within so long of the newest: 36h, 7d.")
 @click.option("--keep-hourly", type=POSITIVE, metavar="N", help="Keep the newest of each of the last N hours that have one.")
@@ -43,8 +41,8 @@ def command(
     path: str,
     keep_last: int | None,
     keep_best: int | None,
-    metric: str,
-    mode: str,
+    metric: str | None,
+    mode: str | None,
     keep_every: int | None,
     keep_within: str | None,
     keep_hourly: int | None,

@@ -18,9 +18,10 @@ from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import Styled, age, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table
 from relight.commit.save import COMPACT, SUSPECT
-from relight.errors import CheckpointNotFound
+from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
+from relight.policy.best_by import BEST, selector
 from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
@@ -64,15 +65,14 @@ class Row:
 @click.option("--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite.")
 @click.option("--codecs", is_flag=True, help="How chunks are stored: coded, as differences, with earlier checkpoints; and why.")
 @click.option("--values", is_flag=True, help="The plain values too: step counts, random states, settings.")
-@click.option("--metric", default="loss", show_default=True, help="What 'best' goes by.")
-@click.option(
-    "--mode", type=click.Choice(["min", "max"]), default="min", show_default=True, help="Whether less or more is better."
-)
+@click.option("--metric", metavar="NAME", help="What 'best' goes by: the same as best:NAME. Default: the run's own metric.")
+@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether less or more of it is better: the same as best:NAME:MODE.")
 @json_option
 def command(
-    path: str, which: str | None, only: tuple[str, ...], with_stats: bool, codecs: bool, values: bool, metric: str, mode: str, as_json: bool
+    path: str, which: str | None, only: tuple[str, ...], with_stats: bool, codecs: bool, values: bool, metric: str | None, mode: str | None,
+    as_json: bool,
 ) -> None:
-    """Show one checkpoint, by default the newest. WHICH is an id, a step, a tag, 'latest' or 'best'.
+    """Show one checkpoint, by default the newest. WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'.
 
     \b
     Examples:
@@ -80,7 +80,11 @@ def command(
       relight show runs/demo 500 --only 'optimizer/*' --stats
     """
     found = open_run_at(path)
-    one = found.choose(which, metric=metric, mode=mode)
+    if metric is not None or mode is not None:
+        if (which or found.which) != BEST:
+            raise ConfigError("--metric and --mode go with 'best'", hint=f"relight show {path} best --metric NAME")
+        which = selector(metric, mode)
+    one = found.choose(which)
     opened = found.run.open(one)
     rows = _rows(opened, only)
     plain = [(name, value) for name, value in _values(opened) if _matches(name, only)] if values else []

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from relight.catalog.find import resolve
 from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
@@ -30,8 +29,9 @@ RANKS_SHOWN = 16
 def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> int:
     """Where the time of a save went: each rank's way to the commit, the slowest rank, the critical path.
 
-    From the events that processes of this machine keep, of the latest save or the one that WHICH names: a step, an id, a tag. A save that
-    failed is there, too. Of the critical path, each moment counts for the earliest part of the slowest rank's way that was not over yet.
+    From the events that processes of this machine keep, of the latest save or the one that WHICH names: a step, an id, a tag, best. A save
+    that failed is there, too. Of the critical path, each moment counts for the earliest part of the slowest rank's way that was not
+    over yet.
 
     \b
     Examples:
@@ -54,8 +54,8 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
     id_ = _chosen(saves, which)
     if id_ is None:
         try:
-            id_ = resolve(opened.history, which, metric="loss", mode="min").id
-        except RelightError:
+            id_ = opened.choose(which).id
+        except CheckpointNotFound:
             id_ = ""
     trace = trace_of(store, run, id_, saves[id_]) if id_ in saves else None
     if trace is None:

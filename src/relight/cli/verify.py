@@ -10,7 +10,6 @@ import click
 
 from relight.catalog import Finding, verify_checkpoint, verify_log
 from relight.catalog.checked import record_checked
-from relight.catalog.find import resolve
 from relight.catalog.locate import locate
 from relight.catalog.proofs import VERIFIED, Proof, Verified, remember_proof
 from relight.catalog.run import list_runs
@@ -29,8 +28,8 @@ from relight.observe import emit
 def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> int:
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
-    WHICH is an id, a step, a tag, 'latest' or 'best'; without one, all are checked. Exit code 1 if anything is wrong: damage is
-    named by file, chunk and tensor. What was read is remembered with the run, where it may be written: relight ready says how long ago.
+    WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 if anything is wrong: damage
+    is named by file, chunk and tensor. What was read is remembered with the run, where it may be written: relight ready says how long ago.
 
     \b
     Examples:
@@ -119,7 +118,7 @@ def _first(findings: list[Finding]) -> str:
 
 def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
     wanted = which or ((found.which,) if found.which else ())
-    chosen = [resolve(found.history, one) for one in wanted] if wanted else found.history.live
+    chosen = [found.choose(one) for one in wanted] if wanted else found.history.live
     return list({one.id: one for one in chosen}.values())
 
 

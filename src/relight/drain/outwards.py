@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Run
+from relight.catalog.best_by import record_best_by
 from relight.catalog.diary import level_diaries
 from relight.catalog.tiers import (
     Merged,
@@ -27,6 +28,7 @@ from relight.commit.attempt import take_over
 from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
+from relight.policy.keep import with_recorded
 from relight.policy.tiers import DRAINED_TOPIC, Pace, Tier, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
@@ -112,6 +114,8 @@ class _Way:
         charge = take_over(log, self._attempt, attempts[:-1])
         with contextlib.suppress(RelightError):  # what cannot be written this time is written before the next copy
             level_diaries(self._near.store, self._near.name, store, run, self._stop)
+        with contextlib.suppress(StoreUnavailable):  # the next drain records it
+            record_best_by(log, history.best_by, charge)
         while not self._stop():
             history = self._near.history()
             if history.attempts[-1] != self._attempt:
@@ -224,7 +228,8 @@ def _noted(note: NoteBody, view: View) -> tuple[Body, int]:
 def owed_to(tier: Tier, near: History, far: History, *, at_pace: bool = True) -> list[str]:
     """What a tier lacks, by the ids that the nearest tier knows, oldest first; ``at_pace``: but for what it is too soon for."""
     there = set(_named({**far.retired, **far.by_id}, near))
-    return owed(tier.keep, candidates_of(near), newest_seq(near, there), pace_of(near, tier.name, there) if at_pace else Pace())
+    rules = with_recorded(tier.keep, near.best_by)
+    return owed(rules, candidates_of(near), newest_seq(near, there), pace_of(near, tier.name, there) if at_pace else Pace())
 
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:

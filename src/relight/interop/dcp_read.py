@@ -27,7 +27,7 @@ from relight.capture.rebuild import Memory, Thunk
 from relight.capture.regions import Region, Regions
 from relight.capture.tensors import TORCH_DTYPES, touch_all
 from relight.catalog import Opened, Run, candidates, check_pack, open_checkpoint, open_run, read_tensors
-from relight.catalog.find import nothing_there
+from relight.catalog.find import choose_all, nothing_there, report
 from relight.catalog.whole import Whole, check_pieces, whole_of
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
 from relight.format import Leaf
@@ -78,8 +78,8 @@ class _Nothing(Metadata):
 class StorageReader(_StorageReader):
     """Loads what ``StorageWriter`` saved in the run at ``url``: ``dcp.load(state, storage_reader=StorageReader("store/run"))``.
 
-    ``which`` is ``latest``, ``best``, a tag, a step or an id; the last number in ``checkpoint_id=`` of ``dcp.load`` is a step. Each rank
-    reads the byte ranges that its plan needs, whatever layout they were saved under, and every one is verified before it is used.
+    ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=`` of ``dcp.load`` is a
+    step. Each rank reads the byte ranges that its plan needs, whatever layout they were saved under, and every one is verified before it is used.
     ``latest`` passes over damaged checkpoints: all ranks then take the same one, if the process group is the default one; else damage is an
     error. After an error the state may hold a mixture. Values that are not tensors are plain ones, encoded for DCP in memory.
     """
@@ -174,7 +174,7 @@ class StorageReader(_StorageReader):
         """The first checkpoint whose root, parts and packs are there, as far as can be told without reading them."""
         run = self._open_run()
         view = run.view()
-        tried = candidates(run.history(), self.which)
+        tried = [report(one) for one in choose_all(run.history(), self.which)]
         if not tried:
             raise nothing_there(view, self._run_name, self._store_url)
         failed: list[str] = []

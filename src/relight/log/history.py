@@ -13,6 +13,8 @@ from relight.log.chain import View
 ROLLED_BACK = "rolled back"
 """Topic of the NOTE that what the run did from step ``before`` on is not to be gone on from, and that it does not train on the samples of
 the steps ``skip`` any more, as ``first-last``."""
+BEST_BY = "best by"
+"""Topic of the NOTE that records the run's own metric: "best" means the checkpoint with the ``mode`` (``min`` or ``max``) of ``metric``."""
 REPACKED = "repacked"
 """Topic of the NOTE that a checkpoint, its ``id``, needs no donors any more."""
 
@@ -73,6 +75,8 @@ class History:
     """Steps, first and last, whose samples are not trained on."""
     cuts: dict[str, float] = field(default_factory=dict)
     """By what to multiply the learning rates of those that a roll-back came behind; ``""``: of a run that begins anew."""
+    best_by: tuple[str, str] | None = None
+    """The run's own metric and its mode, ``min`` or ``max``: what "best" means here. None if no attempt recorded one."""
 
     @property
     def attempts(self) -> list[str]:
@@ -125,6 +129,8 @@ def fold(view: View | Sequence[Record]) -> History:
                 _repacked(history, str(body.data.get("id")))
             elif body.topic == ROLLED_BACK:
                 _rolled_back(history, body.data.get("before"), body.data.get("skip"), body.data.get("lr"))
+            elif body.topic == BEST_BY and record.epoch >= history.epoch:  # a superseded attempt does not rename what is best
+                history.best_by = _best_by(body.data.get("metric"), body.data.get("mode")) or history.best_by
         elif isinstance(body, (CommitBody, RetireBody, RecallBody, SweepBody, TagBody)):
             if record.epoch < history.epoch:
                 history.void.append((record, f"its epoch {record.epoch} was fenced by {history.epoch}"))
@@ -132,6 +138,10 @@ def fold(view: View | Sequence[Record]) -> History:
             history.epoch = max(history.epoch, record.epoch)  # the FENCE itself may be a damaged record
             _apply(history, record, body)
     return history
+
+
+def _best_by(metric: object, mode: object) -> tuple[str, str] | None:
+    return (metric, mode) if isinstance(metric, str) and metric and isinstance(mode, str) and mode in ("min", "max") else None
 
 
 def _repacked(history: History, checkpoint_id: str) -> None:

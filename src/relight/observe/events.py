@@ -18,6 +18,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "attempt.ended": (logging.INFO, "this process is done with the run, as it should be"),
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
+    "best.chosen": (logging.INFO, "a checkpoint was chosen as the best, and by which metric"),
+    "metric.missing": (logging.WARNING, "a metric that saves or retention go by has not come"),
     "restore.back": (logging.WARNING, "the run goes on from before what went wrong"),
     "run.unfit": (logging.WARNING, "a process that ran the script ahead, to relight.standby(), ended before it got there"),
     "run.life": (logging.INFO, "relight run started the processes of a job"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from relight.policy.units import Span, bytes_of, check_bool, name_of, one_of, seconds_of, whole_of
+from relight.policy.best_by import MODES, listed, mode_for, mode_of, only_metric
+from relight.policy.units import Span, bytes_of, check_bool, one_of, seconds_of, whole_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +16,9 @@ class Keep:
 
     last: int | None = None
     best: int | None = None
-    metric: str = "loss"
-    mode: str = "min"
+    metric: str | None = None
+    """What ``best`` goes by; None: the run's own metric, else the only one that the checkpoints have. No metric is guessed."""
+    mode: str | None = None
     every: int | None = None
     within_s: float | None = None
     hourly: int | None = None
@@ -82,8 +84,8 @@ def keep(
     *,
     last: int | None = None,
     best: int | None = None,
-    metric: str = "loss",
-    mode: str = "min",
+    metric: str | None = None,
+    mode: str | None = None,
     every: int | None = None,
     within: str | float | Span | None = None,
     hourly: int | None = None,
@@ -108,15 +110,21 @@ def keep(
     Abandoned checkpoints stay, and count for no rule and no budget: those that are no ancestors of the newest good one, because training
     began again from scratch or from an older one. ``prune_abandoned=True`` applies the rules to them as well.
 
+    Without ``metric`` the ``best`` are by the metric of ``save=relight.best(…)``, else by the one that the run records, else by the only
+    one that its checkpoints have. Without ``mode`` a well known name decides (``loss``: min, ``accuracy``: max). While no checkpoint has
+    the metric, or none is known, the rule keeps all of them.
+
     Tagged checkpoints, the newest one, and the newest one that verifies always stay. What a roll-back has set aside counts for no rule.
     No clock is asked: times are those of the records, none later than the record behind it.
     """
     counts = {"last": last, "best": best, "every": every, "behind": behind}
     counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
+    if metric is not None:
+        mode = mode_for(metric, mode)
     return Keep(
         **{name: None if value is None else whole_of(value, name) for name, value in counts.items()},
-        metric=name_of(metric, "metric"),
-        mode=one_of(mode, ("min", "max"), "mode"),
+        metric=metric,
+        mode=None if mode is None else one_of(mode, MODES, "mode"),
         within_s=None if within is None else seconds_of(within, "within"),
         budget=None if budget is None else bytes_of(budget, "budget"),
         undo_s=None if undo is None else seconds_of(undo, "undo"),
@@ -130,6 +138,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another; so do those behind which
     training went back, if there are others. If no checkpoint that stays is known to verify, nothing goes.
     """
+    rules = _settled(rules, checkpoints)
     reasons: dict[str, list[str]] = {one.id: [] for one in checkpoints}
     newest_first = sorted(checkpoints, key=lambda one: -one.seq)
     spared = {one.id for one in checkpoints if one.abandoned and not one.aside and not rules.prune_abandoned}
@@ -140,7 +149,8 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     newest_verified = next((one for one in counted if one.verified), None)
     if newest_verified:
         reasons[newest_verified.id].append("newest verified")
-    for one, reason in (*_by_count(rules, sound), *_by_time(rules, sound), *_by_size(rules, sound), *_by_age(rules, sound)):
+    ranked = _by_metric(rules, sound, counted)
+    for one, reason in (*_by_count(rules, sound), *ranked, *_by_time(rules, sound), *_by_size(rules, sound), *_by_age(rules, sound)):
         reasons[one.id].append(reason)
     for one in checkpoints:
         if one.id in spared:
@@ -191,11 +201,45 @@ Kept = Iterator[tuple[Candidate, str]]
 def _by_count(rules: Keep, sound: Sequence[Candidate]) -> Kept:
     for position, one in enumerate(sound[: rules.last or 0]):
         yield one, f"last {rules.last}: number {position + 1}"
-    for position, one in enumerate(_best(rules, sound)):
-        yield one, f"best {rules.best} by {rules.metric}: number {position + 1}"
     for one in sound:
         if rules.every and (one.step + 1) % rules.every == 0:
             yield one, f"every {rules.every} steps"
+
+
+def _by_metric(rules: Keep, sound: Sequence[Candidate], checkpoints: Sequence[Candidate]) -> Kept:
+    """The best ones; all of them while nothing shows which those are: a misspelt metric must not delete what it was meant to keep."""
+    why = _unranked(rules, checkpoints) if rules.best else ""
+    for position, one in enumerate(sound if why else _best(rules, sound)):
+        yield one, f"best {rules.best}: {why}" if why else f"best {rules.best} by {rules.metric} ({rules.mode}): number {position + 1}"
+
+
+def with_recorded(rules: Keep, recorded: tuple[str, str] | None) -> Keep:
+    """``rules`` with the metric that the run records, if they name none, and its mode."""
+    if recorded is None or rules.metric not in (None, recorded[0]):
+        return rules
+    return replace(rules, metric=recorded[0], mode=rules.mode or recorded[1])
+
+
+def _settled(rules: Keep, checkpoints: Sequence[Candidate]) -> Keep:
+    """``rules`` with a metric and a mode, if there is only one that can be meant."""
+    if rules.metric is not None:
+        return rules if rules.mode is not None else replace(rules, mode=mode_of(rules.metric))
+    found = only_metric(_finite(checkpoints), rules.mode)
+    return rules if found is None else replace(rules, metric=found.metric, mode=found.mode)
+
+
+def _unranked(rules: Keep, checkpoints: Sequence[Candidate]) -> str:
+    """Why settled ``rules`` cannot rank by a metric; empty if they can."""
+    finite = _finite(checkpoints)
+    if rules.metric is None:
+        return f"no metric is named for it, and the checkpoints have {listed(finite)}"
+    if rules.metric not in finite:
+        return f"no checkpoint has a finite {rules.metric!r} yet"
+    return "" if rules.mode is not None else f"whether less or more of {rules.metric!r} is better is not known"
+
+
+def _finite(checkpoints: Sequence[Candidate]) -> set[str]:
+    return {name for one in checkpoints for name, value in one.metrics.items() if math.isfinite(value)}
 
 
 def _by_time(rules: Keep, sound: Sequence[Candidate]) -> Kept:
@@ -274,15 +318,15 @@ def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
 def is_lasting(rules: Keep, one: Candidate, among: Sequence[Candidate]) -> bool:
     """Whether ``rules`` name it for good, rather than as one of the newest."""
     at_step = rules.every is not None and (one.step + 1) % rules.every == 0
-    return bool(one.tags) or at_step or one in _best(rules, sorted(among, key=lambda other: -other.seq))
+    return bool(one.tags) or at_step or one in _best(_settled(rules, among), sorted(among, key=lambda other: -other.seq))
 
 
 def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:
-    if not rules.best:
+    if not rules.best or rules.metric is None or rules.mode is None:
         return []
-    sign = 1.0 if rules.mode == "min" else -1.0
-    scored = [one for one in sound if math.isfinite(one.metrics.get(rules.metric, math.nan))]
-    return sorted(scored, key=lambda one: (sign * one.metrics[rules.metric], -one.seq))[: rules.best]
+    metric, sign = rules.metric, 1.0 if rules.mode == "min" else -1.0
+    scored = [one for one in sound if math.isfinite(one.metrics.get(metric, math.nan))]
+    return sorted(scored, key=lambda one: (sign * one.metrics[metric], -one.seq))[: rules.best]
 
 
 def _why_not(rules: Keep, one: Candidate) -> str:
@@ -296,4 +340,5 @@ def _why_not(rules: Keep, one: Candidate) -> str:
         "weekly": "not the newest of one of the last {} weeks", "monthly": "not the newest of one of the last {} months",
         "budget": "beyond {} bytes", "behind": "not the one {} steps behind",
     }  # fmt: skip
-    return ", ".join(said.format(getattr(rules, name)) for name, said in words.items() if getattr(rules, name) is not None)
+    words["best"] = "not among the best {} by {metric}"
+    return ", ".join(text.format(getattr(rules, name), metric=rules.metric) for name, text in words.items() if getattr(rules, name) is not None)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from relight.errors import ConfigError, shown
-from relight.policy.units import Span, name_of, number_above_0, one_of, seconds_of, whole_of
+from relight.policy.best_by import mode_for
+from relight.policy.units import Span, number_above_0, seconds_of, whole_of
 
 if TYPE_CHECKING:
     from relight.policy.adaptive import Adaptive
@@ -52,6 +53,16 @@ class Trigger:
         """The part of it that wants an interval worked out, if it has one."""
         return None
 
+    @property
+    def best_by(self) -> frozenset[tuple[str, str]]:
+        """``(name, mode)`` of the metrics whose best values it saves."""
+        return frozenset()
+
+    @property
+    def only_best(self) -> bool:
+        """Whether it saves nothing but best values: if their metrics never come, it never saves."""
+        return False
+
     def __or__(self, other: Trigger) -> Trigger:
         if not isinstance(other, Trigger):
             return NotImplemented
@@ -76,6 +87,14 @@ class _Any(Trigger):
     @property
     def adapts(self) -> Adaptive | None:
         return next((found for part in self.parts if (found := part.adapts) is not None), None)
+
+    @property
+    def best_by(self) -> frozenset[tuple[str, str]]:
+        return frozenset().union(*(part.best_by for part in self.parts))
+
+    @property
+    def only_best(self) -> bool:
+        return all(part.only_best for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +132,12 @@ class _Best(Trigger):
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
         return frozenset({(self.metric, self.mode)})
+
+    best_by = metrics
+
+    @property
+    def only_best(self) -> bool:
+        return True
 
 
 def every(
@@ -166,9 +191,15 @@ def _amount(amount: Any) -> tuple[int | None, float | None]:
     return whole_of(amount, "every(…)"), None
 
 
-def best(metric: str, mode: str = "min") -> Trigger:
-    """Save whenever ``metric``, as given to ``ckpt.step``, is better than in any checkpoint so far; ``mode`` is ``min`` or ``max``."""
-    return _Best(name_of(metric, "best(…)"), one_of(mode, ("min", "max"), "mode"))
+def best(metric: str, mode: str | None = None) -> Trigger:
+    """Save whenever ``metric``, as given to ``ckpt.step``, is better than in any checkpoint so far.
+
+    ``mode`` is ``min`` or ``max``. Without it a well known name decides (``val_loss``: min, ``accuracy``: max); another needs it.
+
+    >>> best("val_acc").metrics
+    frozenset({('val_acc', 'max')})
+    """
+    return _Best(metric, mode_for(metric, mode))
 
 
 def check_trigger(value: Any) -> Trigger:

@@ -17,6 +17,7 @@ from relight.log import Checkpoint, History, Log, View, fold, line_of, newest_go
 from relight.log.identity import seconds_since_epoch
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.adaptive import is_routine
+from relight.policy.keep import with_recorded
 from relight.policy.tiers import owed, safe_on
 from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
 from relight.reclaim.recall import due_of, sweep_recallable
@@ -78,7 +79,7 @@ def plan_prune(
     """
     view = (log or Log(store, run)).read()
     history = fold(view)
-    doubt = unsure(view, history)
+    doubt, rules = unsure(view, history), with_recorded(rules, history.best_by)
     known = verified if isinstance(verified, dict) else dict(verified or {})
     while True:
         verdicts = decide_keep(rules, candidates_of(history, known, doubt))
@@ -176,6 +177,7 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
     held |= {one: f"on hold: {why}" for one, why in holds_of(history).items()}
     elsewhere: dict[str, str] = {}
     tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
+    tiers = {name: replace(tier, keep=with_recorded(tier.keep, history.best_by)) for name, tier in tiers.items()}
     for group in groups_in(history):
         lacks, has = Counter[str](), Counter[str]()
         for name in group.members:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from relight.catalog.holds import holds_of
 from relight.log import History, Log, fold
 from relight.policy import Keep, decide_keep
+from relight.policy.keep import with_recorded
 from relight.reclaim.prune import PruneReport, candidates_of, prune_a_share
 from relight.store import ByteStore
 
@@ -88,7 +89,7 @@ class Room:
             for one in candidates_of(history, self.verified)
         ]
         waits = any(one.held and one.id not in on_hold for one in candidates_of(history))
-        rules = self._less(need)
+        rules = with_recorded(self._less(need), history.best_by)
         left = sum(one.bytes for one, verdict in zip(arrived, decide_keep(rules, arrived), strict=True) if verdict.keep)
         return waits and left + need <= (self.rules.capacity or 0)
 

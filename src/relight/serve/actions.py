@@ -22,6 +22,7 @@ from relight.format.names import check_run_name
 from relight.log import Checkpoint
 from relight.log.identity import seconds_since_epoch
 from relight.policy import keep
+from relight.policy.best_by import is_best
 from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.run_names import dir_of, run_name
 from relight.serve.index import Index
@@ -111,7 +112,7 @@ class Actions:
             raise ConfigError("a field is at most 400 letters long, all of which can be printed")
         if verb == "revoke":
             return self._revoke(fields)
-        return {
+        planned, do = {
             "tag": self._tag,
             "branch": self._branch,
             "pin": self._pin,
@@ -121,6 +122,10 @@ class Actions:
             "prune": self._prune,
             "promote": self._promote,
         }[verb](fields, who)
+        if is_best(fields.get("which", "")):
+            chosen = self._index.choose(fields["store"], fields["run"], fields["which"])
+            planned = planned._replace(says=f"{planned.says} It is {chosen.said}.")
+        return planned, do
 
     def _run(self, fields: Mapping[str, str]) -> Run:
         store, name = fields.get("store", ""), fields.get("run", "")

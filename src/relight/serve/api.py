@@ -149,13 +149,13 @@ def _reading(made: APIRouter) -> None:
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
         return told(request.app.state.index.checkpoints(store, run, after, limit))
 
-    @made.get("/runs/{store}/{run}/checkpoints/{which}", dependencies=viewer, summary="One checkpoint: an id, a step, a tag, latest, best")
-    def checkpoint(request: Request, store: Name, run: Name, which: Name) -> Response:
-        return told(request.app.state.index.checkpoint(store, run, which))
-
-    @made.get("/runs/{store}/{run}/checkpoints/{which}/values", dependencies=viewer, summary="A tensor in numbers, or how far it is read")
+    @made.get("/runs/{store}/{run}/checkpoints/{which:path}/values", dependencies=viewer, summary="A tensor in numbers")
     def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
         return told(request.app.state.index.values(store, run, which, path))
+
+    @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, by any WHICH")
+    def checkpoint(request: Request, store: Name, run: Name, which: Name) -> Response:
+        return told(request.app.state.index.checkpoint(store, run, which))
 
     @made.get("/diff", dependencies=viewer, summary="What differs between two checkpoints, or how far that is")
     def diff(request: Request, a: Spec, b: Spec) -> Response:

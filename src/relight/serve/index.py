@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
 from relight.catalog.checked import Checked, checked, damage
-from relight.catalog.find import resolve
+from relight.catalog.find import Chosen, choose
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.stored_as import stored_of
 from relight.catalog.whole import whole_of
@@ -99,8 +99,12 @@ class Index:
         return found
 
     def find(self, store: str, run: str, which: str) -> Checkpoint:
-        """A checkpoint by id, step, tag, ``latest`` or ``best``; ``step=N`` for N."""
-        return resolve(self.state(store, run).history, which.removeprefix("step="))
+        """Return the checkpoint of ``choose``."""
+        return self.choose(store, run, which).checkpoint
+
+    def choose(self, store: str, run: str, which: str) -> Chosen:
+        """Return a checkpoint by id, step, tag, ``latest``, ``best`` or ``best:METRIC``; ``step=N`` for N."""
+        return choose(self.state(store, run).history, which.removeprefix("step="))
 
     def stores(self) -> list[StoreRow]:
         """All that are followed."""
@@ -152,8 +156,10 @@ class Index:
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
         """One. Its tensors come when its metadata has been read, which is once, and for a small one at once."""
-        state, one = self.state(store, run), self.find(store, run, which)
+        state, chosen = self.state(store, run), self.choose(store, run, which)
+        one = chosen.checkpoint
         tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
+        facts = [("chosen", chosen.said), *facts] if chosen.said else facts
         row = self._listed(store, run, [one], state.history)[0]
         known = checked(state.history).get(one.id)
         noted = seconds_since_epoch(known.at) if known is not None and not known.damage else None

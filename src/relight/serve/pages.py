@@ -101,7 +101,7 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
     )
 
 
-@page("/runs/{store}/{run}/checkpoints/{which}")
+@page("/runs/{store}/{run}/checkpoints/{which:path}")
 def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "") -> HTMLResponse:
     """One checkpoint; of one of its tensors its values, too, if it is asked for."""
     index, tensor = request.app.state.index, tensor[:_TEXT_MAX]

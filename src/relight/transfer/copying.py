@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from relight.catalog import Opened, Run
+from relight.catalog.best_by import record_best_by
 from relight.catalog.packs import StoredReader, open_pack
 from relight.catalog.read import each_chunk
 from relight.commit import delete_directory
@@ -125,6 +126,7 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
             report.copied.append((checkpoint.id, copy_one(opened, plan.destination, log, progress, checks=checks)))
         except (CorruptCheckpoint, UnsafeContent) as error:
             report.damaged.append((checkpoint.id, error))
+    record_best_by(log, plan.source.history().best_by, over=False)
     return report
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from relight.catalog.best_by import record_best_by
 from relight.catalog.branches import PREFIX, held_in, lent_by, let_go, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
@@ -28,7 +29,7 @@ class Branch(NamedTuple):
 def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: str = "") -> Branch:
     """Make the run ``name`` of the same store, which goes on from ``checkpoint`` of ``run``. Said again it changes nothing.
 
-    The checkpoint stays where it is, and is not removed there as long as the branch has it. Cost: three records, whatever its size.
+    The checkpoint stays where it is, and is not removed there as long as the branch has it. Cost: four records at most, whatever its size.
     ``ConfigError`` if there is a run of that name that is something else.
     """
     name = check_run_name(name)
@@ -48,6 +49,7 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
         return msgspec.structs.replace(checkpoint.body, home=home, new_bytes=0, reason=f"branched off {run.name}"), 0
 
     target.append(decide)
+    record_best_by(target, run.history().best_by, over=False)
     return Branch(name, home, checkpoint)
 
 

@@ -1,0 +1,118 @@
+"""Watching for metrics that saves and retention go by and that never come: a misspelt name must not be found out after the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from relight.catalog.find import finite_metrics
+from relight.checkpointer.options import as_number
+from relight.errors import ConfigError
+from relight.log import History
+from relight.observe import emit
+from relight.policy import Keep, Trigger
+from relight.policy.best_by import listed, meant, only_metric
+
+WARN_STEPS = 10
+"""Calls of ``step()`` without the metric until a warning, where only ``best(…)`` saves."""
+WARN_STEPS_ELSE = 1_000
+"""The same, where other triggers save as well."""
+TYPO_STEPS = 1_000
+"""Calls of ``step()`` until an error, where only ``best(…)`` saves and a metric of nearly the same name came."""
+NEVER_STEPS = 100_000
+"""Calls of ``step()`` until an error in any case: evaluations may be rare, every 10,000 steps or more."""
+ALIKE = 0.85
+"""Similarity (``difflib``) from which a name is taken for a misspelling of another."""
+SEEN_MAX = 256
+"""Names of metrics that are remembered."""
+
+
+class Awaited:
+    """The metrics that have not come yet, of one Checkpointer on the rank that leads. It costs nothing once all have come."""
+
+    def __init__(self, trigger: Trigger | None, rules: Sequence[Keep], leads: bool) -> None:
+        wanted = sorted(trigger.best_by) if trigger is not None and leads else []
+        ranking = [one for one in rules if one.best and leads]
+        self._alone = trigger is not None and trigger.only_best
+        self._due = {metric: f'save=best("{metric}")' for metric, _ in wanted}
+        """Metrics of the trigger that no step gave a finite value of."""
+        self._kept = {one.metric: f'keep(best={one.best}, metric="{one.metric}")' for one in ranking if one.metric is not None}
+        """Metrics of retention that no save has a finite value of."""
+        self._unnamed = next((f"keep(best={one.best})" for one in ranking if one.metric is None), "")
+        self._seen: set[str] = set()
+        self._steps = 0
+        self._warned: set[str] = set()
+
+    def begin(self, history: History) -> None:
+        """Stop waiting for what checkpoints of the run have."""
+        if history.best_by is not None:
+            self._unnamed = ""
+        for name in finite_metrics(history):
+            self._due.pop(name, None)
+            self._kept.pop(name, None)
+
+    def step(self, metrics: Mapping[str, Any], save: Callable[[], object] | None) -> None:
+        """Count a step. ``ConfigError``, after ``save()``, if a metric has not come for too long."""
+        if not self._due and not self._kept:
+            return
+        self._steps += 1
+        self._see(metrics)
+        for name in [one for one in self._due if one in metrics and math.isfinite(as_number(one, metrics[one]))]:
+            del self._due[name]
+        patience = WARN_STEPS if self._alone else WARN_STEPS_ELSE
+        for name, rule in self._due.items():
+            if name not in self._warned and (self._steps >= patience or self._alike(name)):
+                self._warn(name, rule, "it saves nothing until then")
+        error = self._error()
+        if error is not None:
+            if save is not None:
+                save()  # where only best(…) saves, nothing else has kept what was trained so far
+            raise error
+
+    def saved(self, numbers: Mapping[str, float]) -> None:
+        """Count a save that has these metrics."""
+        self._see(numbers)
+        for name in [one for one in self._kept if math.isfinite(numbers.get(one, math.nan))]:
+            del self._kept[name]
+        for name, rule in self._kept.items():
+            if name not in self._warned:
+                self._warn(name, rule, "that rule keeps every checkpoint until one has it")
+        if self._unnamed and numbers and only_metric(numbers) is None:
+            say = f"{self._unnamed} names no metric, and this save has {listed(numbers)}: the rule keeps every checkpoint; name one of them"
+            emit("metric.missing", say, rule=self._unnamed, seen=sorted(numbers))
+            self._unnamed = ""
+
+    def _see(self, metrics: Mapping[str, Any]) -> None:
+        if len(self._seen) < SEEN_MAX:
+            self._seen.update(metrics)
+
+    def _alike(self, name: str) -> bool:
+        return name not in self._seen and bool(get_close_matches(name, self._seen, n=1, cutoff=ALIKE))
+
+    def _warn(self, name: str, rule: str, then: str) -> None:
+        self._warned.add(name)
+        emit("metric.missing", f"{rule}: {self._what(name)}; {then}", metric=name, rule=rule, seen=sorted(self._seen))
+
+    def _what(self, name: str) -> str:
+        """What is known of a metric that has not come."""
+        if name in self._seen:
+            also = " at a step that was saved" if name in self._kept and name not in self._due else ""
+            return f"no finite value of {name!r} came yet{also}"
+        return f"no step has given {name!r} yet{meant(name, self._seen)} (given so far: {listed(self._seen)})"
+
+    def _error(self) -> ConfigError | None:
+        for name, rule in self._due.items() if self._alone else ():
+            if self._steps >= (TYPO_STEPS if self._alike(name) else NEVER_STEPS):
+                return self._never(name, rule)
+        for name, rule in self._kept.items() if self._steps >= NEVER_STEPS else ():
+            if name not in self._seen:
+                return self._never(name, rule)
+        return None
+
+    def _never(self, name: str, rule: str) -> ConfigError:
+        return ConfigError(
+            f"{rule} never took effect in {self._steps:,} steps: {self._what(name)}",
+            hint=f"pass it: ckpt.step(step, {name}=value) at every evaluation; or name a metric that step() is given",
+        )
