@@ -88,7 +88,7 @@ def test_the_history_is_what_it_was() -> None:
     assert [record.body.data for record in history.notes] == [{"rain": True, "mm": 3.5, "n": 7, "where": "é", "none": None}]
     assert history.live[1].body.metrics == {"loss": "nan", "accuracy": 0.5, "high": "inf", "low": "-inf", "count": 2**63}
     assert resolve(history, "good/one").step == 2
-    assert resolve(history, "best", metric="accuracy").step == 3
+    assert resolve(history, "best:accuracy").step == 3
     with pytest.raises(CheckpointNotFound, match="retired"):
         resolve(history, "w" * 10)
 

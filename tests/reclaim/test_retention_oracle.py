@@ -59,7 +59,7 @@ rules = st.builds(
     Keep,
     st.none() | st.integers(1, 4),
     st.none() | st.integers(1, 3),
-    st.just("loss"),
+    st.sampled_from(["loss", None]),
     st.sampled_from(["min", "max"]),
     st.none() | st.integers(1, 5),
     *[st.none() | st.none() | rule for rule in (st.integers(1, 400).map(lambda hours: 1800.0 * hours), *[st.integers(1, 3)] * 4, st.integers(1, 120), st.integers(1, 8))],
@@ -119,6 +119,9 @@ def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
         value = one.metrics.get("loss", math.nan)
         if rule.last is not None and one in sound and len(newer_sound) < rule.last:
             stay.add(one.id)
+        ranked = any(math.isfinite(other.metrics.get("loss", math.nan)) for other in checkpoints)
+        if rule.best is not None and one in sound and not ranked:
+            stay.add(one.id)  # "While no checkpoint has the metric, the rule keeps all of them."
         if rule.best is not None and one in sound and math.isfinite(value):
 
             def beats(other: Candidate, value: float = value, seq: int = one.seq) -> bool:

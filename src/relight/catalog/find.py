@@ -9,7 +9,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.format.records import Metric
 from relight.log import Checkpoint, History, View
 from relight.observe import emit
-from relight.policy.best_by import MODES, BestBy, best_by, is_best, listed, meant
+from relight.policy.best_by import BEST, MODES, BestBy, best_by, is_best, no_metric
 
 FAULTS_SAID = 5
 """Records that cannot be read which an error lists."""
@@ -117,21 +117,17 @@ def choose(history: History, which: str | int) -> Chosen:
 
 def _best(history: History, text: str) -> Chosen:
     newest_first, names = history.live[::-1], finite_metrics(history)
-    if not names:
-        why = f", as {text!r} needs" if newest_first else ""
-        raise CheckpointNotFound(
-            f"no checkpoint has a finite metric{why}" if newest_first else "this run has no checkpoint yet",
-            hint="pass metrics to ckpt.step(…, name=value)",
-        )
+    if not newest_first:
+        raise CheckpointNotFound(f"no checkpoint {text!r}", hint="this run has no checkpoint yet")
+    if not names and text == BEST and history.best_by is None:
+        raise CheckpointNotFound("no checkpoint has a finite metric, so none is the best", hint="pass metrics to ckpt.step(…, name=value)")
     by = best_by(text, history.best_by, names)
     found = best([one for one in newest_first if one.id not in history.set_aside] or newest_first, by.metric, by.mode)
     if found is not None:
         return Chosen(found, by)
     if by.metric in names:
         raise CheckpointNotFound(f"every checkpoint with a finite metric {by.metric!r} is suspect, or was set aside by a roll-back")
-    raise CheckpointNotFound(
-        f"no checkpoint has a finite metric {by.metric!r}{meant(by.metric, names)}", hint=f"the checkpoints have {listed(names)}"
-    )
+    raise no_metric(by.metric, names)
 
 
 def nothing_there(view: View, run: str, where: str) -> RelightError:

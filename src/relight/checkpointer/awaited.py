@@ -19,7 +19,7 @@ WARN_STEPS = 10
 """Calls of ``step()`` without the metric until a warning, where only ``best(…)`` saves."""
 WARN_STEPS_ELSE = 1_000
 """The same, where other triggers save as well."""
-TYPO_STEPS = 1_000
+TYPO_STEPS = 20_000
 """Calls of ``step()`` until an error, where only ``best(…)`` saves and a metric of nearly the same name came."""
 NEVER_STEPS = 100_000
 """Calls of ``step()`` until an error in any case: evaluations may be rare, every 10,000 steps or more."""
@@ -44,6 +44,8 @@ class Awaited:
         self._seen: set[str] = set()
         self._steps = 0
         self._warned: set[str] = set()
+        self._typos: set[str] = set()
+        """Metrics of the trigger that look like misspellings of what came."""
 
     def begin(self, history: History) -> None:
         """Stop waiting for what checkpoints of the run have."""
@@ -63,7 +65,7 @@ class Awaited:
             del self._due[name]
         patience = WARN_STEPS if self._alone else WARN_STEPS_ELSE
         for name, rule in self._due.items():
-            if name not in self._warned and (self._steps >= patience or self._alike(name)):
+            if name not in self._warned and (self._steps >= patience or name in self._typos):
                 self._warn(name, rule, "it saves nothing until then")
         error = self._error()
         if error is not None:
@@ -85,11 +87,12 @@ class Awaited:
             self._unnamed = ""
 
     def _see(self, metrics: Mapping[str, Any]) -> None:
-        if len(self._seen) < SEEN_MAX:
+        known = len(self._seen)
+        if known < SEEN_MAX:
             self._seen.update(metrics)
-
-    def _alike(self, name: str) -> bool:
-        return name not in self._seen and bool(get_close_matches(name, self._seen, n=1, cutoff=ALIKE))
+        if len(self._seen) != known:  # comparing names at every step would cost more than the step's other bookkeeping
+            missing = [name for name in self._due if name not in self._seen]
+            self._typos = {name for name in missing if get_close_matches(name, self._seen, n=1, cutoff=ALIKE)}
 
     def _warn(self, name: str, rule: str, then: str) -> None:
         self._warned.add(name)
@@ -104,7 +107,7 @@ class Awaited:
 
     def _error(self) -> ConfigError | None:
         for name, rule in self._due.items() if self._alone else ():
-            if self._steps >= (TYPO_STEPS if self._alike(name) else NEVER_STEPS):
+            if self._steps >= (TYPO_STEPS if name in self._typos else NEVER_STEPS):
                 return self._never(name, rule)
         for name, rule in self._kept.items() if self._steps >= NEVER_STEPS else ():
             if name not in self._seen:

@@ -79,7 +79,7 @@ class StorageReader(_StorageReader):
     """Loads what ``StorageWriter`` saved in the run at ``url``: ``dcp.load(state, storage_reader=StorageReader("store/run"))``.
 
     ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=`` of ``dcp.load`` is a
-    step. Each rank reads the byte ranges that its plan needs, whatever layout they were saved under, and every one is verified before it is used.
+    step. Each rank reads the byte ranges that its plan needs, whatever layout they were saved under; each is verified before it is used.
     ``latest`` passes over damaged checkpoints: all ranks then take the same one, if the process group is the default one; else damage is an
     error. After an error the state may hold a mixture. Values that are not tensors are plain ones, encoded for DCP in memory.
     """

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from relight.errors import ConfigError
+from relight.errors import CheckpointNotFound, ConfigError
 
 BEST = "best"
 """The selector; alone, or followed by ``:NAME`` or ``:NAME:MODE``."""
@@ -89,11 +89,19 @@ def best_by(which: str, recorded: tuple[str, str] | None, names: Collection[str]
     if recorded is not None and recorded[0] == rest:
         return BestBy(*recorded)
     mode = mode_of(rest)
+    if mode is None and rest not in names:
+        raise no_metric(rest, names)
     if mode is None:
         raise ConfigError(
             f"mode is missing: whether less or more of {rest!r} is better is unknown", hint=f"write {BEST}:{rest}:min or {BEST}:{rest}:max"
         )
     return BestBy(rest, mode)
+
+
+def no_metric(name: str, names: Collection[str]) -> CheckpointNotFound:
+    """Return the error for a metric that no checkpoint has."""
+    what = f"no checkpoint has a finite metric {name!r}{meant(name, names)}"
+    return CheckpointNotFound(what, hint=f"the checkpoints have {listed(names)}" if names else "pass it to ckpt.step(…, name=value)")
 
 
 def listed(names: Collection[str]) -> str:

@@ -234,7 +234,7 @@ def _unranked(rules: Keep, checkpoints: Sequence[Candidate]) -> str:
     if rules.metric is None:
         return f"no metric is named for it, and the checkpoints have {listed(finite)}"
     if rules.metric not in finite:
-        return f"no checkpoint has a finite {rules.metric!r} yet"
+        return f"no checkpoint has a finite {rules.metric!r} yet (they have {listed(finite)})"
     return "" if rules.mode is not None else f"whether less or more of {rules.metric!r} is better is not known"
 
 
@@ -341,4 +341,5 @@ def _why_not(rules: Keep, one: Candidate) -> str:
         "budget": "beyond {} bytes", "behind": "not the one {} steps behind",
     }  # fmt: skip
     words["best"] = "not among the best {} by {metric}"
-    return ", ".join(text.format(getattr(rules, name), metric=rules.metric) for name, text in words.items() if getattr(rules, name) is not None)
+    given = {name: value for name in words if (value := getattr(rules, name)) is not None}
+    return ", ".join(words[name].format(value, metric=rules.metric) for name, value in given.items())

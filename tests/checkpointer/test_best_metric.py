@@ -1,0 +1,234 @@
+"""A run's own metric: recorded by its attempts, and what "best" means to everyone who asks later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.catalog import Run
+from relight.catalog.best_by import record_best_by
+from relight.checkpointer import awaited
+from relight.format.records import NoteBody
+from relight.log import Log, fold
+from relight.log.history import BEST_BY
+from relight.observe import Event, subscribe
+from relight.store import open_bytes
+from relight.transfer import execute_copy, plan_copy
+from relight.versions.branching import branch
+
+ACC = [0.1, 0.9, 0.5, 0.4]
+"""The best is step 1; the lowest loss is the last step's."""
+
+
+@pytest.fixture
+def events() -> Iterator[list[Event]]:
+    """What is emitted meanwhile."""
+    found: list[Event] = []
+    undo = subscribe(found.append)
+    yield found
+    undo()
+
+
+def train(path: object, values: list[float], first: int = 0, **options: object) -> relight.Checkpointer:
+    """Steps with a falling loss and the given accuracies."""
+    options.setdefault("save", relight.every(steps=1))
+    ckpt = relight.Checkpointer(path, x=torch.zeros(3), signals=False, background=False, **options)  # type: ignore[arg-type]
+    ckpt.restore()
+    for step, value in enumerate(values, first):
+        ckpt.step(step, loss=10.0 - step, acc=value)
+    ckpt.close(save=False)
+    return ckpt
+
+
+def restored(path: object, which: str) -> int:
+    """The step that ``restore`` takes."""
+    ckpt = relight.Checkpointer(path, x=torch.zeros(3), signals=False, background=False)  # type: ignore[arg-type]
+    start = ckpt.restore(which)
+    ckpt.close(save=False)
+    return start - 1
+
+
+def recorded(path: Path) -> list[tuple[str, str]]:
+    """What each NOTE of the run's log names."""
+    notes = [one.body for one in Run(open_bytes(path.parent), path.name).history().notes]
+    return [(str(one.data["metric"]), str(one.data["mode"])) for one in notes if isinstance(one, NoteBody) and one.topic == BEST_BY]
+
+
+@pytest.mark.parametrize("options", [{"keep": relight.keep(last=9, best=1, metric="acc", mode="max")}, {"save": relight.every(steps=1) | relight.best("acc")}])  # fmt: skip
+def test_best_is_by_the_metric_that_the_run_names(tmp_path: Path, options: dict[str, object], events: list[Event]) -> None:
+    """Whatever names it, ``keep`` or ``best(…)``: restore and load take that metric's best, and an event states so."""
+    run = tmp_path / "runs" / "demo"
+    train(run, ACC, **options)
+    assert restored(run, "best") == 1
+    assert [one.step for one, _ in relight.open(run).verify("best")] == [1]
+    relight.load(run, "best")
+    said = [event.fields for event in events if event.name == "best.chosen"]
+    assert [(one["step"], one["metric"], one["mode"], one["value"]) for one in said] == [(1, "acc", "max", 0.9)] * 3
+    assert said[0]["say"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
+    relight.open(run).tag("top", "best")
+    assert restored(run, "top") == 1
+
+
+def test_selectors_name_any_metric(tmp_path: Path) -> None:
+    """``best:NAME`` and ``best:NAME:MODE``, whatever the run records; without a record, several metrics are an error that lists them."""
+    run = tmp_path / "runs" / "demo"
+    train(run, ACC)
+    assert restored(run, "best:acc") == 1 and restored(run, "best:acc:min") == 0 and restored(run, "best:loss") == 3
+    with pytest.raises(relight.ConfigError, match="the checkpoints have acc, loss"):
+        restored(run, "best")
+    with pytest.raises(relight.ConfigError, match="the checkpoints have acc, loss"):
+        relight.load(run, "best")
+    with pytest.raises(relight.CheckpointNotFound, match="did you mean acc"):
+        restored(run, "best:accc:max")
+
+
+def test_the_record_is_made_once_and_changes_with_the_script(tmp_path: Path) -> None:
+    """A restart that names the same records nothing, one that names none leaves it, one that names another replaces it."""
+    run = tmp_path / "runs" / "demo"
+    rules = relight.keep(last=9, best=1, metric="acc")
+    train(run, ACC[:2], keep=rules)
+    train(run, ACC[2:3], 2, keep=rules)
+    train(run, ACC[3:], 3)
+    assert recorded(run) == [("acc", "max")] and restored(run, "best") == 1
+    train(run, [0.3], 4, keep=relight.keep(last=9, best=1, metric="loss"))
+    assert recorded(run) == [("acc", "max"), ("loss", "min")] and restored(run, "best") == 4
+
+
+def test_keep_best_goes_by_the_trigger_if_it_names_no_metric(tmp_path: Path) -> None:
+    """The old code kept the lowest loss; two metrics in the trigger are an error at once, not a choice between them."""
+    run = tmp_path / "runs" / "demo"
+    train(run, ACC, save=relight.every(steps=1) | relight.best("acc"), keep=relight.keep(best=1))
+    assert [one.step for one in relight.open(run).checkpoints()] == [1, 3]
+    with pytest.raises(relight.ConfigError, match="names no metric, and save= goes by acc, loss"):
+        train(run, [], save=relight.best("acc") | relight.best("loss"), keep=relight.keep(best=1))
+
+
+def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
+    """Nor does a NOTE that makes no sense: the fold passes over both."""
+    run = tmp_path / "runs" / "demo"
+    train(run, ACC, keep=relight.keep(last=9, best=1, metric="acc"))
+    train(run, [0.2], 4)
+    log = Log(open_bytes(run.parent), "demo")
+    epoch = fold(log.read()).epoch
+    record_best_by(log, ("loss", "min"), epoch - 1)
+    for data in ({"metric": "loss", "mode": "min"},):
+        log.append(lambda view: (NoteBody(topic=BEST_BY, data=data), epoch - 1))  # noqa: B023
+    for odd in ({}, {"metric": "loss"}, {"metric": 3, "mode": "min"}, {"metric": "loss", "mode": "less"}, {"metric": "", "mode": "min"}):
+        log.append(lambda view: (NoteBody(topic=BEST_BY, data=odd), epoch))  # type: ignore[arg-type] # noqa: B023
+    assert fold(log.read()).best_by == ("acc", "max") and restored(run, "best") == 1
+
+
+def test_copies_branches_and_tiers_know_it(tmp_path: Path) -> None:
+    """A copy, a branch and a further tier go by the same metric, by themselves and with the nearest tier lost."""
+    near, far = tmp_path / "near", tmp_path / "far"
+    tiers = relight.Tiers(near=str(near / "demo"), far=relight.tier(str(far / "demo"), keep=relight.keep(last=9, best=1, metric="acc")))
+    with relight.Checkpointer(tiers, x=torch.zeros(3), signals=False, background=False, save=relight.every(steps=1)) as ckpt:
+        ckpt.restore()
+        for step, value in enumerate(ACC):
+            save = ckpt.step(step, loss=10.0 - step, acc=value)
+            assert save is not None and save.wait(60, until="drained")
+    assert restored(near / "demo", "best") == 1
+    assert restored(far / "demo", "best") == 1
+    source = Run(open_bytes(near), "demo")
+    execute_copy(plan_copy(source, source.history().live, open_bytes(tmp_path / "other"), "copy"))
+    assert restored(tmp_path / "other" / "copy", "best") == 1
+    branch(source, source.history().live[-1], "twig")
+    assert recorded(near / "twig") == [("acc", "max")]
+    ckpt = relight.Checkpointer(tiers, x=torch.zeros(3), signals=False, background=False)
+    assert ckpt.restore("best") == 2
+    ckpt.close(save=False)
+
+
+def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(tmp_path: Path, events: list[Event]) -> None:
+    """The warning has the metrics that came and the nearest name; the old code left one checkpoint, silently."""
+    run = tmp_path / "runs" / "demo"
+    train(run, ACC, keep=relight.keep(best=2, metric="acct", mode="max"))
+    said = [event.fields for event in events if event.name == "metric.missing"]
+    assert len(said) == 1 and said[0]["seen"] == ["acc", "loss"]
+    assert "no step has given 'acct' yet; did you mean acc? (given so far: acc, loss)" in said[0]["say"]
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2, 3]
+    events.clear()
+    train(run, [math.nan, 0.7], 4, keep=relight.keep(last=9, best=2, metric="acc"))
+    assert not [event for event in events if event.name == "metric.missing"]  # checkpoints of the run have it
+
+
+def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: list[Event]) -> None:
+    """NaN is no value to go by: all stay, with a warning; a NaN that was saved does not keep later values from being better."""
+    run = tmp_path / "runs" / "demo"
+    train(run, [math.nan] * 3, keep=relight.keep(best=1, metric="acc"))
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2]
+    assert "no finite value of 'acc' came yet" in next(event for event in events if event.name == "metric.missing").fields["say"]
+    one = relight.Checkpointer(tmp_path / "runs" / "other", x=1, signals=False, background=False, save=relight.best("acc"))
+    one.restore()
+    one.save(0, metrics={"acc": math.nan})
+    assert one.step(1, acc=0.3) is not None
+    one.close(save=False)
+
+
+def test_a_trigger_without_its_metric_warns_then_saves_and_raises(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``save=best("val_loss")`` alone saved nothing for the whole run: a warning after some steps, an error later, and the state is saved."""
+    monkeypatch.setattr(awaited, "NEVER_STEPS", 30)
+    run = tmp_path / "runs" / "demo"
+    ckpt = relight.Checkpointer(run, x=torch.zeros(3), signals=False, background=False, save=relight.best("val_loss"))
+    ckpt.restore()
+    for step in range(29):
+        assert ckpt.step(step, lr=0.1) is None
+        warned = [event for event in events if event.name == "metric.missing"]
+        assert len(warned) == (step >= awaited.WARN_STEPS - 1)
+    assert 'save=best("val_loss"): no step has given \'val_loss\' yet (given so far: lr)' in warned[0].fields["say"]
+    with pytest.raises(relight.ConfigError, match=r"never took effect in 30 steps") as caught:
+        ckpt.step(29, lr=0.1)
+    assert "ckpt.step(step, val_loss=value)" in caught.value.hint
+    ckpt.close(save=False)
+    assert [one.step for one in relight.open(run).checkpoints()] == [29]
+
+
+def test_a_name_nearly_the_same_warns_at_once_and_raises_earlier(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``val_los`` for ``val_loss`` is no rare evaluation."""
+    monkeypatch.setattr(awaited, "TYPO_STEPS", 5)
+    ckpt = relight.Checkpointer(tmp_path / "demo", x=1, signals=False, background=False, save=relight.best("val_los", "min"))
+    ckpt.restore()
+    ckpt.step(0, val_loss=1.0)
+    assert "did you mean val_loss?" in next(event for event in events if event.name == "metric.missing").fields["say"]
+    with pytest.raises(relight.ConfigError, match="never took effect"):
+        for step in range(1, 9):
+            ckpt.step(step, val_loss=1.0)
+    ckpt.close(save=False)
+
+
+def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One evaluation in 10,000 steps ends no training; where something else saves, nothing ends it, and the first value ends the watch."""
+    assert awaited.TYPO_STEPS > 10_000 and awaited.NEVER_STEPS >= 100_000
+    monkeypatch.setattr(awaited, "NEVER_STEPS", 20)
+    save = relight.every(steps=1000) | relight.best("val_loss")
+    ckpt = relight.Checkpointer(tmp_path / "a", x=1, signals=False, background=False, save=save)
+    ckpt.restore()
+    for step in range(60):
+        ckpt.step(step, lr=1.0)
+    ckpt.close(save=False)
+    other = relight.Checkpointer(tmp_path / "b", x=1, signals=False, background=False, save=relight.best("val_loss"))
+    other.restore()
+    for step in range(60):
+        other.step(step, lr=1.0, **({"val_loss": 1.0} if step == 15 else {}))
+    other.close(save=False)
+    assert [one.step for one in relight.open(tmp_path / "b").checkpoints()] == [15]
+
+
+def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Path, events: list[Event]) -> None:
+    """``keep(best=1)`` with ``loss`` and ``acc`` in each checkpoint guesses nothing."""
+    run = tmp_path / "runs" / "demo"
+    train(run, ACC, keep=relight.keep(best=1))
+    said = [event.fields["say"] for event in events if event.name == "metric.missing"]
+    assert said == ["keep(best=1) names no metric, and this save has acc, loss: the rule keeps every checkpoint; name one of them"]
+    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2, 3]
+    plan = relight.open(run).plan_prune(relight.keep(best=1, metric="wer"))
+    assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason
