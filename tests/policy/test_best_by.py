@@ -42,6 +42,7 @@ def test_nothing_is_assumed_of_an_unknown_name() -> None:
     for make in (lambda: keep(best=1, metric="lr"), lambda: best("lr")):
         with pytest.raises(ConfigError, match="whether less or more of 'lr'"):
             make()
+    assert keep(last=2, metric="lr").mode is None  # no rule goes by it
     assert keep(best=2).metric is None and keep(best=2).mode is None
 
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError
+from relight.policy.units import name_of, one_of
 
 BEST = "best"
 """The selector; alone, or followed by ``:NAME`` or ``:NAME:MODE``."""
@@ -39,11 +40,11 @@ def mode_of(metric: str) -> str | None:
     return None if less == more else "min" if less else "max"
 
 
-def mode_for(metric: str, mode: str | None) -> str:
-    """Return ``mode``, or the usual one of a well known name. ``ConfigError`` if neither is known: no mode is guessed."""
+def mode_for(metric: str, mode: str | None, needed: bool = True) -> str | None:
+    """Return ``mode``, or the usual one of a well known name. ``ConfigError`` if neither is known and it is ``needed``: none is guessed."""
     name_of(metric, "metric")
     found = mode_of(metric) if mode is None else one_of(mode, MODES, "mode")
-    if found is None:
+    if found is None and needed:
         raise ConfigError(f"mode is missing: whether less or more of {metric!r} is better is unknown", hint='add mode="min" or mode="max"')
     return found
 

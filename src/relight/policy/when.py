@@ -199,7 +199,9 @@ def best(metric: str, mode: str | None = None) -> Trigger:
     >>> best("val_acc").metrics
     frozenset({('val_acc', 'max')})
     """
-    return _Best(metric, mode_for(metric, mode))
+    known = mode_for(metric, mode)
+    assert known is not None
+    return _Best(metric, known)
 
 
 def check_trigger(value: Any) -> Trigger:
