@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from relight.catalog.find import finite_metrics
-from relight.checkpointer.options import as_number
+from relight.checkpointer.metric_values import as_number
 from relight.errors import ConfigError
 from relight.log import History
 from relight.observe import emit

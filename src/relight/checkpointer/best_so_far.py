@@ -19,13 +19,13 @@ from relight.policy.best_by import listed
 class BestSoFar:
     """``values`` by ``"name:mode"``, of what was saved. ``awaited``: the metrics that have not come yet."""
 
-    def __init__(self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, leads: bool = True) -> None:
+    def __init__(self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, rank: int = 0) -> None:
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
-        self._leads = leads
+        self._leads = rank == 0
         rules = [one for one in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if one is not None]
         self._own = own_metric(trigger, rules)
         self.values: dict[str, float] = {}
-        self.awaited = Awaited(trigger, rules, leads)
+        self.awaited = Awaited(trigger, rules, self._leads)
 
     def begin(self, attempt: Attempt, history: History) -> None:
         """Learn from the run's checkpoints; on the rank that leads, record the run's own metric. Cost: one record, if it is new."""

@@ -120,7 +120,6 @@ def keep(
     counts = {"last": last, "best": best, "every": every, "behind": behind}
     counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
     if metric is not None:
-    if metric is not None:
         mode = mode_for(metric, mode, needed=best is not None)
     return Keep(
         **{name: None if value is None else whole_of(value, name) for name, value in counts.items()},
