@@ -163,7 +163,7 @@ def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: 
     train(run, [math.nan] * 3, keep=relight.keep(best=1, metric="acc"))
     assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2]
     assert "no finite value of 'acc' came yet" in next(event for event in events if event.name == "metric.missing").fields["say"]
-    one = relight.Checkpointer(tmp_path / "runs" / "other", x=1, signals=False, background=False, save=relight.best("acc"))
+    one = relight.Checkpointer(tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc"))
     one.restore()
     one.save(0, metrics={"acc": math.nan})
     assert one.step(1, acc=0.3) is not None
@@ -195,7 +195,7 @@ def test_a_name_nearly_the_same_warns_at_once_and_raises_earlier(
 ) -> None:
     """``val_los`` for ``val_loss`` is no rare evaluation."""
     monkeypatch.setattr(awaited, "TYPO_STEPS", 5)
-    ckpt = relight.Checkpointer(tmp_path / "demo", x=1, signals=False, background=False, save=relight.best("val_los", "min"))
+    ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_los", "min"))
     ckpt.restore()
     ckpt.step(0, val_loss=1.0)
     assert "did you mean val_loss?" in next(event for event in events if event.name == "metric.missing").fields["say"]
@@ -210,12 +210,12 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
     assert awaited.TYPO_STEPS > 10_000 and awaited.NEVER_STEPS >= 100_000
     monkeypatch.setattr(awaited, "NEVER_STEPS", 20)
     save = relight.every(steps=1000) | relight.best("val_loss")
-    ckpt = relight.Checkpointer(tmp_path / "a", x=1, signals=False, background=False, save=save)
+    ckpt = relight.Checkpointer(tmp_path / "a", state={"x": 1}, signals=False, background=False, save=save)
     ckpt.restore()
     for step in range(60):
         ckpt.step(step, lr=1.0)
     ckpt.close(save=False)
-    other = relight.Checkpointer(tmp_path / "b", x=1, signals=False, background=False, save=relight.best("val_loss"))
+    other = relight.Checkpointer(tmp_path / "b", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
     other.restore()
     for step in range(60):
         other.step(step, lr=1.0, **({"val_loss": 1.0} if step == 15 else {}))

@@ -142,8 +142,8 @@ class Checkpointer(Holds):
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
         self._attempt: Attempt | None = None
         self._environment: Callable[[], dict[str, Any]] | None = None
-        self._resumed, self._best, self._stale = Resumed(), BestSoFar(self._trigger, self._keep, tiers, self._world.rank), Stale(self._components)
-        self._verified: dict[str, bool] = {}
+        self._resumed, self._stale, self._verified = Resumed(), Stale(self._components), dict[str, bool]()
+        self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
