@@ -1,0 +1,138 @@
+"""Runs slips: each script in a process of its own and a fresh directory; then looks whether a checkpoint was lost or a wrong one taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from tests.slips.slip import STEPS, Slip, error_in, plain
+
+HERE = Path(__file__).parent
+PARTS = HERE / "parts"
+
+
+def fast() -> str | None:
+    """A file system in memory, where fsync costs nothing; None, the usual place, where there is none."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+class Outcome(NamedTuple):
+    """What a slip came to."""
+
+    output: str
+    """Standard error and output, without what differs between two runs."""
+    code: int
+    faults: list[str]
+    seconds: float
+    """Of the script alone."""
+
+
+class Runner:
+    """Runs scripts through one zygote. ``source`` is the directory of the relight that is tried."""
+
+    def __init__(self, root: Path, source: Path | None = None) -> None:
+        self.root = root
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RELIGHT_")}
+        environment.update(RELIGHT_EVENTS="0", RELIGHT_BACKGROUND="0", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        environment["PYTHONPATH"] = f"{source or HERE.parents[1] / 'src'}"
+        self._zygote = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._zygote.stdout is not None
+        assert self._zygote.stdout.readline() == "ready\n", "the zygote could not import relight"
+        self._demo = root / "demo"
+        self._demo.mkdir()
+        code, output, _ = self.process(self._demo, PARTS / "setup_demo.py")
+        assert code == 0, output
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.close()
+        self._zygote.wait(10)
+
+    def process(self, directory: Path, script: Path, timeout: float = 60, **environment: str) -> tuple[int, str, float]:
+        """Run a script there. Return exit status, output, seconds."""
+        out, err = directory / "out.txt", directory / "err.txt"
+        for file in (out, err):
+            file.unlink(missing_ok=True)
+        order = {
+            "directory": str(directory), "script": str(script), "out": str(out), "err": str(err), "timeout": timeout,
+            "environment": environment, "parts": str(PARTS),
+        }  # fmt: skip
+        assert self._zygote.stdin is not None and self._zygote.stdout is not None
+        self._zygote.stdin.write(json.dumps(order) + "\n")
+        self._zygote.stdin.flush()
+        answer = json.loads(self._zygote.stdout.readline())
+        text = out.read_text(encoding="utf-8", errors="replace") + err.read_text(encoding="utf-8", errors="replace")
+        return answer["code"], text, answer["seconds"]
+
+    def look(self, directory: Path, run: str) -> dict[str, object]:
+        """What is in a run, as ``parts/look.py`` finds it."""
+        code, output, _ = self.process(directory, PARTS / "look.py", SLIP_RUN=run, HOME=str(directory), RELIGHT_LOG="quiet")
+        if code != 0:
+            return {"checkpoints": {}, "next": None, "why": f"looking failed: {output[-2000:]}"}
+        found: dict[str, object] = json.loads((directory / "look.json").read_text(encoding="utf-8"))
+        return found
+
+    def run(self, slip: Slip) -> Outcome:
+        """Run a slip and check everything about it."""
+        directory = self.root / slip.name
+        directory.mkdir()
+        before: dict[str, list[object]] = {}
+        if slip.setup == "demo":
+            shutil.copytree(self._demo / "runs", directory / "runs")
+            before = self.look(directory, "runs/demo")["checkpoints"]  # type: ignore[assignment]
+            assert [row[0] for row in before.values()] == list(STEPS)
+        script = directory / "train.py"
+        script.write_text("from ordinary import *\n" + slip.script.lstrip("\n"), encoding="utf-8")
+        code, raw, seconds = self.process(directory, script, HOME=str(directory), **slip.environment)
+        output = plain(raw, str(directory))
+        faults = [*_of_the_end(slip, code, output)]
+        if slip.setup == "demo" or slip.takes is not None:
+            faults += _of_the_run(slip, before, self.look(directory, slip.run))
+        return Outcome(output, code, faults, seconds)
+
+
+def _of_the_end(slip: Slip, code: int, output: str) -> list[str]:
+    faults = []
+    right = slip.code if slip.code is not None else int(slip.refused)
+    if code != right:
+        faults.append(f"exit status {code}, not {right}")
+    if slip.refused and not error_in(output):
+        faults.append("no error of Relight's")
+    if slip.refused and error_in(output) and "→" not in error_in(output):
+        faults.append("the error has no way out")
+    faults += [f"the output lacks /{one}/" for one in slip.shows if not re.search(one, output)]
+    faults += [f"the output has /{one}/" for one in slip.hides if re.search(one, output)]
+    return faults
+
+
+def _of_the_run(slip: Slip, before: dict[str, list[object]], after: dict[str, object]) -> list[str]:
+    faults = []
+    there: dict[str, list[object]] = after["checkpoints"]  # type: ignore[assignment]
+    for key, (step, weight, _) in before.items():
+        if step in slip.removes:
+            continue
+        if key not in there:
+            faults.append(f"step {step} is lost")
+        elif there[key][2]:
+            faults.append(f"step {step} is damaged")
+        elif there[key][1] != weight:
+            faults.append(f"step {step} holds {there[key][1]}, not {weight}")
+    if slip.takes is not None:
+        start, origin = slip.takes
+        if after["next"] != [start, 1000.0 * origin + start]:
+            faults.append(f"the next start gets {after['next']}, not {[start, 1000.0 * origin + start]} {after['why']}".rstrip())
+    elif after["next"] is not None and slip.setup == "demo":
+        faults.append(f"the next start gets {after['next']}: it should be refused")
+    return faults
