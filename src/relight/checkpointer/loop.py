@@ -184,12 +184,11 @@ class Checkpointer(Holds):
             )  # fmt: skip
         self._neighbours.forget()
         self._resumed = found
-        for checkpoint_id in found.damaged:
-            self._verified[checkpoint_id] = False
+        self._verified.update(dict.fromkeys(found.damaged, False))
         if found.checkpoint is None:
             self._look_over()
-            why = "fresh=True" if self._fresh.used else "it has no checkpoint yet"
-            emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run)
+            why = f"{'fresh=True' if self._fresh.used else 'it has no checkpoint yet'} (store {self._store.url})"
+            emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run, store=self._store.url)
             start = 0
         else:
             self._parent = found.checkpoint.id
@@ -356,7 +355,7 @@ class Checkpointer(Holds):
             history = self._attempt.history()
             self._neighbours.meet()
             text = f"attempt {self._attempt.epoch} of run {self._run!r}{self._fresh.begun(self._attempt, self._parent, self._world.rank)}"
-            emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch)
+            emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch, store=self._store.url)
             self._best.begin(self._attempt, history)
             self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)

@@ -44,6 +44,11 @@ class Resumed:
     notes: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints of the nearest tier that could not be restored, by id, and what is wrong with each."""
+    run: str = ""
+    where: str = ""
+    """The store's URL."""
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    """Step of each checkpoint that could not be restored, and the reason in one word."""
     micro_step: int | None = None
     newest_seen: str | None = None
     skips: list[tuple[int, int]] = field(default_factory=list)
@@ -175,6 +180,7 @@ def first_good(
     False if there is none to try. ``CorruptCheckpoint`` if none can be restored.
     """
     failed: list[RelightError] = []
+    result.run, result.where = run, where
     for copy in found:
         checkpoint = copy.checkpoint
         try:
@@ -183,6 +189,7 @@ def first_good(
             if which != "latest" and not copy.has_next:
                 raise
             failed.append(error)
+            result.skipped.append((checkpoint.step, "unreadable" if isinstance(error, StoreUnavailable) else "damaged"))
             if not isinstance(error, StoreUnavailable) and not copy.place:
                 result.damaged[checkpoint.id] = f"{error.where}: {error.what}" if error.where else error.what
             emit(
@@ -306,18 +313,26 @@ def _restore(
     result.micro_step = micro if isinstance(micro, int) else None
 
 
+def _skipped(found: Resumed) -> str:
+    """The end of the sentence about a restore: steps of newer checkpoints, with the reason why each was skipped."""
+    return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(found.skipped) )
+
+
 def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:
     """Tell what was restored, from where, and why it may not go on to the bit."""
     assert found.checkpoint is not None
     emit(
         "restore.done",
-        f"restored step {found.checkpoint.step} ({found.checkpoint.id}) in {found.seconds:.2f} s"
-        f"{'' if found.source == 'store' else f' from {found.source}'}: going on with step {start}",
+        f"resumed run {found.run!r} from step {found.checkpoint.step} (store {found.where}, {found.seconds:.2f} s"
+        f"{'' if found.source == 'store' else f', from {found.source}'}); continuing with step {start}{_skipped(found)}",
         step=found.checkpoint.step,
         id=found.checkpoint.id,
         bytes=found.bytes_read,
         seconds=round(found.seconds, 6),
         source=found.source,
+        run=found.run,
+        store=found.where,
+        skipped=[step for step, _ in found.skipped],
     )
     different = differences(found.environment, environment)
     if different:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
+from relight.observe.console import be_command
 from relight.version import VERSION
 
 COMMANDS = {
@@ -167,6 +168,7 @@ def cli(debug: bool, given: tuple[str, ...]) -> None:
 
 def main() -> None:
     """The entry point: errors of ours become a message and an exit code."""
+    be_command()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from relight.observe import console
 from relight.run_names import run_name, shown
 
 EVENTS: dict[str, tuple[int, str]] = {
@@ -145,7 +146,11 @@ def emit(name: str, say: str = "", **fields: Any) -> Event:
     facts = " ".join(f"{key}={value}" for key, value in fields.items())
     if _modest and level == logging.INFO:
         level = logging.DEBUG
-    logger.log(level, "relight: %s", say or f"{meaning} ({facts})", extra={"relight": event})
+    text = say or f"{meaning} ({facts})"
+    if console.applies(logger):  # else Python's handler of last resort would write warnings, and nothing else
+        console.show(logger, name, level, text, fields)
+    else:
+        logger.log(level, "%s", text, extra={"relight": event})
     for listener in listeners:
         listener(event)
     return event

@@ -63,6 +63,7 @@ FIELDS: dict[str, str] = {
     "severity": "info, warning or critical",
     "share": "share of its time in which it trains, a ratio",
     "signal": "its name",
+    "skipped": "steps whose checkpoints could not be restored, a list",
     "skip": "steps that are left out, FIRST-LAST",
     "slots": "snapshots that there is memory for, a number",
     "source": "where the bytes came from",
@@ -90,10 +91,10 @@ FIELDS: dict[str, str] = {
 """What a field means, wherever it is."""
 
 CARRIES: dict[str, tuple[str, ...]] = {
-    "attempt.started": ("run", "epoch"),
+    "attempt.started": ("run", "epoch", "store"),
     "attempt.ended": ("run",),
-    "restore.done": ("step", "id", "bytes", "seconds", "source"),
-    "restore.fresh": ("run",),
+    "restore.done": ("step", "id", "bytes", "seconds", "source", "run", "store", "skipped"),
+    "restore.fresh": ("run", "store"),
     "best.chosen": ("id", "step", "metric", "mode", "value", "why"),
     "metric.missing": ("metric", "rule", "seen"),
     "restore.back": ("before", "skip"),

@@ -216,6 +216,7 @@ _ENVIRONMENT = (
         ("core_dumps", _YES, "false", "whether processes that hold keys may leave core dumps"),
         ("single_writer", _YES, "false", "a promise: one process at most writes to the store"),
         ("debug", _YES, "false", "whether commands show tracebacks"),
+        ("log", "quiet, warnings, default, info or debug", "default", "which events go to stderr if no logging is configured"),
     ),
 )
 SETTINGS = {one.name: one for one in (*_CHECKPOINT, *_SUPERVISE, *_ALERTS, *_ENVIRONMENT)}
