@@ -16,6 +16,8 @@ from tests.slips.slip import STEPS, Slip, error_in, plain
 
 HERE = Path(__file__).parent
 PARTS = HERE / "parts"
+WAY_OUT = r"→|\b(is|are|takes)\b.*\bnot\b"
+"""What an error with a way out has: a hint, or a sentence that states what to give instead."""
 
 
 def fast() -> str | None:
@@ -49,8 +51,11 @@ class Runner:
         assert self._zygote.stdout.readline() == "ready\n", "the zygote could not import relight"
         self._demo = root / "demo"
         self._demo.mkdir()
-        code, output, _ = self.process(self._demo, PARTS / "setup_demo.py")
+        shutil.copy(PARTS / "setup_demo.py", self._demo / "train.py")
+        code, output, _ = self.process(self._demo, self._demo / "train.py")
         assert code == 0, output
+        self._before: dict[str, list[object]] = self.look(self._demo, "runs/demo")["checkpoints"]  # type: ignore[assignment]
+        assert [row[0] for row in self._before.values()] == list(STEPS)
 
     def __enter__(self) -> Runner:
         return self
@@ -76,9 +81,9 @@ class Runner:
         text = out.read_text(encoding="utf-8", errors="replace") + err.read_text(encoding="utf-8", errors="replace")
         return answer["code"], text, answer["seconds"]
 
-    def look(self, directory: Path, run: str) -> dict[str, object]:
+    def look(self, directory: Path, run: str, **environment: str) -> dict[str, object]:
         """What is in a run, as ``parts/look.py`` finds it."""
-        code, output, _ = self.process(directory, PARTS / "look.py", SLIP_RUN=run, HOME=str(directory), RELIGHT_LOG="quiet")
+        code, output, _ = self.process(directory, PARTS / "look.py", SLIP_RUN=run, HOME=str(directory), RELIGHT_LOG="quiet", RELIGHT_SETTINGS=str(PARTS / "empty.toml"), **environment)
         if code != 0:
             return {"checkpoints": {}, "next": None, "why": f"looking failed: {output[-2000:]}"}
         found: dict[str, object] = json.loads((directory / "look.json").read_text(encoding="utf-8"))
@@ -90,16 +95,17 @@ class Runner:
         directory.mkdir()
         before: dict[str, list[object]] = {}
         if slip.setup == "demo":
-            shutil.copytree(self._demo / "runs", directory / "runs")
-            before = self.look(directory, "runs/demo")["checkpoints"]  # type: ignore[assignment]
-            assert [row[0] for row in before.values()] == list(STEPS)
+            shutil.copytree(self._demo / "runs", directory / "runs", symlinks=True)
+            before = self._before
         script = directory / "train.py"
         script.write_text("from ordinary import *\n" + slip.script.lstrip("\n"), encoding="utf-8")
         code, raw, seconds = self.process(directory, script, HOME=str(directory), **slip.environment)
         output = plain(raw, str(directory))
         faults = [*_of_the_end(slip, code, output)]
-        if slip.setup == "demo" or slip.takes is not None:
-            faults += _of_the_run(slip, before, self.look(directory, slip.run))
+        if slip.setup == "demo":
+            after = self.look(directory, slip.run, RELIGHT_BACKGROUND=slip.environment.get("RELIGHT_BACKGROUND", "0").replace("maybe", "0"))
+            there = self.look(directory, "runs/demo") if slip.run != "runs/demo" and (directory / "runs" / "demo" / "log").exists() else after
+            faults += _of_the_run(slip, before, there["checkpoints"], after)  # type: ignore[arg-type]
         return Outcome(output, code, faults, seconds)
 
 
@@ -110,16 +116,15 @@ def _of_the_end(slip: Slip, code: int, output: str) -> list[str]:
         faults.append(f"exit status {code}, not {right}")
     if slip.refused and not error_in(output):
         faults.append("no error of Relight's")
-    if slip.refused and error_in(output) and "→" not in error_in(output):
+    if slip.refused and error_in(output) and not re.search(WAY_OUT, error_in(output)):
         faults.append("the error has no way out")
     faults += [f"the output lacks /{one}/" for one in slip.shows if not re.search(one, output)]
     faults += [f"the output has /{one}/" for one in slip.hides if re.search(one, output)]
     return faults
 
 
-def _of_the_run(slip: Slip, before: dict[str, list[object]], after: dict[str, object]) -> list[str]:
+def _of_the_run(slip: Slip, before: dict[str, list[object]], there: dict[str, list[object]], after: dict[str, object]) -> list[str]:
     faults = []
-    there: dict[str, list[object]] = after["checkpoints"]  # type: ignore[assignment]
     for key, (step, weight, _) in before.items():
         if step in slip.removes:
             continue
@@ -129,10 +134,10 @@ def _of_the_run(slip: Slip, before: dict[str, list[object]], after: dict[str, ob
             faults.append(f"step {step} is damaged")
         elif there[key][1] != weight:
             faults.append(f"step {step} holds {there[key][1]}, not {weight}")
-    if slip.takes is not None:
+    if isinstance(slip.takes, tuple):
         start, origin = slip.takes
         if after["next"] != [start, 1000.0 * origin + start]:
             faults.append(f"the next start gets {after['next']}, not {[start, 1000.0 * origin + start]} {after['why']}".rstrip())
-    elif after["next"] is not None and slip.setup == "demo":
+    elif slip.takes == "refused" and after["next"] is not None:
         faults.append(f"the next start gets {after['next']}: it should be refused")
     return faults

@@ -34,8 +34,8 @@ class Slip:
     """Regular expressions, none of which the output may match."""
     quote: str = ""
     """Regular expression of the line that the page quotes; for a refused slip the error is quoted by default."""
-    takes: tuple[int, int] | None = (9, 1)
-    """First step and origin that the next start gets; None: nothing can be restored, or the next start is refused."""
+    takes: tuple[int, int] | str = (9, 1)
+    """First step and origin that the next start gets; ``refused``: it gets an error; ``any``: it may get either of several."""
     removes: tuple[int, ...] = ()
     """Steps of earlier checkpoints that the user's own rule or own hand removes."""
     setup: str = "demo"
@@ -45,8 +45,8 @@ class Slip:
     environment: dict[str, str] = field(default_factory=dict)
     code: int | None = None
     """The exit status, if it is neither 0 nor, when refused, 1."""
-    needs: str = "torch"
-    """``torch``; ``fork``: takes seconds, as it starts Python again."""
+    slow: bool = False
+    """Whether it takes many seconds, as it imports torch again: ``make slips`` runs it, CI does not."""
 
 
 def plain(text: str, directory: str) -> str:
@@ -63,7 +63,7 @@ def plain(text: str, directory: str) -> str:
 
 def error_in(output: str) -> str:
     """The last error of Relight's in a traceback: its message, with its hint."""
-    found = list(re.finditer(r"^(?:relight\.errors\.\w+|relight): (.*(?:\n  (?:- |→ |… ).*)*)", output, re.MULTILINE))
+    found = list(re.finditer(r"^relight\.errors\.\w+: (.*(?:\n  (?:- |→ |… ).*)*)", output, re.MULTILINE))
     return found[-1][1] if found else ""
 
 

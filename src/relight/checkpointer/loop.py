@@ -19,6 +19,7 @@ from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
+from relight.checkpointer.calls import Calls
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.fresh_start import FreshStart
@@ -132,7 +133,7 @@ class Checkpointer(Holds):
         self._under_way = UnderWay()
         self._due: str | None = None
         self._looked_over = self._warmed = self._closed = False
-        self._failed_in_a_row, self._recall, self._trusted = 0, Recall(), Trusted(self._compact)
+        self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, Recall(), Trusted(self._compact), Calls(self._run)
         if self._ranks is not None:
             self._ranks.split(self._components)
             if self._world.rank:
@@ -212,7 +213,7 @@ class Checkpointer(Holds):
         saving, if SIGTERM or SIGINT asked for that.
         """
         step, micro_step = options.check_step(step, micro_step, metrics)
-        self._start_up(micro_step)
+        self._start_up(micro_step, step, reports=True)
         self._look_over()
         self._take_charge()
         for observer in observers:
@@ -258,7 +259,7 @@ class Checkpointer(Holds):
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
-        self._start_up(micro_step)
+        self._start_up(micro_step, step)
         self._look_over()
         self._take_charge()
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
@@ -278,7 +279,7 @@ class Checkpointer(Holds):
 
     def close(self, *, save: bool = True) -> None:
         """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine."""
-        if self._closed:
+        if self._closed or self._calls.elsewhere:
             return
         teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
         self._neighbours.ends()
@@ -315,10 +316,11 @@ class Checkpointer(Holds):
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
-    def _start_up(self, micro_step: int | None = None) -> None:
+    def _start_up(self, micro_step: int | None = None, step: int | None = None, *, reports: bool = False) -> None:
         """Once: what a restore needs, too."""
         if self._closed:
             raise ConfigError("this Checkpointer is closed")
+        self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
         if micro_step is not None and self._ranks is not None:
             self._ranks.refuse_micro_step()
         if self._environment is not None:
@@ -381,7 +383,8 @@ class Checkpointer(Holds):
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
         interval_s = self._schedule.interval(step, values, bool(self._under_way))
-        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, interval_s)
+        saved = self._last_saved_step, self._last_save_s
+        return Facts(step, monotonic(), *saved, values, self._best.values, interval_s, self._calls.previous)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool

@@ -22,6 +22,7 @@ from relight.catalog.tiers import Further
 from relight.checkpointer.agree import begin_together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.calls import refuse_unconnected
 from relight.checkpointer.error_words import error_from, error_word, told_error
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
@@ -54,6 +55,7 @@ def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: st
     """
     check_writer(writer)
     if world.size == 1:
+        refuse_unconnected()
         return None
     mine = {"writer": writer, **settings}
     told = [msgspec.json.decode(one) for one in world.gather(msgspec.json.encode(mine), "comparing settings")]

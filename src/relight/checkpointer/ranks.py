@@ -148,7 +148,7 @@ class Ranks:
         """
         if self._lost:
             return None
-        reason = trigger.by_step(facts.step) if trigger is not None else None
+        reason = trigger.by_step(facts.step, facts.previous) if trigger is not None else None
         try:
             agreed = self.world.agreed()
             if agreed is not None and agreed[0]:

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 
 import msgspec
 
@@ -18,11 +20,14 @@ from relight.format.names import LOG_DIR, check_run_name, parse_record_file, rec
 from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
+from relight.log.nested import refuse_store_as_run
 from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.base import READS_AT_ONCE, Uncertain
 
 RECORDS_MAX = 2_000_000
+NAMES_MAX = 1000
+"""Runs among which the one that a misspelt name means is looked for."""
 GAP_MAX = 1000
 APPEND_TRIES = 1000
 SHOWN_PAUSE_S = 0.02
@@ -101,7 +106,9 @@ class Log:
         if view.head < 0:
             view = self._view_or_refuse()
         if view.head < 0:
-            raise CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint="relight ls STORE shows its runs")
+            close = get_close_matches(self._run, islice((entry.name for entry in self._store.list("") if entry.is_dir), NAMES_MAX), 1)
+            hint = f"did you mean {close[0]}?" if close else "relight ls STORE shows its runs"
+            raise CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint=hint)
         return view
 
     def start(self) -> View:
@@ -127,6 +134,7 @@ class Log:
                     where=self._store.url,
                     hint="restore relight.json from a copy, or choose another directory",
                 )
+            refuse_store_as_run(self._store, self._run)
             self._append(view, RunBody(name=self._run), epoch=0, run_id=secrets.token_hex(16))
             view = self._view()
         return view
@@ -181,6 +189,9 @@ class Log:
             wanted = decide(view)
             if wanted is None:
                 return None
+            if view.head < 0:
+                where, hint = f"{self._store.url.rstrip('/')}/{self._run}", "move it back; or stop, and start again where it is now"
+                raise CorruptCheckpoint("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:
                 return record

@@ -13,6 +13,7 @@ from relight.format.keyring import KEYS_DIR
 from relight.format.names import LOG_DIR, ROOT_FILE, RUN_ID, STORE_FILE, is_run_name, parse_dir, parse_record_file, record_file
 from relight.format.strict import ROOT_BYTES_MAX, SEALED_BYTES_MAX, from_json
 from relight.keys.chain import SETTING
+from relight.log.nested import refuse_run_as_store
 from relight.store import ByteStore
 from relight.store.base import encrypts
 
@@ -63,6 +64,7 @@ def require_store(store: ByteStore) -> StoreRecord:
             if not encrypts(store) and any(True for _ in store.list(KEYS_DIR)):
                 hint = f"{SETTING}=file:PATH, or encrypt="
                 raise WrongKey("this store is encrypted, and its relight.json is gone", where=store.url, hint=hint) from None
+            refuse_run_as_store(store)
             record = StoreRecord(id=_recorded_id(store) or secrets.token_hex(16), created=now_text(), encrypted=encrypts(store))
             if store.put_once(STORE_FILE, encode_store(record)):
                 return record

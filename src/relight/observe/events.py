@@ -43,6 +43,7 @@ EVENTS: dict[str, tuple[int, str]] = {
         logging.DEBUG,
         "training went on: some of its steps since it was told last, one a second at most, and their metrics; by rank 0, each ten seconds",
     ),
+    "steps.repeated": (logging.WARNING, "a step was reported twice: step() is called once per optimizer step"),
     "audit.failed": (
         logging.WARNING,
         "what was done could not be written into the audit log: a job's own restore, which is not kept from it",

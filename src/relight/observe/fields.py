@@ -116,6 +116,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "restore.skipped": ("id", "step", "kind"),
     "log.damaged": ("file", "reason"),
     "steps.done": ("steps", "metrics"),
+    "steps.repeated": ("step",),
     "audit.failed": ("error",),
     "save.requested": ("step", "reason", "id"),
     "save.sealed": ("step", "id", "seconds"),

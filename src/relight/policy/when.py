@@ -30,6 +30,8 @@ class Facts:
     """Best value of each metric among committed checkpoints, by the trigger's own mode, under ``name:mode``."""
     interval_s: float | None = None
     """What ``relight.adaptive()`` has come to; None on ranks that another decides for."""
+    previous: int | None = None
+    """The step that was reported before this one. The script left out the steps between the two."""
 
 
 class Trigger:
@@ -39,7 +41,7 @@ class Trigger:
         """The reason to save now, or None."""
         raise NotImplementedError
 
-    def by_step(self, step: int) -> str | None:
+    def by_step(self, step: int, previous: int | None = None) -> str | None:
         """The reason to save now, as far as the step's number tells it: then all ranks of a job come to the same by themselves."""
         return None
 
@@ -77,8 +79,8 @@ class _Any(Trigger):
         reasons = [reason for part in self.parts if (reason := part.due(facts))]
         return ", ".join(reasons) or None
 
-    def by_step(self, step: int) -> str | None:
-        return ", ".join(reason for part in self.parts if (reason := part.by_step(step))) or None
+    def by_step(self, step: int, previous: int | None = None) -> str | None:
+        return ", ".join(reason for part in self.parts if (reason := part.by_step(step, previous))) or None
 
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
@@ -103,16 +105,18 @@ class _Every(Trigger):
     seconds: float | None
 
     def due(self, facts: Facts) -> str | None:
-        by_step = self.by_step(facts.step)
+        by_step = self.by_step(facts.step, facts.previous)
         if by_step is not None:
             return by_step
         if self.seconds and facts.now_s - facts.last_save_s >= self.seconds:
             return f"every {self.seconds:g} seconds" if self.seconds % 60 else f"every {self.seconds / 60:g} minutes"
         return None
 
-    def by_step(self, step: int) -> str | None:
-        # Counted on the step number, not since the last save: a resumed run saves where the uninterrupted one would.
-        return f"every {self.steps} steps" if self.steps and (step + 1) % self.steps == 0 else None
+    def by_step(self, step: int, previous: int | None = None) -> str | None:
+        # Counted on the step number, not since the last save: a resumed run saves where the uninterrupted one would. If the script reports
+        # no end of the very step (it left the iteration early), the next reported step is saved: no multiple is lost.
+        before = step if previous is None or previous >= step else previous + 1
+        return f"every {self.steps} steps" if self.steps and (step + 1) // self.steps > before // self.steps else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from relight.store.signed import SignedStore
 from relight.store.striped import SCHEME, StripedStore, places_in
 from relight.store.web import WebStore
 
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/([^/].*)\Z", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
@@ -58,6 +59,9 @@ def _open(text: str, cache: Blocks | None) -> ByteStore:
         places, below = places_in(text)
         return StripedStore([f"{os.path.expanduser(place)}{below}" for place in places])
     match = _SCHEME.match(text)
+    lacking = _ONE_SLASH.match(text)
+    if lacking is not None and lacking[1].lower() in (*SCHEMES, "file", "memory"):
+        raise ConfigError(f"{lacking[1]}:/ is no scheme", where=text, hint=f"write two slashes: {lacking[1]}://{lacking[2]}")
     if match is None:
         return _local(os.path.expanduser(text))
     scheme, rest = match[1].lower(), match[2]

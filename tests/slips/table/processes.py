@@ -25,10 +25,11 @@ while not os.path.exists("alive"):
 try:
     model, optimizer = made()
     ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1))
-    train(ckpt, model, optimizer, ckpt.restore(), 4000)
+    start = ckpt.restore()
+    train(ckpt, model, optimizer, start, start + 5)
 finally:
     os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
-""", refused=True, shows=("takeover",), takes=None),
+""", refused=True, shows=("takeover",), takes="any"),
     Slip("two-in-one-process", "-", "a second Checkpointer on the same run in one process, only to restore for evaluation",
          "Restores; the first one continues to save.", "Nothing.",
          _TRAIN + """
@@ -47,7 +48,7 @@ second = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(
 second.restore()
 for step in range(11, 14):
     work(model, optimizer); ckpt.step(step); second.step(step)
-""", refused=True, takes=None),
+""", refused=True, takes="any"),
     Slip("fork-after", "-", "the process forks after the Checkpointer was made, and the child calls `step()`, too",
          "Refuses it in the child; the parent continues.", "Call `step()` only in the process that made the Checkpointer.",
          _TRAIN + """
@@ -85,7 +86,7 @@ worker.start(); worker.join()
 train(ckpt, model, optimizer, 11, 14)
 ckpt.close()
 print("parent finished", worker.exitcode)
-""", shows=("parent finished 1",), takes=(14, 1), needs="fork"),
+""", shows=("parent finished 1",), takes=(14, 1), slow=True),
     Slip("ranks-not-initialised", "-", "`accelerate launch` or `torchrun` starts two processes, and the script never calls `init_process_group`",
          "Refuses it: `WORLD_SIZE` is 2, and the processes are not connected.",
          "Call `torch.distributed.init_process_group()` (or build the Accelerator) before the Checkpointer.",

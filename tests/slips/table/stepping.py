@@ -80,12 +80,13 @@ model, optimizer = made()
 ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=3))
 train(ckpt, model, optimizer, ckpt.restore(), 13)
 """, takes=(12, 1)),
-    Slip("no-close-background", "-", "the same, with saves in the background",
-         "Commits the save that was being written, too.", "Use `with`, which also saves the last step.",
+    Slip("no-close-background", "-", "the script ends right after `save(step, block=False)`, without `close()`",
+         "Commits that save: the agent outlives the script.", "Nothing.",
          """
 model, optimizer = made()
-ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=3))
-train(ckpt, model, optimizer, ckpt.restore(), 13)
+ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=None)
+train(ckpt, model, optimizer, ckpt.restore(), 12)
+ckpt.save(11, block=False)
 """, environment={"RELIGHT_BACKGROUND": "1"}, takes=(12, 1)),
     Slip("closed", "8", "`step()` after `close()`, or after the `with` block", "Refuses it, and states when it was closed.",
          "Make a new Checkpointer.",

@@ -1,0 +1,33 @@
+"""Before a run or a store is made: a run is no store, and a store is no run. One inside the other would hide what is there."""
+
+from __future__ import annotations
+
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
+from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_file
+from relight.store import ByteStore
+
+_NAMED = 3
+"""Runs that the hint names."""
+
+
+def refuse_run_as_store(store: ByteStore) -> None:
+    """Raise ``ConfigError`` if the directory that would become a store is a run: its path would then name the store, not the run."""
+    if any(parse_record_file(entry.name) is not None for entry in store.list(LOG_DIR)):
+        hint = f"name the run itself, {store.url}, to continue it; put a new run next to it"
+        raise ConfigError("a run cannot be made inside another run", where=store.url, hint=hint)
+
+
+def refuse_store_as_run(store: ByteStore, run: str) -> None:
+    """Raise ``ConfigError`` if the directory that would become a run is a store."""
+    try:
+        store.open(f"{run}/{STORE_FILE}").close()
+    except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+        return
+    place = f"{store.url.rstrip('/')}/{run}"
+    try:
+        names = sorted(entry.name for entry in store.list(run) if entry.is_dir and is_run_name(entry.name))
+    except RelightError:
+        names = []
+    shown = ", ".join(f"{place}/{name}" for name in names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
+    hint = f"name a run of it: {shown or f'{place}/NAME'}"
+    raise ConfigError("this path is a store, and names no run of it", where=place, hint=hint)
