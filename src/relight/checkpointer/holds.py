@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relight.capture import capture
 from relight.catalog.tiers import Further
@@ -16,6 +16,11 @@ from relight.format.step_number import step_of
 from relight.policy.going_back import SPLIT
 from relight.store import ByteStore
 from relight.store.around import guard_of
+
+if TYPE_CHECKING:
+    from relight.checkpointer.background import Background
+    from relight.checkpointer.rank_0 import BackgroundElsewhere
+    from relight.commit import Attempt
 
 
 class Holds:
@@ -29,11 +34,16 @@ class Holds:
     _ranks: Ranks | None
     _parent: str | None
     """The checkpoint that the next one follows."""
+    _attempt: Attempt | None
+    _background: Background | BackgroundElsewhere | None
     _last_saved: At | None
     _last_step: int | None
     _last_micro_step: int | None
     """The micro-batch that ended last, if the last step is not over."""
     _metadata: dict[str, Any]
+    _due: str | None
+    """The reason of a save that was put off."""
+    _verified: dict[str, bool]
     _environment: Callable[[], dict[str, Any]] | None
 
     @property

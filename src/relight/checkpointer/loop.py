@@ -129,9 +129,7 @@ class Checkpointer(Holds):
         self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard)
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
-        self._background: Background | BackgroundElsewhere | None = None
         self._under_way = UnderWay()
-        self._due: str | None = None
         self._looked_over = self._warmed = self._closed = False
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, Recall(), Trusted(self._compact), Calls(self._run)
         if self._ranks is not None:
@@ -141,10 +139,9 @@ class Checkpointer(Holds):
         self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
         self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
         self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
-        self._attempt: Attempt | None = None
-        self._environment: Callable[[], dict[str, Any]] | None = None
         self._resumed, self._stale, self._verified = Resumed(), Stale(self._components), dict[str, bool]()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
+        self._attempt = self._background = self._environment = self._due = None
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
@@ -382,9 +379,8 @@ class Checkpointer(Holds):
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
-        interval_s = self._schedule.interval(step, values, bool(self._under_way))
-        saved = self._last_saved_step, self._last_save_s
-        return Facts(step, monotonic(), *saved, values, self._best.values, interval_s, self._calls.previous)
+        pace_s = self._schedule.interval(step, values, bool(self._under_way))
+        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, pace_s, self._calls.previous)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool

@@ -44,7 +44,7 @@ def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mappi
         if line is not None and sys.stderr is not None:
             sys.stderr.write(f"relight: {line}\n")
             sys.stderr.flush()
-    except Exception:  # noqa: BLE001, S110 (stderr may be closed, full or replaced; a line is not worth a training run)
+    except (OSError, ValueError, RuntimeError, AttributeError):  # closed, full, replaced, or entered again by a signal handler
         pass
 
 
