@@ -129,6 +129,6 @@ def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("relight") != "root":
         return None
     found = {name: value.get(name) for name in ("store", "run", "id", "parents")}
-    ids_ok = isinstance(found["id"], str) and all(isinstance(found[name], str) and RUN_ID.match(found[name]) for name in ("store", "run"))
+    ids_ok = isinstance(found["id"], str) and all(RUN_ID.match(str(found[name])) for name in ("store", "run"))
     parents = found["parents"] if isinstance(found["parents"], list) else []
     return {**found, "parents": [one for one in parents if isinstance(one, str)]} if ids_ok else None
