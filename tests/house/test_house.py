@@ -18,6 +18,8 @@ BROAD_MAY_STAND = {
     "checkpointer/agree.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/ranks.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
+    "checkpointer/inline_writer.py": "the trainer's edge: event, counter, warning",
+    "errors.py": "a value whose repr fails: an error's message is made without it",
     "checkpointer/heir.py": "another error is on its way out: this one is told, and the way back is as it would have been",
     "capture/planning.py": "somebody else's load_state_dict: kept as the cause",
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
@@ -48,7 +50,8 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
 def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
-        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "LeaseHeld",
+        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "InternalError",
+        "LeaseHeld",
         "Limits",
         "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failures", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
