@@ -1,4 +1,4 @@
-"""A run's own metric: recorded by its attempts, and what "best" means to everyone who asks later."""
+"""A run's own metric: recorded by its attempts, and what "best" means later."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_best_is_by_the_metric_that_the_run_names(tmp_path: Path, options: dict[
     assert restored(run, "best") == 1
     assert [one.step for one, _ in relight.open(run).verify("best")] == [1]
     relight.load(run, "best")
-    said = [event.fields for event in events if event.name == "best.chosen"]
-    assert [(one["step"], one["metric"], one["mode"], one["value"]) for one in said] == [(1, "acc", "max", 0.9)] * 3
-    assert said[0]["say"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
+    shown = [event.fields for event in events if event.name == "best.chosen"]
+    assert [(one["step"], one["metric"], one["mode"], one["value"]) for one in shown] == [(1, "acc", "max", 0.9)] * 3
+    assert shown[0]["say"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
     relight.open(run).tag("top", "best")
     assert restored(run, "top") == 1
 
@@ -148,9 +148,9 @@ def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(t
     """The warning has the metrics that came and the nearest name; the old code left one checkpoint, silently."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=2, metric="acct", mode="max"))
-    said = [event.fields for event in events if event.name == "metric.missing"]
-    assert len(said) == 1 and said[0]["seen"] == ["acc", "loss"]
-    assert "no step has given 'acct' yet; did you mean acc? (given so far: acc, loss)" in said[0]["say"]
+    shown = [event.fields for event in events if event.name == "metric.missing"]
+    assert len(shown) == 1 and shown[0]["seen"] == ["acc", "loss"]
+    assert "no step has given 'acct' yet; did you mean acc? (given so far: acc, loss)" in shown[0]["say"]
     assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     events.clear()
     train(run, [math.nan, 0.7], 4, keep=relight.keep(last=9, best=2, metric="acc"))
@@ -227,8 +227,8 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
     """``keep(best=1)`` with ``loss`` and ``acc`` in each checkpoint guesses nothing."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=1))
-    said = [event.fields["say"] for event in events if event.name == "metric.missing"]
-    assert said == ["keep(best=1) names no metric, and this save has acc, loss: the rule keeps every checkpoint; name one of them"]
+    shown = [event.fields["say"] for event in events if event.name == "metric.missing"]
+    assert shown == ["keep(best=1) names no metric, and this save has acc, loss: it keeps every checkpoint until one is named"]
     assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     plan = relight.open(run).plan_prune(relight.keep(best=1, metric="wer"))
     assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason

@@ -53,7 +53,7 @@ def test_every_command_takes_the_run_s_own_best(lab: Path, relight) -> None:
 
 def test_what_is_not_clear_is_an_error_that_lists_the_metrics(lab: Path, relight) -> None:
     """Several metrics without a recorded one, an unknown name, a name without a mode, a mode without a name, options without best."""
-    for words, said in (
+    for words, shown in (
         (["show", "lab/bare", "best"], "the checkpoints have acc, loss, val/top"),
         (["tag", "lab/bare", "x", "best"], "best:acc:max"),
         (["trace", "lab/bare@best"], ""),
@@ -64,7 +64,7 @@ def test_what_is_not_clear_is_an_error_that_lists_the_metrics(lab: Path, relight
     ):
         done = relight(*words)
         assert done.code == 2 or words[0] in ("trace", "show"), (words, done.err)
-        assert done.code != 0 and said in done.err, (words, done.err)
+        assert done.code != 0 and shown in done.err, (words, done.err)
 
 
 def test_prune_by_the_recorded_metric_and_never_by_one_that_is_not_there(lab: Path, relight) -> None:

@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
     by: BestBy | None = None
 
     @property
-    def said(self) -> str:
+    def explanation(self) -> str:
         """How it was chosen, for people: ``best by val_acc (max): 0.93 at step 1200``. Empty if no metric decided."""
         if self.by is None:
             return ""
@@ -82,7 +82,7 @@ def report(chosen: Chosen) -> Checkpoint:
     if chosen.by is not None:
         one, (metric, mode, why) = chosen.checkpoint, chosen.by
         value = metric_value(one.body.metrics[metric])
-        emit("best.chosen", chosen.said, id=one.id, step=one.step, metric=metric, mode=mode, value=value, why=why)
+        emit("best.chosen", chosen.explanation, id=one.id, step=one.step, metric=metric, mode=mode, value=value, why=why)
     return chosen.checkpoint
 
 

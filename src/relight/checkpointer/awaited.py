@@ -82,8 +82,8 @@ class Awaited:
             if name not in self._warned:
                 self._warn(name, rule, "that rule keeps every checkpoint until one has it")
         if self._unnamed and numbers and only_metric(numbers) is None:
-            say = f"{self._unnamed} names no metric, and this save has {listed(numbers)}: the rule keeps every checkpoint; name one of them"
-            emit("metric.missing", say, metric="", rule=self._unnamed, seen=sorted(numbers))
+            text = f"{self._unnamed} names no metric, and this save has {listed(numbers)}: it keeps every checkpoint until one is named"
+            emit("metric.missing", text, metric="", rule=self._unnamed, seen=sorted(numbers))
             self._unnamed = ""
 
     def _see(self, metrics: Mapping[str, Any]) -> None:

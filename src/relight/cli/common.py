@@ -36,7 +36,7 @@ class OpenedRun(NamedTuple):
         """The checkpoint meant: by ``which``, by the path, or the newest. If a metric decided, a line on stderr states which."""
         chosen = choose(self.history, which or self.which or "latest")
         if chosen.by is not None:
-            click.echo(escape(f"{self.run.name}: {chosen.said}"), err=True)
+            click.echo(escape(f"{self.run.name}: {chosen.explanation}"), err=True)
         return chosen.checkpoint
 
 

@@ -124,7 +124,7 @@ class Actions:
         }[verb](fields, who)
         if is_best(fields.get("which", "")):
             chosen = self._index.choose(fields["store"], fields["run"], fields["which"])
-            planned = planned._replace(says=f"{planned.says} It is {chosen.said}.")
+            planned = planned._replace(says=f"{planned.says} It is {chosen.explanation}.")
         return planned, do
 
     def _run(self, fields: Mapping[str, str]) -> Run:

@@ -159,7 +159,7 @@ class Index:
         state, chosen = self.state(store, run), self.choose(store, run, which)
         one = chosen.checkpoint
         tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
-        facts = [("chosen", chosen.said), *facts] if chosen.said else facts
+        facts = [("chosen", chosen.explanation), *facts] if chosen.explanation else facts
         row = self._listed(store, run, [one], state.history)[0]
         known = checked(state.history).get(one.id)
         noted = seconds_since_epoch(known.at) if known is not None and not known.damage else None
