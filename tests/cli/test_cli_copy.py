@@ -314,7 +314,7 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
     answer = relight("cp", "runs/other", "runs/demo", "--force")
     assert answer.code == 0 and len(ids(runs)) == 5
     assert all(f"({one}); it stays" in answer.err for one in ids(runs)[:4])
-    assert f"was step 299 ({mine}), and becomes step {step} (a copy of {theirs})" in answer.err
+    assert f"step 299 ({mine}) → step {step}, a copy of {theirs}" in answer.err
 
 
 def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(relight, runs: Path) -> None:

@@ -295,6 +295,10 @@ def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path
     """A new near log whose first save names the far tier's checkpoint as its parent is drained there."""
     far = save(Attempt.begin(LocalStore(tmp_path / "far"), "run"), 50)
     item = Item("t", "uint8", (4,), "param", Bytes(bytes(4)), None, True)
-    begin(tmp_path).save(SaveRequest(step=60, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item], parents=[far]))
+    attempt = begin(tmp_path)
+    take_over(Log(LocalStore(tmp_path / "far"), "run"), attempt.history().attempts[-1])  # as a Checkpointer does before its first save
+    attempt.save(SaveRequest(step=60, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item], parents=[far]))
     report = drain(LocalStore(tmp_path / "near"), "run")
     assert not report.errors and live(tmp_path, "far") == [50, 60]
+    near = Run(LocalStore(tmp_path / "near"), "run").history()
+    assert len(read_further([("far", LocalStore(tmp_path / "far"), "run")], near)[0].history.live) == 2

@@ -43,7 +43,7 @@ def command(
     place = locate_destination(destination, found.run.name)
     assert place.run is not None
     plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=force)
-    warn_of_change(plan, dry_run)
+    warn_of_change(plan)
     if dry_run:
         _say_plan(plan, as_json)
         return 0
@@ -56,7 +56,7 @@ def command(
     return 1 if report.damaged else 0
 
 
-def warn_of_change(plan: CopyPlan, dry_run: bool) -> None:
+def warn_of_change(plan: CopyPlan) -> None:
     """Report on stderr, before anything is copied, what a forced copy changes at the destination."""
     found = plan.changes
     if found is None:
@@ -65,9 +65,8 @@ def warn_of_change(plan: CopyPlan, dry_run: bool) -> None:
         warn(f"only {_shown(plan)} has step {one.step} ({one.id}); it stays")
     if len(found.only_there) > 10:
         warn(f"… and {len(found.only_there) - 10} more that the source has not; they stay")
-    would = "would become" if dry_run else "becomes"
     before, after = found.before, found.after
-    warn(f"latest of {_shown(plan)} was step {before.step} ({before.id}), and {would} step {after.step} (a copy of {after.id})")
+    warn(f"latest of {_shown(plan)}: step {before.step} ({before.id}) → step {after.step}, a copy of {after.id}")
 
 
 def changes_of(plan: CopyPlan) -> dict[str, Any] | None:

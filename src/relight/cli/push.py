@@ -43,7 +43,7 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
     assert place.run is not None
     plan = plan_push(found.run, place.store, place.run, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
-    warn_of_change(plan.copy, dry_run)
+    warn_of_change(plan.copy)
     if dry_run:
         if as_json:
             rows = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.copy.checkpoints]

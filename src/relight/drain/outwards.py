@@ -14,6 +14,7 @@ from relight.catalog.best_by import record_best_by
 from relight.catalog.diary import level_diaries
 from relight.catalog.tiers import (
     Merged,
+    Reach,
     check_same_run,
     drained_to,
     merge,
@@ -21,11 +22,10 @@ from relight.catalog.tiers import (
     open_tier,
     pace_of,
     reach_all,
-    read_tier,
     tiers_of,
 )
 from relight.commit.attempt import take_over
-from relight.errors import CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy.keep import with_recorded
@@ -108,9 +108,11 @@ class _Way:
             return
         self._attempt = attempts[-1]
         store, run = open_tier(tier, guard_of(self._near.store))
-        if not (there := read_tier(tier.name, store, run)).history.attempts:  # else charge is taken over only from this run's own
-            check_same_run(history, there)
         log = Log(store, run)
+        with contextlib.suppress(CheckpointNotFound):
+            there = Reach(tier.name, store, run, log.read())
+            if not there.history.attempts:  # else charge is taken over only from this run's own
+                check_same_run(history, there)
         charge = take_over(log, self._attempt, attempts[:-1])
         with contextlib.suppress(RelightError):  # what cannot be written this time is written before the next copy
             level_diaries(self._near.store, self._near.name, store, run, self._stop)
