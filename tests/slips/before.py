@@ -32,7 +32,7 @@ BEFORE = {
     "every-number": "TypeError: every() takes 0 positional arguments.",
     "every-text": "TypeError: every() takes 0 positional arguments.",
     "every-hours": "TypeError: unexpected keyword argument 'hours'.",
-    "no-save-given": "Saved nothing in 40 steps: the killed process lost all of them. No message.",
+    "no-save-given": "Saved nothing in two hours: the killed process lost all of them. No message.",
     "model-first": "TypeError from `os.fspath`, without a word about the path's place.",
     "positional": "Python's own TypeError about the number of arguments (unchanged: it names the cause).",
     "optimizer-state-dict": "Saved the first moment's copy again and again; a restore put nothing back. No message.",
