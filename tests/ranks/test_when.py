@@ -66,7 +66,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
         found = []
         for step in range(6):
             if world.rank == 1 and step == 1:
-                signals._wants_save = True
+                signals.adopt("SIGUSR1")
             if world.rank == 2 and step == 3:
                 signals._ending = signal.SIGTERM
             reason = ranks.why_now(facts(step), None, signals, False)

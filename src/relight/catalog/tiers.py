@@ -18,6 +18,7 @@ from relight.keys import Guard
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.related import are_unrelated
+from relight.log.superseded import superseded
 from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, NOW, PACE_TOPIC, Group, Pace, Tier, decode_tiers, encode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
@@ -64,8 +65,8 @@ def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
     note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers)})
 
     def decide(view: View) -> tuple[Body, int]:
-        if (now := fold(view).epoch) > epoch:
-            raise Fenced(f"attempt {epoch} was superseded by attempt {now}", where=log.run)
+        if (history := fold(view)).epoch > epoch:
+            raise superseded(history, epoch, log.run)
         return note, epoch
 
     log.append(decide)

@@ -19,6 +19,7 @@ from relight.store.around import guard_of
 
 if TYPE_CHECKING:
     from relight.checkpointer.background import Background
+    from relight.checkpointer.closed import Closed
     from relight.checkpointer.rank_0 import BackgroundElsewhere
     from relight.commit import Attempt
 
@@ -34,6 +35,7 @@ class Holds:
     _ranks: Ranks | None
     _parent: str | None
     """The checkpoint that the next one follows."""
+    _closed: Closed | None
     _attempt: Attempt | None
     _background: Background | BackgroundElsewhere | None
     _last_saved: At | None

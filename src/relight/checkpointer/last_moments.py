@@ -11,12 +11,15 @@ import msgspec
 
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
+from relight.checkpointer.signals import ENDS
 from relight.observe import emit
 from relight.policy.grace import GRACE, Hurry, fits, grace_of
 from relight.typed import from_json_bytes
 from relight.world import LateRanks
 
 _REMEMBERED = 4
+_OUTLIVED_S = 10.0
+"""Seconds past the announced end after which a process that still runs plans without it."""
 
 
 class LastMoments:
@@ -32,6 +35,11 @@ class LastMoments:
         if self._ends is None and self._grace_s is not None:
             self._ends = self._clock() + self._grace_s
 
+    def on_signal(self, name: str) -> None:
+        """Begin, if that signal ends the job."""
+        if name in ENDS:
+            self.begin()
+
     def learn(self, timings: Mapping[str, float]) -> None:
         """Of a save that became durable: not what it waited for those before it."""
         self._took.append(sum(timings.get(name, 0.0) for name in ("blocked", "copy", "total")))
@@ -39,7 +47,8 @@ class LastMoments:
     @property
     def left_s(self) -> float | None:
         """Until this process must have ended; None: for ever, or nobody knows."""
-        return None if self._ends is None else self._ends - self._clock()
+        left = None if self._ends is None else self._ends - self._clock()
+        return None if left is None or left < -_OUTLIVED_S else left
 
     @property
     def over(self) -> bool:

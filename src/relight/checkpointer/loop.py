@@ -20,6 +20,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
+from relight.checkpointer.closed import Closed
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.fresh_start import FreshStart
@@ -34,7 +35,7 @@ from relight.checkpointer.observer import observers
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.preflight import check_room, probe
-from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, begin, open_for, ranks_of
+from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
 from relight.checkpointer.requested import request_of
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.resume_from_one import resume_any
@@ -43,6 +44,7 @@ from relight.checkpointer.save_handle import Save
 from relight.checkpointer.scheduled import Scheduled
 from relight.checkpointer.signals import ENDS, URGENT, Signals, is_urgent, spoken
 from relight.checkpointer.stale import Stale
+from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import sweep
@@ -76,7 +78,8 @@ class Checkpointer(Holds):
     (``"rank 0"``: it gathers, writes and reads for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes
     hold what others' snapshots can be rebuilt from), ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the
     one before is stored once, and coded where that pays), ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted),
-    ``sign``, ``trust``, ``anchor`` (docs/security.md), ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay).
+    ``sign``, ``trust``, ``anchor`` (docs/security.md), ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay),
+    ``takeover`` (if another process still trains this run: ``"ask"``, ``"refuse"``, ``"take"``; None: refuse, unless a launcher restarts).
 
     Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
     each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
@@ -108,6 +111,7 @@ class Checkpointer(Holds):
         trust: str | Sequence[str] | None = None,
         anchor: str | os.PathLike[str] | None = None,
         fresh: bool = False,
+        takeover: str | None = None,
         **components: object,
     ) -> None:
         begins("a Checkpointer")
@@ -130,7 +134,7 @@ class Checkpointer(Holds):
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = UnderWay()
-        self._looked_over = self._warmed = self._closed = False
+        self._looked_over, self._warmed, self._takeover = False, False, Takeover(takeover, self)
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, Recall(), Trusted(self._compact), Calls(self._run)
         if self._ranks is not None:
             self._ranks.split(self._components)
@@ -138,10 +142,11 @@ class Checkpointer(Holds):
                 be_modest()
         self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
         self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
-        self._signals, self._last_moments = Signals(self._on_signal) if signals else None, LastMoments()
+        self._last_moments = LastMoments()
+        self._signals = Signals(self._last_moments.on_signal, self._ranks is not None) if signals else None
         self._resumed, self._stale, self._verified = Resumed(), Stale(self._components), dict[str, bool]()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
-        self._attempt = self._background = self._environment = self._due = None
+        self._attempt = self._background = self._environment = self._due = self._closed = None
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
@@ -172,6 +177,7 @@ class Checkpointer(Holds):
         which = options.check_restore(which, only, strict, map)
         self._start_up()
         self._drain()  # what is restored now is the parent of the next save: no save of before may come between
+        self._takeover.before_restore(whole=which == "latest" and only is None)
         self._neighbours.meet()
         if which == "latest" and self._fresh.applies(self._store, self._run, self._ranks):
             found = Resumed()
@@ -213,6 +219,7 @@ class Checkpointer(Holds):
         self._start_up(micro_step, step, reports=True)
         self._look_over()
         self._take_charge()
+        self._takeover.notice()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, as_they_are(metrics)
@@ -231,13 +238,15 @@ class Checkpointer(Holds):
             if self._signals.ending and (self._ranks is None or self._ranks.lost or reason in ENDS):
                 with self._saving():
                     self._drain()
-                self._finish(ends=True)
+                self._finish(Closed.now(f"{self._signals.pending} ended the run", step), ends=True)
                 self._signals.end()
         if save is None and not self._warmed:
             self._warm_up()
         self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
         self._best.awaited.step(metrics, (lambda: self.save(step, metrics=metrics)) if self._ranks is None else None)
         self._returned_s = perf_counter()
+        if self._signals is not None:
+            self._signals.hand_on(reason, self._ranks is None or self._ranks.lost)
         return save
 
     def save(
@@ -276,7 +285,10 @@ class Checkpointer(Holds):
 
     def close(self, *, save: bool = True) -> None:
         """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine."""
-        if self._closed or self._calls.elsewhere:
+        self._close("close() was called", save)
+
+    def _close(self, why: str, save: bool = True) -> None:
+        if self._closed is not None or self._calls.elsewhere:
             return
         teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
         self._neighbours.ends()
@@ -293,7 +305,7 @@ class Checkpointer(Holds):
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
             ends = True
         finally:
-            self._finish(ends=ends)
+            self._finish(Closed.now(why, self._last_step), ends=ends)
         if self._signals is not None:
             self._signals.end()  # if it was asked for behind the last step
 
@@ -302,21 +314,23 @@ class Checkpointer(Holds):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
-            self.close()
+            self._close("its with block ended")
+        if self._closed is not None:
             return
         try:
             if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not self._handed_over(error):
                 self._drain(quiet=True)
                 self._save_boundary(error)
         finally:
-            self._finish(over=self._ranks is None or not isinstance(error, Exception))  # one rank's error is the job's next life
+            closed = Closed.now(f"{type(error).__name__} ended its with block", self._last_step)
+            self._finish(closed, over=self._ranks is None or not isinstance(error, Exception))  # one rank's error is the job's next life
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
     def _start_up(self, micro_step: int | None = None, step: int | None = None, *, reports: bool = False) -> None:
         """Once: what a restore needs, too."""
-        if self._closed:
-            raise ConfigError("this Checkpointer is closed")
+        if self._closed is not None:
+            self._closed.refuse(self._run)
         self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
         if micro_step is not None and self._ranks is not None:
             self._ranks.refuse_micro_step()
@@ -349,7 +363,7 @@ class Checkpointer(Holds):
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
             refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
-            self._attempt = begin(self._ranks, self._store, self._run, "restored" if self._parent else FRESH, self._best, refuse)
+            self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
             history = self._attempt.history()
             self._neighbours.meet()
@@ -574,13 +588,7 @@ class Checkpointer(Holds):
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
 
-    def _on_signal(self, name: str) -> None:
-        then = "saving at the end of this step" if name == "SIGUSR1" else "finishing this step, saving, then ending"
-        emit("signal.received", f"{name}: {then}", signal=name)
-        if name in ENDS:
-            self._last_moments.begin()
-
-    def _finish(self, *, over: bool = True, ends: bool = False) -> None:
+    def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
         """``over``: nobody restores from what is in memory here, so it may go. ``ends``: the caller then does as a signal asks."""
         self._curve.tell()
         if self._background is not None:
@@ -595,4 +603,5 @@ class Checkpointer(Holds):
         unwatch_loaders(self._components)
         for observer in observers:
             observer.on_end(self)
-        self._closed = True
+        self._takeover.release()
+        self._closed = closed

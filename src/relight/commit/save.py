@@ -18,7 +18,7 @@ from relight.commit.lanes import write_packs
 from relight.commit.newest import look_at_newest, there_for, with_lenders
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import SavePlan, plan_save
-from relight.errors import CorruptCheckpoint, Fenced, RelightError, SaveFailed
+from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
 from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file, stored_file
@@ -27,6 +27,7 @@ from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, View, fold
 from relight.log.identity import now_text
+from relight.log.superseded import superseded
 from relight.observe import tell_span
 from relight.policy.compact import LOSSY_BOUNDS, Conditions
 from relight.store import ByteStore, put
@@ -347,12 +348,7 @@ def refuse_if_fenced(view: View, epoch: int) -> None:
     """``Fenced`` if a newer attempt has taken charge of the run."""
     history = fold(view)
     if history.epoch > epoch:
-        newer = history.fences[-1].writer if history.fences else "another process"
-        raise Fenced(
-            f"attempt {epoch} of this run was superseded by attempt {history.epoch}",
-            where=view.run,
-            hint=f"{newer!r} is in charge now: stop this process, or give it a run of its own",
-        )
+        raise superseded(history, epoch, view.run)
 
 
 def refuse_without_donors(view: View, body: CommitBody) -> None:

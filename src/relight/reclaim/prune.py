@@ -11,10 +11,11 @@ from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
 from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, tiers_of
 from relight.catalog.verify import verify_checkpoint
-from relight.errors import Fenced, StoreUnavailable
+from relight.errors import StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold, line_of, newest_good
 from relight.log.identity import seconds_since_epoch
+from relight.log.superseded import superseded
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.adaptive import is_routine
 from relight.policy.keep import with_recorded
@@ -135,7 +136,7 @@ def execute(
         history = fold(view)
         holds = holds_of(history)
         if epoch is not None and history.epoch > epoch:
-            raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=plan.run)
+            raise superseded(history, epoch, plan.run)
         if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
             return None
         free = [one.id for one in history.live[:-1] if one.id in going and one.id not in holds and not history.tags_of(one.id)]

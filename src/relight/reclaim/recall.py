@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from relight.errors import CheckpointNotFound, Fenced
+from relight.errors import CheckpointNotFound
 from relight.format.records import Body, RecallBody, RetireBody, SweepBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
+from relight.log.superseded import superseded
 from relight.reclaim.needs import not_needed, unsure, with_donors
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
@@ -54,7 +55,7 @@ def sweep_recallable(
     def decide(view: View) -> tuple[Body, int] | None:
         history = fold(view)
         if epoch is not None and history.epoch > epoch:
-            raise Fenced(f"attempt {epoch} was superseded by attempt {history.epoch}", where=run)
+            raise superseded(history, epoch, run)
         together = not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))
         swept[:] = [one for one in history.recallable if one in together]
         return (SweepBody(ids=list(swept)), history.epoch) if swept else None

@@ -1,0 +1,38 @@
+"""Why a Checkpointer can be used no more: what ended it, at which step, and when."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import NamedTuple
+
+from relight.errors import ConfigError, Fenced
+
+
+class Closed(NamedTuple):
+    """The end of a Checkpointer. ``superseded``: another one has the run now, so this process must not simply make a new one."""
+
+    why: str
+    step: int | None
+    at: float
+    superseded: bool = False
+
+    @classmethod
+    def now(cls, why: str, step: int | None, *, superseded: bool = False) -> Closed:
+        """Return the end that happens now, after ``step``."""
+        return cls(why, step, monotonic(), superseded)
+
+    def refuse(self, run: str) -> None:
+        """Raise the error of a call that comes after the end."""
+        after = "before its first step" if self.step is None else f"after step {self.step}"
+        what = f"this Checkpointer is closed: {self.why} {after}, {age_text(monotonic() - self.at)} ago"
+        if self.superseded:
+            hint = "use the newer Checkpointer; in a notebook, run the cell again that makes it and calls restore()"
+            raise Fenced(what, where=run, hint=hint)
+        raise ConfigError(what, where=run, hint="to train further, make a new Checkpointer and call its restore()")
+
+
+def age_text(seconds: float) -> str:
+    """Return an age in the unit that people use for it."""
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,465 @@
+"""Take over a run, but not from a process that still trains it.
+
+Two signs of life are read. On the same node a Checkpointer in charge of a run listens at an abstract socket, whose name follows from store,
+run and epoch: the kernel removes the socket when the process dies, however it dies. Of a process on another host only the log is known:
+a checkpoint that was committed seconds ago. That is no proof, so this process waits for another record, ``WAIT_MAX_S`` at most.
+
+Clocks of other hosts decide only whether to wait. Safety is the log's: a superseded attempt can commit nothing, whatever is detected here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.closed import Closed, age_text
+from relight.checkpointer.rank_0 import begin
+from relight.checkpointer.signals import ENDS
+from relight.commit import Attempt
+from relight.errors import ConfigError, Fenced, LeaseHeld, RelightError
+from relight.format import Record, decode_record, hexdigest
+from relight.format.names import LOG_DIR, parse_record_file, record_file
+from relight.format.records import CommitBody, FenceBody
+from relight.format.strict import SEALED_BYTES_MAX
+from relight.log import History
+from relight.log.identity import seconds_since_epoch
+from relight.log.superseded import process_of, superseded
+from relight.observe import emit
+from relight.pulse import teller
+from relight.store import ByteStore
+
+if TYPE_CHECKING:
+    from relight.checkpointer.loop import Checkpointer
+
+WAYS = ("ask", "refuse", "take")
+WAIT_MAX_S = 60.0
+"""Seconds since the last record of another host after which it counts as gone, at most."""
+WAIT_MIN_S = 10.0
+GOING_S = 1.0
+"""Seconds to wait for a process of this node that may be ending just now."""
+EXITING_S = 10.0
+"""Seconds to wait for one that the kernel is tearing down: a killed process gives its memory back first, then its sockets."""
+POLL_S = 2.0
+RECORDS_READ = 64
+"""Records that are read at most to find the FENCE of the attempt in charge."""
+_BACKLOG = 64
+_SUPERSEDED = b"superseded"
+_PF_EXITING = 0x4
+_BY_TRAINERS = ("fresh", "restored")
+"""Reasons of the FENCEs of Checkpointers; tools have others, and are over when they return."""
+
+_holding: weakref.WeakSet[Takeover] = weakref.WeakSet()
+"""Those of this process that are in charge of a run."""
+
+
+class Sign(NamedTuple):
+    """A sign of life of the attempt in charge. ``certain``: its process exists now, on this node."""
+
+    epoch: int
+    seq: int
+    """Number of the record that shows it."""
+    address: str
+    host: str
+    pid: int
+    age_s: float
+    """Seconds since that record, by the clocks of two hosts."""
+    certain: bool
+    window_s: float = WAIT_MAX_S
+    """The age from which the process counts as gone, if it is not ``certain``."""
+
+    @property
+    def shown(self) -> str:
+        """The process, and the age of its last record."""
+        host = f"this host ({self.host})" if self.certain else f"host {self.host}"
+        return f"process {self.pid} on {host}, last record {age_text(self.age_s)} ago,"
+
+
+def check_takeover(option: str | None) -> str | None:
+    """Return the option if it is one of ``WAYS`` or None."""
+    if option is not None and option not in WAYS:
+        raise ConfigError(f'takeover= is "ask", "refuse" or "take", not {option!r}')
+    return option
+
+
+def launcher() -> str:
+    """Return the name of what restarts this process by itself; empty if a person started it."""
+    if teller().heard:
+        return "relight run"
+    if _count("SLURM_RESTART_COUNT"):
+        return "a Slurm requeue"
+    if _count("TORCHELASTIC_RESTART_COUNT"):
+        return "a restart by torchrun"
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and not _has_terminal():
+        return "Kubernetes"
+    return ""
+
+
+class Takeover:
+    """The part of one Checkpointer that takes charge of the run, and notices when another process did."""
+
+    def __init__(self, option: str | None, owner: Checkpointer) -> None:
+        self._option, self._owner = check_takeover(option), weakref.ref(owner)
+        self._socket: socket.socket | None = None
+        self._address = ""
+        self._thread = threading.current_thread()
+        self._known = -1
+        """The epoch of the attempt that was reported already, or found to be gone."""
+        self._superseded: Fenced | None = None
+
+    def before_restore(self, *, whole: bool) -> None:
+        """Look for a process that still trains the run. ``whole``: what is restored is the newest state, to train on; else it may be read
+        for something else, so this only warns. ``LeaseHeld`` if the run is refused."""
+        owner = self._checkpointer
+        for other in self._own_others():
+            if other._thread is threading.current_thread() and (ckpt := other._owner()) is not None:
+                ckpt._drain(quiet=True)  # what it saved last is the newest there is
+        if owner._ranks is None:
+            self._check(only_warn=not whole)
+        elif whole:
+            owner._ranks.first(self._check_first, "looking for another job of this run")
+
+    def begin(self, reason: str, best: BestSoFar, refuse: Callable[[History], None]) -> Attempt:
+        """Take charge of the run: one attempt for all ranks. ``LeaseHeld`` if another process still has it and keeps it; what ``refuse``
+        raises of the run's history comes first.
+        """
+        owner = self._checkpointer
+        for other in self._own_others():
+            other._hand_over()
+        checked: list[bool] = []
+
+        def check(history: History) -> None:
+            refuse(history)
+            if not checked:  # another record may have come between, and then this is called again
+                self._check(begins=True)
+                checked.append(True)
+
+        attempt = begin(owner._ranks, owner._store, owner._run, reason, best, check)
+        place = attempt.place
+        self._address, self._thread = _address(place.store_id, place.run_id, place.epoch), threading.current_thread()
+        if owner._world.rank == 0:
+            self._listen()
+            for epoch in range(max(1, place.epoch - 4), place.epoch):
+                _notify(_address(place.store_id, place.run_id, epoch))
+        _holding.add(self)
+        return attempt
+
+    def notice(self) -> None:
+        """Raise ``Fenced`` if another process of this node has taken the run over. Cost: one system call."""
+        if self._superseded is not None:
+            raise self._superseded
+        if self._socket is None:
+            return
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # no process has connected
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.setblocking(False)
+                if connection.recv(len(_SUPERSEDED)) == _SUPERSEDED:
+                    self._read_fence()
+
+    def release(self) -> None:
+        """End what shows that this process has the run."""
+        _holding.discard(self)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # -- inside
+
+    @property
+    def _checkpointer(self) -> Checkpointer:
+        owner = self._owner()
+        assert owner is not None, "its owner calls it"
+        return owner
+
+    def _own_others(self) -> list[Takeover]:
+        """Checkpointers of this process that are in charge of the same run."""
+        mine = self._checkpointer
+        found = []
+        for other in list(_holding):
+            theirs = other._owner()
+            if other is not self and theirs is not None and (theirs._store.url, theirs._run) == (mine._store.url, mine._run):
+                found.append(other)
+        return found
+
+    def _hand_over(self) -> None:
+        """Give the run to another Checkpointer of this process."""
+        ckpt = self._owner()
+        self.release()
+        if ckpt is None or ckpt._closed is not None:
+            return
+        closed = Closed.now("another Checkpointer of this process took the run over", ckpt._last_step, superseded=True)
+        step = "no step yet" if ckpt._last_step is None else f"step {ckpt._last_step}"
+        emit(
+            "takeover.taken",
+            f"run {ckpt._run!r}: a second Checkpointer of this process takes the run over; the first, at {step}, can save nothing more",
+            run=ckpt._run, pid=os.getpid(), host=_host(), age_s=0.0,
+        )  # fmt: skip
+        if self._thread is threading.current_thread() or not self._thread.is_alive():
+            ckpt._finish(closed)
+        else:  # another thread may be using it at this moment: its next call raises
+            ckpt._closed = closed
+
+    def _check_first(self) -> bytes:
+        self._check()
+        return b""
+
+    def _check(self, *, only_warn: bool = False, begins: bool = False) -> None:
+        owner = self._checkpointer
+        try:
+            sign = look(owner._store, owner._run)
+        except (RelightError, OSError):  # what reads or writes next reports it
+            return
+        if sign is None or sign.epoch == self._known:
+            return
+        if sign.certain and sign.pid == os.getpid():  # another Checkpointer of this process, under another URL
+            for other in [one for one in list(_holding) if begins and one is not self and one._address == sign.address]:
+                other._hand_over()
+            return
+        way = self._option or ("take" if launcher() else "refuse")
+        if only_warn:
+            _warn(owner, sign, "this process only reads here; its first step() would have to take the run over")
+            return
+        if sign.certain and _goes(sign, 0.0 if way == "take" else GOING_S):
+            return
+        if way == "ask" and _has_terminal():
+            way = "take" if _ask(owner, sign) else "refuse"
+        elif not sign.certain and way != "take":
+            shown = self._wait(owner, sign)
+            if shown is None:
+                return
+            sign, way = shown, "refuse"
+        if way == "refuse":
+            raise _refusal(owner, sign)
+        self._known = sign.epoch
+        when = "step" if sign.certain else "save"
+        _warn(owner, sign, f"this process takes it over; the other one fails with Fenced at its next {when}")
+
+    def _wait(self, owner: Checkpointer, sign: Sign) -> Sign | None:
+        """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
+        longest = sign.window_s - (sign.age_s or 0.0)
+        longest = max(0.0, min(longest, owner._limits.deadline_s / 2))
+        where = f"{owner._store.url}/{owner._run}"
+        emit(
+            "takeover.waiting",
+            f"{sign.shown} may still train {where}: waiting up to {longest:.0f} s for another record of it"
+            ' (takeover="take" skips the wait)',
+            run=owner._run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
+        )  # fmt: skip
+        ends = time.monotonic() + longest
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, left))
+            try:
+                now = look(owner._store, owner._run)
+            except (RelightError, OSError):
+                continue
+            if now is None:  # it ended meanwhile, and left a record of that
+                return None
+            if now.seq > sign.seq:
+                return now._replace(age_s=0.0)
+        self._known = sign.epoch
+        _warn(owner, sign, "no further record came: this process takes the run over; if the other one lives, it fails with Fenced")
+        return None
+
+    def _listen(self) -> None:
+        """Show that this process has the run. Without a free descriptor it shows nothing, and trains all the same."""
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            return
+        try:
+            listener.setblocking(False)
+            listener.bind(self._address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            return
+        self._socket = listener
+        weakref.finalize(self, listener.close)
+
+    def _read_fence(self) -> None:
+        owner = self._checkpointer
+        attempt = owner._attempt
+        if attempt is None or owner._ranks is not None:  # other ranks would wait for this one: its next save tells all of them
+            return
+        with contextlib.suppress(RelightError, OSError):
+            history = attempt.history()
+            if history.epoch > attempt.epoch:
+                self._superseded = superseded(history, attempt.epoch, owner._run)
+        if self._superseded is not None:
+            raise self._superseded
+
+
+def look(store: ByteStore, run: str) -> Sign | None:
+    """Return a sign of life of the attempt in charge of ``run``; None if its process has ended, or none is seen.
+
+    Cost: a listing, and in most cases one to three small reads.
+    """
+    prefix = f"{run}/{LOG_DIR}"
+    numbers = sorted((seq for entry in store.list(prefix) if (seq := parse_record_file(entry.name)) is not None), reverse=True)
+    newest: Record | None = None
+    seen: list[Record] = []
+    """The trainer's records of its epoch, newest first."""
+    for seq in numbers[:RECORDS_READ]:
+        key = f"{prefix}/{record_file(seq)}"
+        try:
+            record = decode_record(store.get(key, SEALED_BYTES_MAX), seq, key)
+        except RelightError:  # a damaged record shows nothing
+            continue
+        if newest is None:
+            newest = record
+            pid = _listener(address := _address(record.store, record.run, record.epoch))
+            if pid is not None:
+                return Sign(record.epoch, seq, address, _host(), pid or process_of(record.writer)[1], _age(record), certain=True)
+        body = record.body
+        if record.epoch != newest.epoch:
+            break
+        if isinstance(body, FenceBody) or (isinstance(body, CommitBody) and not body.origin and not body.home):
+            if not seen and (_ended(record) or process_of(record.writer)[0] == _host() or _age(record) > WAIT_MAX_S):
+                return None
+            seen.append(record)
+        if isinstance(body, FenceBody):
+            if body.reason not in _BY_TRAINERS:
+                return None
+            break
+    if newest is None or not seen:
+        return None
+    host, pid = process_of(seen[-1].writer)
+    window_s, age_s = _window(seen), _age(seen[0])
+    return None if age_s > window_s else Sign(newest.epoch, seen[0].seq, address, host, pid, age_s, certain=False, window_s=window_s)
+
+
+def _ended(record: Record) -> bool:
+    """Whether a process ends after this record: a save at its end, on a signal, or after an exception."""
+    body = record.body
+    return isinstance(body, CommitBody) and (body.reason in {*ENDS, "end"} or body.reason.startswith("exception"))
+
+
+def _age(record: Record) -> float:
+    at = seconds_since_epoch(record.time)
+    return WAIT_MAX_S + 1 if at is None else max(0.0, time.time() - at)
+
+
+def _window(seen: list[Record]) -> float:
+    """Seconds after which a process that saves as often as this one did would have shown itself again."""
+    times = [at for record in seen[:5] if (at := seconds_since_epoch(record.time)) is not None]
+    gaps = [later - earlier for later, earlier in pairwise(times)]
+    return min(WAIT_MAX_S, max(WAIT_MIN_S, 2 * max(gaps) + 5)) if gaps else WAIT_MAX_S
+
+
+def _address(store_id: str, run_id: str, epoch: int) -> str:
+    """Return the abstract socket address of an attempt, with its leading zero byte."""
+    return f"\0relight-attempt-{hexdigest(chr(0).join((store_id, run_id, str(epoch))).encode())[:40]}"
+
+
+def _listener(address: str) -> int | None:
+    """Return the id of the process that listens there: 0 if it is unknown, None if no process does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address)
+            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        except BlockingIOError:  # its backlog is full: it has not made a step for long
+            return 0
+        except OSError:
+            return None
+    if pid and _state(pid) in ("gone", "Z", "X"):  # a child of it holds the descriptor
+        return None
+    return int(pid)
+
+
+def _state(pid: int) -> str:
+    """Return a process's state in one letter; ``exiting`` if the kernel is tearing it down, ``gone`` if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return "exiting" if fields[0] not in "ZX" and int(fields[6]) & _PF_EXITING else fields[0]
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        os.kill(pid, 0)  # /proc may hide the processes of other users
+    except ProcessLookupError:
+        return "gone"
+    except OSError:
+        pass
+    return "R"
+
+
+def _goes(sign: Sign, patience_s: float) -> bool:
+    """Wait for a process of this node that is ending. Return whether it has."""
+    started = time.monotonic()
+    while True:
+        if _listener(sign.address) is None:
+            return True
+        if time.monotonic() - started > (EXITING_S if _state(sign.pid) == "exiting" else patience_s):
+            return False
+        time.sleep(0.05)
+
+
+def _notify(address: str) -> None:
+    """Have an older attempt on this node check the log at its next step."""
+    if any(one._address == address for one in list(_holding)):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.setblocking(False)
+        line.connect(address)
+        line.send(_SUPERSEDED)
+
+
+def _refusal(owner: Checkpointer, sign: Sign) -> LeaseHeld:
+    ways = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
+    return LeaseHeld(
+        f"{sign.shown} still trains this run", where=f"{owner._store.url}/{owner._run}", hint=f"{ways}; that process then fails with Fenced"
+    )
+
+
+def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
+    state = "still trains" if sign.certain else "may still train"
+    emit(
+        "takeover.taken", f"{sign.shown} {state} {owner._store.url}/{owner._run}: {then}",
+        run=owner._run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
+    )  # fmt: skip
+
+
+def _ask(owner: Checkpointer, sign: Sign) -> bool:
+    state = "still trains" if sign.certain else "may still train"
+    print(f"relight: {sign.shown} {state} {owner._store.url}/{owner._run}. Take it over? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _has_terminal() -> bool:
+    try:
+        return sys.stdin.isatty()
+    except (AttributeError, ValueError):  # no stdin, or a closed one
+        return False
+
+
+def _count(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _host() -> str:
+    """Return this host's name as records have it."""
+    return socket.gethostname()[:64]
+
+
+def _in_child() -> None:
+    """A forked child is in charge of nothing; its copy of the socket would outlive the trainer."""
+    for one in list(_holding):
+        one.release()
+
+
+os.register_at_fork(after_in_child=_in_child)
