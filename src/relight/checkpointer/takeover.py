@@ -235,8 +235,8 @@ class Takeover:
             return
         if sign.certain and _goes(sign, 0.0 if way == "take" else GOING_S):
             return
-        if way == "ask" and _has_terminal():
-            way = "take" if _ask(owner, sign) else "refuse"
+        if way == "ask":
+            way = "take" if _has_terminal() and _ask(owner, sign) else "refuse"
         elif not sign.certain and way != "take":
             shown = self._wait(owner, sign)
             if shown is None:

@@ -1,0 +1,351 @@
+"""A second start of a run: refused while another process trains it, never after a crash, and both sides name the other."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import relight
+from relight.checkpointer import takeover
+from relight.commit import Attempt
+from relight.errors import ConfigError, Fenced, LeaseHeld
+from relight.observe import subscribe
+
+TRAINER = """
+import os, sys, time, socket, relight
+from relight.checkpointer import takeover
+mode, run, option = sys.argv[1], sys.argv[2], sys.argv[3] or None
+if mode == "elsewhere":  # another host: its name differs, and its sockets cannot be reached from here
+    socket.gethostname = lambda: "elsewhere"
+    takeover._address = lambda *of: f"\\0elsewhere-{of}"
+ckpt = relight.Checkpointer(run, x=1, save=relight.every(steps=1), takeover=option)
+start = ckpt.restore()
+print("start", start, flush=True)
+for step in range(start, start + int(sys.argv[4])):
+    ckpt.save(step) if mode == "saved" else ckpt.step(step)
+    print("step", step, flush=True)
+    time.sleep(float(sys.argv[5]))
+if mode == "open":
+    time.sleep(60)
+ckpt.close()
+if mode == "closed":
+    print("closed", flush=True)
+    time.sleep(60)
+"""
+
+
+class Trainer:
+    """A process that trains ``run``: one step each ``pause`` seconds."""
+
+    def __init__(self, run: str, mode: str = "open", option: str = "", steps: int = 3, pause: float = 0.0, **environment: str) -> None:
+        command = [sys.executable, "-c", TRAINER, mode, run, option, str(steps), str(pause)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+
+    def until(self, line: str) -> None:
+        """Read its output up to ``line``."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        for found in self.process.stdout:
+            if found.strip() == line:
+                return
+        raise AssertionError(self.process.stderr.read())
+
+    def ends(self) -> tuple[int, str, str]:
+        """Its exit status and output."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    return str(tmp_path / "store" / "run")
+
+
+@pytest.fixture
+def events() -> Iterator[list[str]]:
+    found: list[str] = []
+    undo = subscribe(lambda event: found.append(f"{event.name}: {event.fields.get('say', '')}"))
+    yield found
+    undo()
+
+
+def make(run: str, **options: object) -> relight.Checkpointer:
+    return relight.Checkpointer(run, x=1, background=False, **options)  # type: ignore[arg-type]
+
+
+def taken(events: list[str]) -> list[str]:
+    return [one for one in events if one.startswith("takeover.taken")]
+
+
+def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> None:
+    """A run that another process trains is refused at restore(), with that process's id and the ways out; nothing is written."""
+    first = Trainer(run)
+    try:
+        first.until("step 2")
+        before = sorted(Path(run).rglob("*"))
+        with pytest.raises(LeaseHeld) as caught:
+            make(run).restore()
+        assert f"process {first.process.pid} on this host ({socket.gethostname()})" in caught.value.what and "ago" in caught.value.what
+        assert all(way in caught.value.hint for way in (f"kill {first.process.pid}", "run name", 'takeover="take"', "Fenced"))
+        with pytest.raises(LeaseHeld, match=f"process {first.process.pid}"):
+            make(run).step(0)  # without restore()
+        assert sorted(Path(run).rglob("*")) == before
+    finally:
+        first.kill()
+
+
+@pytest.mark.parametrize("background", ["0", "1"])
+def test_a_restart_right_after_a_kill_needs_no_option(run: str, background: str) -> None:
+    """A trainer that was killed a moment ago is never in the way of the next start on its host."""
+    first = Trainer(run, "saved", steps=100, pause=0.2, RELIGHT_BACKGROUND=background)
+    first.until("step 2")
+    first.process.kill()  # and not waited for
+    started = time.monotonic()
+    with make(run) as ckpt:
+        assert ckpt.restore() >= 3
+    assert time.monotonic() - started < 10
+    first.kill()
+
+
+def test_a_process_that_closed_its_checkpointer_is_not_in_the_way(run: str) -> None:
+    """A run that was closed is free, though its process lives on."""
+    first = Trainer(run, "closed")
+    try:
+        first.until("closed")
+        with make(run) as ckpt:
+            assert ckpt.restore() == 3
+            ckpt.step(3)
+    finally:
+        first.kill()
+
+
+def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: str, events: list[str]) -> None:
+    """With takeover="take" both sides name the other: here a warning at restore(), there Fenced at the next step, long before a save."""
+    first = Trainer(run, steps=1000, pause=0.2)
+    try:
+        first.until("step 1")
+        ckpt = make(run, takeover="take")
+        start = ckpt.restore()
+        assert len(taken(events)) == 1 and f"process {first.process.pid} on this host" in taken(events)[0]
+        ckpt.save(start)
+        assert len(taken(events)) == 1, "once"
+        code, _, errors = first.ends()
+        assert code and "Fenced" in errors
+        assert f"was superseded by attempt 2: process {os.getpid()} on host {socket.gethostname()} took the run over at 2" in errors
+        ckpt.close()
+    finally:
+        first.process.kill()
+
+
+@pytest.mark.parametrize(
+    ("variables", "way"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "take"),
+        ({"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}, "take"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "take"),
+        ({"SLURM_JOB_ID": "7"}, "refuse"),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"}, "refuse"),
+    ],
+)
+def test_launchers_that_restart_take_over(run: str, variables: dict[str, str], way: str) -> None:
+    """What a launcher restarts takes the run over; what a person submits a second time does not."""
+    first = Trainer(run)
+    try:
+        first.until("step 2")
+        code, out, errors = Trainer(run, "closing", steps=1, **variables).ends()
+        assert (code == 0 and "start 3" in out and "takes it over" in errors) if way == "take" else (code == 1 and "LeaseHeld" in errors), errors
+    finally:
+        first.kill()
+
+
+@pytest.mark.parametrize(("answer", "takes"), [("y\n", True), ("\n", False)])
+def test_ask_asks_on_a_terminal(run: str, answer: str, takes: bool) -> None:
+    """takeover="ask" shows the process and asks; only yes takes over. Without a terminal it refuses."""
+    first = Trainer(run)
+    try:
+        first.until("step 2")
+        code, _, errors = Trainer(run, "closing", "ask", 1).ends()
+        assert code == 1 and "LeaseHeld" in errors
+        controller, terminal = pty.openpty()
+        second = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, "closing", run, "ask", "1", "0"], stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        os.write(controller, answer.encode())
+        out, err = second.communicate(timeout=60)
+        assert f"process {first.process.pid} on this host" in err.decode() and "Take it over? [y/N]" in err.decode()
+        assert (second.returncode == 0 and b"step 3" in out) if takes else second.returncode == 1
+        os.close(controller)
+        os.close(terminal)
+    finally:
+        first.kill()
+
+
+def test_an_unknown_way_is_refused(run: str) -> None:
+    """takeover= takes one of three words."""
+    with pytest.raises(ConfigError, match="takeover="):
+        make(run, takeover="force")
+
+
+def test_a_process_of_another_host_that_saves_is_refused(run: str) -> None:
+    """Of another host only the log is known: a start waits, and is refused once another checkpoint comes."""
+    first = Trainer(run, "elsewhere", steps=1000, pause=1.0)
+    try:
+        first.until("step 2")
+        with pytest.raises(LeaseHeld, match=f"process {first.process.pid} on host elsewhere"):
+            make(run).restore()
+    finally:
+        first.kill()
+
+
+def test_a_dead_host_delays_a_start_for_a_bounded_time(run: str, events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was lost seconds ago delays a start, by a stated time; takeover="take" skips it."""
+    first = Trainer(run, "elsewhere", steps=3, pause=0.1)
+    first.until("step 2")
+    first.kill()
+    started = time.monotonic()
+    make(run, takeover="take").restore()
+    assert time.monotonic() - started < 2 and "host elsewhere" in taken(events)[0]
+    monkeypatch.setattr(takeover, "WAIT_MIN_S", 4.0)
+    monkeypatch.setattr(takeover, "_window", lambda seen: 4.0)
+    started, ckpt = time.monotonic(), make(run)
+    assert ckpt.restore() == 3
+    ckpt.step(3)
+    assert time.monotonic() - started < 6
+    assert any("takeover.waiting" in one and 'takeover="take" skips the wait' in one for one in events)
+    ckpt.close()
+
+
+def test_another_host_that_ended_properly_delays_nothing(run: str, events: list[str]) -> None:
+    """A save at the end of a run shows that its process has ended."""
+    first = Trainer(run, "elsewhere", steps=2, RELIGHT_BACKGROUND="0")
+    assert first.ends()[0] == 0
+    script = TRAINER.replace("save=relight.every(steps=1)", "save=None")
+    subprocess.run([sys.executable, "-c", script, "elsewhere", run, "take", "1", "0"], check=True, capture_output=True)
+    started = time.monotonic()
+    assert make(run).restore() == 3
+    assert time.monotonic() - started < 2 and not taken(events)
+
+
+def test_reading_a_run_that_trains_is_only_warned_of(run: str, events: list[str]) -> None:
+    """A restore of a certain checkpoint, or of a part, may be an evaluation: it is not refused; its first step is."""
+    first = Trainer(run)
+    try:
+        first.until("step 2")
+        ckpt = make(run)
+        ckpt.restore(1, strict=False)
+        assert "only reads here" in taken(events)[0]
+        with pytest.raises(LeaseHeld):
+            ckpt.step(2)
+    finally:
+        first.kill()
+
+
+def test_a_second_checkpointer_of_one_process_takes_over(run: str, events: list[str]) -> None:
+    """In one process the later Checkpointer has the run, with one line about it; the first raises Fenced, and its close() is quiet."""
+    with make(run) as first:
+        first.step(0)
+        second = make(run)
+        assert second.restore() == 0 and not taken(events), "reading takes nothing over"
+        first.save(1)
+        second.step(2)
+        assert len(taken(events)) == 1 and "second Checkpointer of this process" in taken(events)[0] and "step 1" in taken(events)[0]
+        with pytest.raises(Fenced, match="another Checkpointer of this process took the run over after step 1"):
+            first.step(2)
+        with pytest.raises(Fenced, match="took the run over"):
+            first.save(2)
+    second.close()
+    assert [one.step for one in relight.open(run).checkpoints()] == [1, 2]
+
+
+def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path: Path, events: list[str]) -> None:
+    """The run is known by its ids, so a link to the store is no other run."""
+    first = make(run)
+    first.save(0)
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    second = make(str(tmp_path / "link" / "run"))
+    assert second.restore() == 1
+    second.save(1)
+    assert "second Checkpointer of this process" in taken(events)[0]
+    with pytest.raises(Fenced):
+        first.save(2)
+    second.close()
+
+
+def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str) -> None:
+    """The one that is superseded learns it at its next call, in its own thread."""
+    going, over = threading.Event(), threading.Event()
+    found: list[type[BaseException]] = []
+
+    def train() -> None:
+        ckpt = make(run, signals=False)
+        ckpt.save(0)
+        going.set()
+        over.wait(30)
+        try:
+            ckpt.step(1)
+        except Fenced as error:
+            found.append(type(error))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert going.wait(30)
+    with make(run) as second:
+        assert second.restore() == 1
+        second.save(1)
+        over.set()
+        thread.join()
+    assert found == [Fenced]
+
+
+def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None:
+    """Workers inherit descriptors, and live seconds longer than their trainer: the run is free all the same."""
+    script = textwrap.dedent(
+        """
+        import os, sys, time, relight
+        ckpt = relight.Checkpointer(sys.argv[1], x=1, background=False)
+        ckpt.save(0)
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
+        print("ready", flush=True)
+        time.sleep(30)
+        """
+    )
+    first = subprocess.Popen([sys.executable, "-c", script, run], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "ready\n"
+        first.kill()
+        first.wait()
+        first.stdout.close()
+        with make(run) as ckpt:
+            assert ckpt.restore() == 1
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_every_superseded_writer_names_who_has_the_run(run: str) -> None:
+    """Fenced names host, process and time, and says what to do."""
+    first = make(run)
+    first.save(0)
+    Attempt.begin(first._store, "run", reason="restored")
+    with pytest.raises(Fenced) as caught:
+        first.save(1)
+    assert f"process {os.getpid()} on host {socket.gethostname()} took the run over at 2" in caught.value.what
+    assert "stop this process" in caught.value.hint and "run name of its own" in caught.value.hint
