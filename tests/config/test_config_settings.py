@@ -41,7 +41,7 @@ NEEDS = {
 """What must stand beside some for them to count."""
 VALUES: dict[str, Any] = {
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
-    "checkpoint.keep.metric": "val_loss", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
+    "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
     "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
     "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
     "supervise.lr_cut": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
@@ -144,7 +144,7 @@ def test_the_keyword_argument_says_the_same(name: str) -> None:
 
 def test_the_register_has_all_that_the_code_reads_and_no_more() -> None:
     """Names are the arguments and fields of what is made of the tables."""
-    names = {"checkpoint.background"}
+    names = {"checkpoint.background", "checkpoint.takeover"}
     for table, make in MAKERS.items():
         names |= {f"checkpoint.{table}.{one}" for one in inspect.signature(make).parameters if one not in ("risk", "amount")}
     names |= {f"supervise.{one.name}" for kind in SUPERVISE for one in fields(kind)}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +36,7 @@ from relight.commit.together import OthersFailed
 from relight.doctor import explain
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
 from relight.doctor.finding import all_checks
-from relight.errors import ConfigError, CorruptCheckpoint, RelightError, SaveFailed
+from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
 from relight.log import Log, fold
 from relight.observe import subscribe
 from relight.store import open_bytes
@@ -61,6 +64,33 @@ def said() -> Iterator[list[str]]:
 def printed(error: BaseException) -> str:
     """As it ends a process: a traceback."""
     return "".join(traceback.format_exception(error))
+
+
+def closed(tmp_path: Path) -> str:
+    ckpt = relight.Checkpointer(tmp_path / "runs" / "demo", x=1)
+    ckpt.close()
+    with pytest.raises(ConfigError) as caught:
+        ckpt.restore()
+    return printed(caught.value)
+
+
+def second_start(tmp_path: Path) -> str:
+    script = "import sys, relight; c = relight.Checkpointer(sys.argv[1], x=1); c.save(0); print('saved', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script, str(tmp_path / "runs" / "demo")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"saved\n"
+        with pytest.raises(LeaseHeld) as caught:
+            relight.Checkpointer(tmp_path / "runs" / "demo", x=1).restore()
+        first.kill()
+    return printed(caught.value)
+
+
+def another_thread(tmp_path: Path) -> str:
+    with said() as lines:
+        thread = threading.Thread(target=relight.Checkpointer(tmp_path / "runs" / "demo", x=1).restore)
+        thread.start()
+        thread.join()
+    return "\n".join(lines)
 
 
 def other_threads(tmp_path: Path) -> str:
@@ -175,6 +205,9 @@ MADE: dict[str, Callable[[Path], str]] = {
     "This run has no checkpoint that counts, and … records of its log that count for nothing": nothing_that_counts,
     "The nearest tier has no checkpoint, and … may have some, but does not answer": silent_tier,
     "Attempt … was superseded by attempt … there": other_job,
+    "This Checkpointer is closed": closed,
+    "Process … still trains this run": second_start,
+    "SIGTERM: another handler was installed after Relight's, this is not the main thread": another_thread,
     "… came damaged, and whole when read once more": flipped_on_the_way,
 }
 """Headings, and what has the code say it. The one that is missing takes a server: it has a test of its own."""

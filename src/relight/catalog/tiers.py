@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.checked import Checked, damage
-from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody
 from relight.keys import Guard
 from relight.log import Checkpoint, History, Log, View, fold

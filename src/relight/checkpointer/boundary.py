@@ -14,6 +14,7 @@ from relight.capture import Captured, Frozen, Recall, capture, capture_generator
 from relight.capture.kinds import VALUE, kind_of, memory_in
 from relight.capture.sharded import local_of
 from relight.format import Leaf
+from relight.observe import emit
 
 SHARE_MAX = 0.01
 FREE_S = 500e-6
@@ -96,6 +97,14 @@ class Boundary:
         large = {name: value for name, value in self._components.items() if name not in self._small}
         small = merge(self._captured, capture_generators(self._generators.states()))
         return merge(capture(large, rng=False), small)
+
+    def consistent_after(self, error: Exception) -> Captured | None:
+        """Return the state as it was at the boundary, for a save before ``error`` ends the process; report why there is none."""
+        state = self.consistent()
+        if state is None:
+            why = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
+            emit("save.none", f"{type(error).__name__} in the step after {self.step}: {why}, so nothing was saved", step=self.step)
+        return state
 
     def _look(self) -> None:
         """Which components are small: those that the script has set since then are others now."""

@@ -38,6 +38,7 @@ class Given(NamedTuple):
     compact: Compact | bool | None
     peers: Peers | None
     background: bool | None
+    takeover: str | None = None
 
 
 _LEFT_OUT = {"save": NOT_GIVEN, "keep": NOT_GIVEN}
@@ -53,6 +54,7 @@ class Completed(NamedTuple):
     compact: Compact | bool | None
     peers: Peers | None
     background: bool | None
+    takeover: str | None = None
 
 
 def completed(given: Given, writer: str, tiers: bool) -> Completed:

@@ -15,7 +15,6 @@ from typing import Any
 from relight.agent import Done, Request, dismiss
 from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
 from relight.checkpointer import options
-from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
@@ -32,9 +31,8 @@ from relight.checkpointer.last_moments import LastMoments
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
-from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import Outwards
-from relight.checkpointer.preflight import check_room, probe
+from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
 from relight.checkpointer.requested import request_of
 from relight.checkpointer.resume import Resumed, say_restored
@@ -117,8 +115,8 @@ class Checkpointer(Holds):
         begins("a Checkpointer")
         settle()
         url, name, tiers = options.where_to(path, run)
-        given = Given(save, keep, limits, compact, peers, options.check_background(background))
-        save, keep, limits, compact, peers, background = completed(given, writer, tiers is not None)
+        given = Given(save, keep, limits, compact, peers, options.check_background(background), takeover)
+        save, keep, limits, compact, peers, background, takeover = completed(given, writer, tiers is not None)
         self._run, self._fresh = check_run_name(name), FreshStart(fresh)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
@@ -348,10 +346,7 @@ class Checkpointer(Holds):
             return
         try:
             state = capture(self._components, recall=self._recall if self._ranks is None else None)
-            with together(self._ranks if isinstance(self._ranks, OneWriter) else None, "trying the store"):
-                if self._world.rank == 0:
-                    probe(self._store, self._run)
-                    check_room(self._store, options.full_bytes(state), self._keep.last or 2)
+            try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:
                 self._signals.restore()  # nobody saves behind them
@@ -579,12 +574,9 @@ class Checkpointer(Holds):
         if self._attempt is None or step is None or self._last_saved == (step, None) or self._ranks is not None:
             return
         try:
-            state = self._boundary.consistent()
-            if state is None:
-                why = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
-                emit("save.none", f"{type(error).__name__} in the step after {step}: {why}, so nothing was saved", step=step)
-                return
-            self._write(state, step, f"exception: {type(error).__name__}", self._last_metrics, None, None)
+            state = self._boundary.consistent_after(error)
+            if state is not None:
+                self._write(state, step, f"exception: {type(error).__name__}", self._last_metrics, None, None)
         except Exception as second:  # the caller's exception matters more than ours
             emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
 

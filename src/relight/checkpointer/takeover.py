@@ -36,13 +36,13 @@ from relight.log import History
 from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
+from relight.policy.table import WAYS
 from relight.pulse import teller
 from relight.store import ByteStore
 
 if TYPE_CHECKING:
     from relight.checkpointer.loop import Checkpointer
 
-WAYS = ("ask", "refuse", "take")
 WAIT_MAX_S = 60.0
 """Seconds since the last record of another host after which it counts as gone, at most."""
 WAIT_MIN_S = 10.0

@@ -37,6 +37,25 @@ def _of(words: str, section: str, means: str, do: str, command: str = "") -> Sym
 SYMPTOMS: tuple[Symptom, ...] = (
     # The narrower stand first: the first that fits a line is believed.
     _of(
+        r"this Checkpointer is closed",
+        "This Checkpointer is closed",
+        "a Checkpointer is used after its end; the message names what closed it",
+        "make a new Checkpointer and call its restore()",
+    ),
+    _of(
+        r"(still trains|may still train) (this run|\S+:)|process \d+ on (this )?host .* may still train",
+        "Process … still trains this run",
+        "another process has this run, and a second start may not take it over unasked",
+        'stop that process, give this one another run name, or takeover="take"',
+        "relight log RUN",
+    ),
+    _of(
+        r"another handler was installed after Relight's|make no save: this is not the main thread",
+        "SIGTERM: another handler was installed after Relight's, this is not the main thread",
+        "that signal makes no save",
+        "install handlers before the first restore() or step(), in the main thread",
+    ),
+    _of(
         r"ranks? saved it and .* go(?:es)? on|begins its epoch anew|goes on behind .* samples|[Rr]anks were not alike in it",
         "… ranks saved it and … go on",
         "the number of ranks is another; what a loader could not go on with begins anew, and the message says why",

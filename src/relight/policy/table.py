@@ -26,7 +26,11 @@ class Defaults:
     compact: Compact | None = None
     peers: Peers | None = None
     background: bool | None = None
+    takeover: str | None = None
 
+
+WAYS = ("ask", "refuse", "take")
+"""What a start may do if another process still trains its run."""
 
 _MAKERS: dict[str, Callable[..., Any]] = {
     "adaptive": adaptive, "every": every, "keep": keep, "limits": Limits, "compact": Compact, "peers": Peers,
@@ -35,19 +39,22 @@ _NOT_IN_A_FILE = {"adaptive": {"risk"}}
 
 
 def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
-    """The table's values: ``background``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact``, ``peers``, each with
-    the arguments of the function of that name. ``adaptive`` and ``every`` together: whichever comes first."""
-    known = [*_MAKERS, "background"]
+    """The table's values: ``background``, ``takeover``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact``,
+    ``peers``, each with the arguments of the function of that name. ``adaptive`` and ``every`` together: whichever comes first."""
+    known = [*_MAKERS, "background", "takeover"]
     for name in table:
         if name not in known:
             raise ConfigError(f"[checkpoint] has no {name!r}", where=where, hint=f"it has {', '.join(known)}")
     background = table.get("background")
     if background is not None and not isinstance(background, bool):
         raise ConfigError(f"[checkpoint] background is true or false, not {background!r}", where=where)
+    takeover = table.get("takeover")
+    if takeover is not None and takeover not in WAYS:
+        raise ConfigError(f'[checkpoint] takeover is "ask", "refuse" or "take", not {takeover!r}', where=where)
     made = {name: _made(name, table[name], where) for name in _MAKERS if name in table}
     triggers = [made.pop(name) for name in ("adaptive", "every") if name in made]
     save = None if not triggers else triggers[0] if len(triggers) == 1 else triggers[0] | triggers[1]
-    return Defaults(save=save, background=background, **made)
+    return Defaults(save=save, background=background, takeover=takeover, **made)
 
 
 def _made(name: str, given: object, where: str) -> Any:

@@ -63,6 +63,10 @@ def _called(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]
 
 _CHECKPOINT = (
     Setting("checkpoint.background", _YES, "true", "whether the agent writes while training goes on", "Checkpointer(background=)"),
+    Setting(
+        "checkpoint.takeover", '"ask", "refuse" or "take"', "refuse, unless a launcher restarts",
+        "what a start does if another process still trains its run", "Checkpointer(takeover=)",
+    ),
     *_called(
         "adaptive",
         ("at_least", _TIME, "none", "the shortest interval between saves"),
