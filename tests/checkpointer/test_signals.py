@@ -53,7 +53,7 @@ def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
     """What nohup, or & in a script, has a process ignore does not end it: the whole loop is trained."""
     ignored = textwrap.dedent(
         f"""
-        with relight.Checkpointer(run, x=1) as ckpt:
+        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
             for step in range(ckpt.restore(), 4):
                 if step == 1: kill(signal.{number})
                 ckpt.step(step)
@@ -74,7 +74,7 @@ def test_a_handler_that_sets_a_flag_is_called_at_the_signal_and_decides(run: str
         f"""
         stop = []
         signal.signal(signal.{number}, lambda *got: stop.append(got))
-        with relight.Checkpointer(run, x=1) as ckpt:
+        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
             for step in range(ckpt.restore(), 100):
                 if step == 2:
                     kill(signal.{number})
@@ -96,7 +96,7 @@ def test_a_handler_that_exits_does_so_after_the_save(run: str) -> None:
         run,
         """
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        with relight.Checkpointer(run, x=1) as ckpt:
+        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
             for step in range(ckpt.restore(), 100):
                 if step == 2: kill(signal.SIGTERM)
                 ckpt.step(step)
@@ -134,7 +134,7 @@ def test_a_later_handler_is_reported_once(run: str, events: list[str]) -> None:
     """A handler that takes the place of Relight's is left alone, and reported once."""
     former = signal.getsignal(signal.SIGTERM)
     try:
-        with relight.Checkpointer(run, x=1) as ckpt:
+        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
             ckpt.step(0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             for step in range(1, 4):
@@ -152,7 +152,7 @@ def test_a_later_handler_that_calls_the_former_one_decides(run: str) -> None:
         run,
         """
         stop = []
-        with relight.Checkpointer(run, x=1) as ckpt:
+        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
             ckpt.restore()
             former = signal.getsignal(signal.SIGTERM)
             signal.signal(signal.SIGTERM, lambda *got: (stop.append(1), former(*got)))
@@ -174,7 +174,7 @@ def test_two_runs_in_one_script_with_its_own_handler(tmp_path: Path) -> None:
         """
         stop = []
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-        with relight.Checkpointer(run + "/a", x=1) as a, relight.Checkpointer(run + "/b", x=1) as b:
+        with relight.Checkpointer(run + "/a", state={"x": 1}, save=None) as a, relight.Checkpointer(run + "/b", state={"x": 1}, save=None) as b:
             for step in range(100):
                 if step == 2: kill(signal.SIGTERM)
                 a.step(step), b.step(step)
@@ -191,7 +191,7 @@ def test_outside_the_main_thread_signals_are_reported_once(run: str, events: lis
     """Python installs handlers in the main thread only: one line, and training goes on."""
 
     def train() -> None:
-        with relight.Checkpointer(run, x=1) as ckpt:
+        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
             for step in range(ckpt.restore(), 3):
                 ckpt.step(step)
 
@@ -218,7 +218,7 @@ def test_a_signal_during_a_save_is_for_the_next_step() -> None:
 @pytest.mark.parametrize("how", ["close", "with", "error", "signal"])
 def test_a_closed_checkpointer_says_why_it_is_closed(run: str, how: str) -> None:
     """What closed it, after which step, when, and what to do."""
-    ckpt = relight.Checkpointer(run, x=1, background=False)
+    ckpt = relight.Checkpointer(run, state={"x": 1}, save=None, background=False)
     if how == "close":
         ckpt.step(3)
         ckpt.close()
@@ -311,9 +311,9 @@ def test_an_open_checkpointer_of_an_earlier_cell_does_not_swallow_interrupts(run
     """The first cell's Checkpointer was never closed: the second one takes over, and its interrupt ends the second cell."""
     text = NOTEBOOK + textwrap.dedent(
         """
-        assert cell("first = relight.Checkpointer(run, x=1); first.restore(); first.save(0)") is None
+        assert cell("first = relight.Checkpointer(run, state={"x": 1}, save=None); first.restore(); first.save(0)") is None
         assert cell('''
-        second = relight.Checkpointer(run, x=1)
+        second = relight.Checkpointer(run, state={"x": 1}, save=None)
         assert second.restore() == 1
         for step in range(1, 1000):
             time.sleep(0.01)
@@ -334,7 +334,7 @@ def test_cells_of_ipykernel_keep_relights_handler(run: str) -> None:
     text = NOTEBOOK + textwrap.dedent(
         """
         sys.modules["ipykernel"] = sys
-        assert cell("ckpt = relight.Checkpointer(run, x=1); ckpt.restore(); ckpt.step(0)") is None
+        assert cell("ckpt = relight.Checkpointer(run, state={"x": 1}, save=None); ckpt.restore(); ckpt.step(0)") is None
         assert cell('''
         for step in range(1, 1000):
             time.sleep(0.02)

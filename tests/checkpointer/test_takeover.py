@@ -29,7 +29,7 @@ mode, run, option = sys.argv[1], sys.argv[2], sys.argv[3] or None
 if mode == "elsewhere":  # another host: its name differs, and its sockets cannot be reached from here
     socket.gethostname = lambda: "elsewhere"
     takeover._address = lambda *of: f"\\0elsewhere-{of}"
-ckpt = relight.Checkpointer(run, x=1, save=relight.every(steps=1), takeover=option)
+ckpt = relight.Checkpointer(run, state={'x': 1}, save=relight.every(steps=1), takeover=option)
 start = ckpt.restore()
 print("start", start, flush=True)
 for step in range(start, start + int(sys.argv[4])):
@@ -87,7 +87,7 @@ def events() -> Iterator[list[str]]:
 
 
 def make(run: str, **options: object) -> relight.Checkpointer:
-    return relight.Checkpointer(run, x=1, background=False, **options)  # type: ignore[arg-type]
+    return relight.Checkpointer(run, state={"x": 1}, save=None, background=False, **options)  # type: ignore[arg-type]
 
 
 def taken(events: list[str]) -> list[str]:
@@ -105,7 +105,7 @@ def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> N
         assert f"process {first.process.pid} on this host ({socket.gethostname()})" in caught.value.what and "ago" in caught.value.what
         assert all(way in caught.value.hint for way in (f"kill {first.process.pid}", "run name", 'takeover="take"', "Fenced"))
         with pytest.raises(LeaseHeld, match=f"process {first.process.pid}"):
-            make(run).step(0)  # without restore()
+            make(run, fresh=True).step(0)  # without restore()
         assert sorted(Path(run).rglob("*")) == before
     finally:
         first.kill()
@@ -319,7 +319,7 @@ def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None
     script = textwrap.dedent(
         """
         import os, sys, time, relight
-        ckpt = relight.Checkpointer(sys.argv[1], x=1, background=False)
+        ckpt = relight.Checkpointer(sys.argv[1], state={'x': 1}, background=False)
         ckpt.save(0)
         if os.fork() == 0:
             time.sleep(30)

@@ -67,7 +67,7 @@ def printed(error: BaseException) -> str:
 
 
 def closed(tmp_path: Path) -> str:
-    ckpt = relight.Checkpointer(tmp_path / "runs" / "demo", x=1)
+    ckpt = relight.Checkpointer(tmp_path / "runs" / "demo", state={"x": 1})
     ckpt.close()
     with pytest.raises(ConfigError) as caught:
         ckpt.restore()
@@ -75,19 +75,19 @@ def closed(tmp_path: Path) -> str:
 
 
 def second_start(tmp_path: Path) -> str:
-    script = "import sys, relight; c = relight.Checkpointer(sys.argv[1], x=1); c.save(0); print('saved', flush=True); sys.stdin.read()"
+    script = "import sys, relight; c = relight.Checkpointer(sys.argv[1], state={'x': 1}); c.save(0); print('saved', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(tmp_path / "runs" / "demo")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None and first.stdout.readline() == b"saved\n"
         with pytest.raises(LeaseHeld) as caught:
-            relight.Checkpointer(tmp_path / "runs" / "demo", x=1).restore()
+            relight.Checkpointer(tmp_path / "runs" / "demo", state={"x": 1}).restore()
         first.kill()
     return printed(caught.value)
 
 
 def another_thread(tmp_path: Path) -> str:
     with said() as lines:
-        thread = threading.Thread(target=relight.Checkpointer(tmp_path / "runs" / "demo", x=1).restore)
+        thread = threading.Thread(target=relight.Checkpointer(tmp_path / "runs" / "demo", state={"x": 1}).restore)
         thread.start()
         thread.join()
     return "\n".join(lines)
