@@ -107,6 +107,18 @@ def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
     return stay
 
 
+def by_milestones(rule: Keep, sound: list[Candidate]) -> set[str]:
+    """"the first one after it stays, up to one period late"; "the last one before it stays, less than a period early"."""
+    stay: set[str] = set()
+    for multiple in range(rule.every, 40, rule.every) if rule.every else ():
+        after = [one.step + 1 for one in sound if multiple <= one.step + 1 < multiple + rule.every]
+        before = [one.step + 1 for one in sound if multiple - rule.every < one.step + 1 < multiple]
+        is_past = any(one.step + 1 >= multiple + rule.every for one in sound)
+        steps = min(after) if after else max(before) if before and is_past else None
+        stay |= {one.id for one in sound if one.step + 1 == steps}
+    return stay
+
+
 def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
     """The ids that stay, one sentence of the documentation after the other."""
     if all(getattr(rule, name) is None for name in RULES):
@@ -133,11 +145,9 @@ def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
 
             if sum(beats(other) for other in sound) < rule.best:
                 stay.add(one.id)
-        if rule.every is not None and one.verified is not False and (one.step + 1) % rule.every == 0:
-            stay.add(one.id)
         if one.tags or one.held:
             stay.add(one.id)
-    stay |= by_time(rule, sound) | by_size_and_age(rule, sound)
+    stay |= by_time(rule, sound) | by_size_and_age(rule, sound) | by_milestones(rule, sound)
     if in_order:
         stay.add(in_order[-1].id)
     verified = [one for one in in_order if one.verified]

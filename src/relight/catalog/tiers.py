@@ -5,7 +5,7 @@ Each tier has a log of its own, and what is in it was copied in order. So the or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.related import are_unrelated
 from relight.log.superseded import superseded
+from relight.policy.keep import Candidate
 from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, NOW, PACE_TOPIC, Group, Pace, Tier, decode_tiers, encode_tiers, groups_of
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
@@ -122,6 +123,12 @@ def newest_seq(history: History, ids: set[str]) -> int:
     """The number of the newest of ``ids`` in this log, live or retired; −1 if it knows none of them."""
     known = {**history.retired, **history.by_id}
     return max((known[one].seq for one in ids if one in known), default=-1)
+
+
+def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
+    """Those of ``ids``, which a tier has or had, that are retired here: what ``owed`` needs to know of them. Set aside ones are left out."""
+    found = (history.retired.get(one) for one in ids if one not in history.set_aside)
+    return [Candidate(one.id, one.seq, one.step) for one in found if one is not None]
 
 
 def open_tier(tier: Tier, guard: Guard) -> tuple[ByteStore, str]:

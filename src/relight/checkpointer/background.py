@@ -216,10 +216,10 @@ class Background:
         return self._attempt.place
 
     @property
-    def has_room(self) -> bool:
-        """Whether a save could begin now, as far as memory goes."""
+    def free_slots(self) -> int | None:
+        """Number of saves that could begin now, as far as memory goes; None if no memory was made ready yet."""
         shape = self._shape
-        return shape is None or len(shape.busy) < len(shape.slots)
+        return None if shape is None else len(shape.slots) - len(shape.busy)
 
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
         """Begin to save: the number that ``on_done`` will tell. None if it cannot be done this way now (no memory, no agent)."""

@@ -32,6 +32,7 @@ from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.outwards import Outwards
+from relight.checkpointer.postponed import postpone
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
 from relight.checkpointer.requested import request_of
@@ -378,8 +379,8 @@ class Checkpointer(Holds):
 
     def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
         if self._ranks is not None:
-            busy = self._background is not None and not self._background.has_room
-            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, busy)
+            free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
+            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1)
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
         if self._due is not None and micro_step is None:
@@ -402,9 +403,7 @@ class Checkpointer(Holds):
             if not wait_s and not background.warmed:
                 self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
             if not background.free_slot(wait_s, may_wait) and not may_wait:
-                if self._due is None:
-                    emit("save.coalesced", f"step {step}: no memory is free for it yet; made when there is, of the state then", step=step)
-                self._due = reason
+                self._due = postpone(reason, step, "no snapshot slot is free")
                 return None
         self._due = None
         started = perf_counter()

@@ -233,8 +233,10 @@ class BackgroundForAll(Background):
 class BackgroundElsewhere:
     """Another rank's: what is asked for is given inside ``save``, and the outcome looked for by a thread."""
 
-    has_room = warmed = True
+    warmed = True
     pack_bytes = 0
+    free_slots: int | None = None
+    """It needs none."""
 
     def __init__(
         self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]

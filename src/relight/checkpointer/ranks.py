@@ -13,6 +13,7 @@ from relight.capture.kinds import LOADER, RNG
 from relight.capture.sharded import table_of
 from relight.checkpointer.error_words import error_word, told_error
 from relight.checkpointer.part_items import owned, part_items
+from relight.checkpointer.postponed import postpone
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.signals import Signals
 from relight.commit.save import SUSPECT, Place, Seat
@@ -138,13 +139,16 @@ class Ranks:
             digits.append(_DIGITS[digit])
         return "".join(digits)
 
-    def why_now(self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool) -> str | None:
+    def why_now(
+        self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool, nearly_busy: bool = False
+    ) -> str | None:
         """The reason for all ranks to save now, or None: the step's number tells each of them, or one of them asked at the step before.
 
         What a clock, a metric or a signal says to one rank is asked of all of them, and done at the end of the next step. Nobody waits for
         it: the exchange that was begun at the last call has had a step's time, in which the ranks met in training's own exchanges.
 
-        ``busy``: this rank has no memory for a save now. What is due while one of them has none is made once all have.
+        ``busy``: this rank has no memory for a save now. What is due while one of them has none is made once all have. ``nearly_busy``: a
+        save at this step takes its last memory. Ranks learn of it one step later, when the next save may be due.
         """
         if self._lost:
             return None
@@ -158,9 +162,8 @@ class Ranks:
                     signals.adopt(asked)
             if reason is not None and reason not in _ASKED and agreed is not None and agreed[1]:
                 if self._put_off is None:
-                    say = f"step {facts.step}: a rank has no memory free for it yet; made when it has"
-                    emit("save.coalesced", say, step=facts.step)
-                self._put_off, reason = reason, None
+                    self._put_off = postpone(reason, facts.step, "a rank has no free snapshot slot")
+                reason = None
             elif self._put_off is not None and agreed is not None and not agreed[1]:
                 reason = reason or self._put_off
             if reason is not None:
@@ -170,7 +173,7 @@ class Ranks:
                 wish = _ASKED.index(signals.pending)
             elif reason is None and self._put_off is None and trigger is not None and trigger.due(facts):
                 wish = 1
-            self.world.propose([wish, int(busy)])
+            self.world.propose([wish, int(busy or (nearly_busy and reason is not None))])
         except LateRanks as error:
             self._lost = True
             emit("ranks.late", f"no more saves are made: {error}", ranks=list(error.ranks))

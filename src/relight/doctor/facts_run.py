@@ -12,7 +12,7 @@ from relight.catalog.checked import Checked, checked
 from relight.catalog.diary import DIRECTORY as INCIDENTS
 from relight.catalog.find import metric_value
 from relight.catalog.opened import open_checkpoint
-from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, tiers_of
+from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, retired_among, tiers_of
 from relight.catalog.tiers import open_tier as opened_tier
 from relight.catalog.verify import verify_checkpoint
 from relight.doctor.bounded import Looking
@@ -157,6 +157,7 @@ def _tier(store: ByteStore, history: History, tier: Tier) -> TierFacts:
     if reach.error is not None:
         return TierFacts(tier.name, tier.url, Trouble.of(reach.error, tier.url))
     copied = drained_to(history).get(tier.name, set())
-    lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied), pace_of(history, tier.name, copied))) - copied
+    pace, had = pace_of(history, tier.name, copied), retired_among(history, copied)
+    lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied), pace, had)) - copied
     since = [found for one in history.live if one.id in lacks and (found := seconds_since_epoch(one.time)) is not None]
     return TierFacts(tier.name, tier.url, None, len(lacks), max(0.0, time.time() - min(since)) if since else 0.0)

@@ -22,6 +22,7 @@ from relight.catalog.tiers import (
     open_tier,
     pace_of,
     reach_all,
+    retired_among,
     tiers_of,
 )
 from relight.commit.attempt import take_over
@@ -230,8 +231,8 @@ def _noted(note: NoteBody, view: View) -> tuple[Body, int]:
 def owed_to(tier: Tier, near: History, far: History, *, at_pace: bool = True) -> list[str]:
     """What a tier lacks, by the ids that the nearest tier knows, oldest first; ``at_pace``: but for what it is too soon for."""
     there = set(_named({**far.retired, **far.by_id}, near))
-    rules = with_recorded(tier.keep, near.best_by)
-    return owed(rules, candidates_of(near), newest_seq(near, there), pace_of(near, tier.name, there) if at_pace else Pace())
+    rules, pace = with_recorded(tier.keep, near.best_by), pace_of(near, tier.name, there) if at_pace else Pace()
+    return owed(rules, candidates_of(near), newest_seq(near, there), pace, retired_among(near, there))
 
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:

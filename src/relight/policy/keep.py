@@ -99,10 +99,13 @@ def keep(
 ) -> Keep:
     """What to keep: whatever any of these rules keeps.
 
-    The ``last`` n; the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``); each whose step + 1 is a multiple of ``every``; those
+    The ``last`` n; the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``); one for each multiple of ``every`` steps; those
     ``within`` a time (``"36h"``, ``"7d"``) of the newest; the newest of each of the last n hours, days, weeks or months that have one
     (``hourly`` … ``monthly``, UTC); the newest that fit into ``budget`` (``"500GB"``), with what they need; and always one that is
     ``behind`` the newest by that many steps or more, for damage to the model that is found late.
+
+    ``every`` keeps the checkpoint of exactly that step (step + 1 is the multiple). If that save was postponed, the first one after it
+    stays, up to one period late. If a whole period has none, the last one before it stays, less than a period early.
 
     What goes may be brought back (``relight recall``) for the time of ``undo`` (``"12h"``): it leaves the history at once, and its bytes
     stay so long. They count for no ``budget``.
@@ -201,9 +204,33 @@ Kept = Iterator[tuple[Candidate, str]]
 def _by_count(rules: Keep, sound: Sequence[Candidate]) -> Kept:
     for position, one in enumerate(sound[: rules.last or 0]):
         yield one, f"last {rules.last}: number {position + 1}"
+    kept = milestones(rules.every, sound)
     for one in sound:
-        if rules.every and (one.step + 1) % rules.every == 0:
-            yield one, f"every {rules.every} steps"
+        if rules.every and one.id in kept:
+            here = "" if kept[one.id] == one.step + 1 else f": after {one.step + 1} steps in place of {kept[one.id]}"
+            yield one, f"every {rules.every} steps{here}"
+
+
+def milestones(every: int | None, among: Sequence[Candidate]) -> dict[str, int]:
+    """Map the id of each checkpoint that stands for a multiple of ``every`` steps to that multiple.
+
+    The first checkpoint at or after a multiple stands for it, if it is less than ``every`` steps late. If there is none, and the run is
+    past that, the last checkpoint before it does, if it is less than ``every`` steps early. A later checkpoint of a run whose steps only
+    grow changes neither: pruning after each save keeps the same checkpoints as one pruning at the end.
+    """
+    if not every or not among:
+        return {}
+    done = sorted({one.step + 1 for one in among})
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for steps in done:
+        first.setdefault(steps // every, steps)
+        last[steps // every] = steps
+    stands = {steps: period * every for period, steps in first.items() if period}
+    for period, steps in last.items():
+        if period + 1 not in first and period + 1 < done[-1] // every:
+            stands.setdefault(steps, (period + 1) * every)
+    return {one.id: stands[one.step + 1] for one in among if one.step + 1 in stands}
 
 
 def _by_metric(rules: Keep, sound: Sequence[Candidate], checkpoints: Sequence[Candidate]) -> Kept:
@@ -315,10 +342,16 @@ def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
         yield younger[-1], f"the next to be {rules.behind} steps behind the newest"
 
 
-def is_lasting(rules: Keep, one: Candidate, among: Sequence[Candidate]) -> bool:
-    """Whether ``rules`` name it for good, rather than as one of the newest."""
-    at_step = rules.every is not None and (one.step + 1) % rules.every == 0
-    return bool(one.tags) or at_step or one in _best(_settled(rules, among), sorted(among, key=lambda other: -other.seq))
+def lasting(rules: Keep, among: Sequence[Candidate], had: Sequence[Candidate] = ()) -> set[str]:
+    """Return the ids of those that ``rules`` name for good, rather than as one of the newest.
+
+    ``had``: checkpoints that are not in ``among``, and that the place with these rules had or has. They decide which one stands for a
+    multiple of ``every``.
+    """
+    counted = [one for one in (*among, *had) if one.verified is not False and not (one.aside or one.abandoned)]
+    named = {one.id for one in among if one.tags or (rules.every and (one.step + 1) % rules.every == 0)}
+    best = {one.id for one in _best(_settled(rules, among), sorted(among, key=lambda other: -other.seq))}
+    return named | best | milestones(rules.every, counted).keys()
 
 
 def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from relight.errors import ConfigError, shown
-from relight.policy.keep import RULES, Candidate, Keep, decide_keep, is_lasting
+from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
 from relight.policy.units import Span, bytes_of, number_above_0, seconds_of, whole_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
@@ -192,18 +192,25 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     return tuple(found)
 
 
-def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: Pace = AT_ONCE) -> list[str]:
+def owed(
+    rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: Pace = AT_ONCE, had: Sequence[Candidate] = ()
+) -> list[str]:
     """Ids of those that a further tier with such rules still lacks, in the order in which they are to be copied: oldest first.
 
     The newest, and what the rules name for good. ``after`` is the ``seq`` of the newest that the tier has, or had: nothing older is copied
-    behind it, since a run resumes from what came last. ``pace`` may hold the newest back, never what is named for good.
+    behind it, since a run resumes from what came last. ``pace`` may hold the newest back, never what is named for good. ``had``: those
+    that the tier has or had, and that are not live here. Without them each save after a pruned milestone would look like the first one.
     """
     behind = sorted((one for one in checkpoints if one.seq > after and one.verified is not False), key=lambda one: one.seq)
     newest = behind[-1] if behind and not pace.holds_back(behind[-1]) else None
-    return [one.id for one in behind if one is newest or is_lasting(rules, one, checkpoints)]
+    named = lasting(rules, checkpoints, had) if behind else set()
+    return [one.id for one in behind if one is newest or one.id in named]
 
 
-def safe_on(tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str]) -> set[str]:
-    """Of those that were copied to a tier: which are there still, as its rules decide of what was copied there."""
+def safe_on(tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str], had: Sequence[Candidate] = ()) -> set[str]:
+    """Of those that were copied to a tier: which are there still, as its rules decide of what was copied there. ``had``: see ``owed``."""
     there = [replace(one, verified=True, held="", elsewhere="") for one in checkpoints if one.id in copied]
-    return {verdict.id for verdict in decide_keep(replace(tier.keep, capacity=None), there) if verdict.keep}
+    # Older than all others, and without bytes: so they change no other rule's choice.
+    gone = [Candidate(f"\0{one.id}", -1 - number, one.step, verified=True, time_s=0.0) for number, one in enumerate(had)]
+    kept = {verdict.id for verdict in decide_keep(replace(tier.keep, capacity=None), [*there, *gone]) if verdict.keep}
+    return {one.id for one in there if one.id in kept}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from relight.catalog.checked import damage
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
-from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, tiers_of
+from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, retired_among, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
@@ -177,14 +177,17 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
     held = dict.fromkeys(doubt, "a later record of the log cannot be read, and may keep it")
     held |= {one: f"on hold: {why}" for one, why in holds_of(history).items()}
     elsewhere: dict[str, str] = {}
+    abandoned = abandoned_in(history, known)
+    lines = [replace(one, abandoned=one.id in abandoned) for one in found]
     tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
     tiers = {name: replace(tier, keep=with_recorded(tier.keep, history.best_by)) for name, tier in tiers.items()}
     for group in groups_in(history):
         lacks, has = Counter[str](), Counter[str]()
         for name in group.members:
             copied = drained.get(name, set())
-            lacks.update(owed(tiers[name].keep, found, newest_seq(history, copied), pace_of(history, name, copied)))
-            has.update(safe_on(tiers[name], found, copied))
+            had = retired_among(history, copied) if tiers[name].keep.every else []
+            lacks.update(owed(tiers[name].keep, lines, newest_seq(history, copied), pace_of(history, name, copied), had))
+            has.update(safe_on(tiers[name], found, copied, had))
         for one, count in lacks.items():
             if len(group.members) - count < group.quorum:
                 here = f"not on {group.name} yet" if len(group.members) == 1 else f"not on {group.quorum} of {', '.join(group.members)} yet"
@@ -192,10 +195,7 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
         for one, count in has.items():
             if count >= group.quorum:
                 elsewhere.setdefault(one, group.name)
-    abandoned = abandoned_in(history, known)
-    return [
-        replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, ""), abandoned=one.id in abandoned) for one in found
-    ]
+    return [replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, "")) for one in lines]
 
 
 def abandoned_in(history: History, known: Mapping[str, bool] | None = None) -> set[str]:

@@ -1,0 +1,16 @@
+"""Saves that are due while no snapshot slot is free: reported once, and marked with the step at which they were due."""
+
+from __future__ import annotations
+
+from relight.observe import emit
+
+_MARK = " (postponed from step "
+
+
+def postpone(reason: str, step: int, why: str) -> str:
+    """Report that the save due at ``step`` is postponed, and return the reason that the later save has. A second call changes nothing."""
+    if _MARK in reason:
+        return reason
+    say = f"step {step}: save postponed, {why}; it will be taken at the next step that has one, with that step's state"
+    emit("save.coalesced", say, step=step)
+    return f"{reason}{_MARK}{step})"
