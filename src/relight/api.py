@@ -38,7 +38,7 @@ def save(
 
     Takes charge of the run, as every saver does: one at a time. ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
     """
-    from relight.capture import capture, environment
+    from relight.capture import CLASSES, capture, class_paths, environment
     from relight.checkpointer.metric_values import check_metrics, numbers_of
 
     step = step_of(step)
@@ -57,6 +57,7 @@ def save(
             environment=environment(),
             components=captured.kinds,
             exact=captured.notes,
+            user={CLASSES: class_paths(state)},
         )
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from relight.capture.build import selected
+from relight.capture.classes import class_path, is_of, name_in
 from relight.capture.rebuild import Memory, Thunk
 from relight.capture.targets import Targets
 from relight.errors import IncompatibleState, RelightError
@@ -77,6 +78,10 @@ class Planning:
         self.targets = Targets(tensors, self.wrong, strict=strict)
         self.mastered: set[tuple[int, str]] = set()
         """Which runs of declared flat tensors, by ``id``, have stored values of their own, by the parameter's name."""
+        self.classes: Mapping[str, str] = {}
+        """Recorded class of each stored component, by its live name."""
+        self.imported = False
+        """Whether another framework stored it."""
         self.resized: set[int] = set()
         """Parameters, by ``id``, that are stored in another shape: nor does what an optimizer holds for them fit."""
 
@@ -94,6 +99,11 @@ class Planning:
             return True
         heads = [pattern.split("/", 1)[0] for pattern in self.only]
         return any(selected(name, [head]) for head in heads)
+
+    def note_class(self, path: str, live: object, stored: str | None) -> None:
+        """Note it if the component at ``path`` was saved by an object of another class: what it stored may fit all the same."""
+        if stored is not None and not is_of(live, stored):
+            self.result.notes.append(f"{path}: stored by {name_in(stored)}, the live object is {name_in(class_path(live))}")
 
     def guarded(self, path: str, action: Thunk) -> None:
         """``action``; what others' code raises is told as what is at ``path`` not fitting."""

@@ -12,6 +12,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.build import thunks
 from relight.capture.captured import loose_tensors, named_gradients
+from relight.capture.classes import class_path, is_of, is_torchs, lineage, name_in, renamed_classes
 from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import (
     LOADER,
@@ -53,13 +54,16 @@ def plan_restore(
     where: str = "",
     check: Check | None = None,
     elsewhere: bool = False,
+    classes: Mapping[str, str] | None = None,
 ) -> RestorePlan:
     """Plan how what is stored goes into ``components``. ``IncompatibleState`` lists every mismatch at once; nothing was changed then.
 
     ``tree``: encoded, or decoded. ``elsewhere``: what is in the checkpoint and not here may be on other ranks, so that the caller has to
-    ``refuse`` what is on none. ``check``: see ``Memory``.
+    ``refuse`` what is on none. ``check``: see ``Memory``. ``classes``: of the stored components, as ``recorded_classes`` returns them.
     """
     planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check), where)
+    if classes:
+        planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes
     planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
     if elsewhere:
         planner.result.unused = planner.unused
@@ -74,6 +78,7 @@ class _Planner(Planning):
         if not isinstance(root, dict):
             self.wrong.append("the stored state is not a dict of components")
             return
+        self.imported = "imported" in root
         if self.rename is not None:
             root = _renamed(root, self.rename)
         modules_first = sorted(self.components.items(), key=lambda pair: kind_of(pair[1]) != MODULE)  # optimizers ask what fits
@@ -104,10 +109,12 @@ class _Planner(Planning):
     def _component(self, name: str, value: Any, node: Any) -> None:
         kind = kind_of(value)
         path = join_path("", name)
+        stored = self.classes.get(name)
         if kind == MODULE:
+            self.note_class(path, value, stored)
             self._module(value if is_flattened(value) else unwrap(value), node, path)
         elif kind == OPTIMIZER:
-            OptimizerPlan(self, value, path).make(node)
+            OptimizerPlan(self, value, path, stored).make(node)
         elif kind == VALUE:
             make = self._value(value, node, path)
             if make is not None:
@@ -115,10 +122,13 @@ class _Planner(Planning):
         elif not self.takes(path):
             return
         else:
-            reason = _unfit(kind, value, node)
+            reason = _unfit(kind, value, node, stored)
             if reason is not None:
                 self.wrong.append(f"{path}: {reason}")
                 return
+            self.note_class(path, value, stored)
+            if kind == SCALER and node and not value.is_enabled():
+                self.result.notes.append(f"{path}: stored by an enabled scaler, the live one is disabled, so its scale is dropped")
             make = thunks(node, path, self.memory)
             if kind == LOADER:
                 self.do(LOADERS, lambda: restore_loader(value, make()))
@@ -284,8 +294,8 @@ def _set_gradient(parameter: torch.Tensor, make: Thunk) -> None:
     parameter.grad = make().to(parameter.device)
 
 
-def _unfit(kind: str, value: Any, node: Any) -> str | None:
-    """Why a stored state is none of a live object's, as far as can be told without loading it."""
+def _unfit(kind: str, value: Any, node: Any, stored: str | None) -> str | None:
+    """Why a stored state is none of a live object's, as far as can be told without loading it. ``stored``: the recorded class."""
     if kind == LOADER:
         return loader_unfit(value, node)
     if kind == RNG:
@@ -293,6 +303,8 @@ def _unfit(kind: str, value: Any, node: Any) -> str | None:
     if kind == SCALER and node == {} and value.is_enabled():
         return "stored by a disabled scaler, the live one is enabled"
     if kind == SCHEDULER and isinstance(node, dict):
+        if stored is not None and not is_of(value, stored) and is_torchs(stored) and any(map(is_torchs, lineage(value))):
+            return f"stored by {name_in(stored)}, the live scheduler is {name_in(class_path(value))}"
         live = value.state_dict()
         lacking, foreign = live.keys() - node.keys(), node.keys() - live.keys()
         if lacking and foreign:

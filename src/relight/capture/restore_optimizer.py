@@ -26,6 +26,7 @@ from relight.capture.optimizers import (
     place_like,
     why_not_apart,
 )
+from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.planning import LAST, STATE, Planning
 from relight.capture.rebuild import torch_dtype
 from relight.capture.refill import set_group
@@ -40,10 +41,10 @@ _LIKE_PARAMETER = frozenset(
 
 
 class OptimizerPlan:
-    """Of one optimizer, which is the component at ``path``."""
+    """Of one optimizer, which is the component at ``path``. ``stored``: the recorded class of the one that was saved."""
 
-    def __init__(self, planning: Planning, optimizer: Any, path: str) -> None:
-        self._planning, self._optimizer, self._path = planning, optimizer, path
+    def __init__(self, planning: Planning, optimizer: Any, path: str, stored: str | None = None) -> None:
+        self._planning, self._optimizer, self._path, self._stored = planning, optimizer, path, stored
         self._holder = holder_of(optimizer)
         self._made: dict[torch.Tensor, dict[Any, Any]] = {}
 
@@ -56,6 +57,14 @@ class OptimizerPlan:
         if why_not_apart(optimizer):
             planning.wrong.append(f"{path}: {why_not_apart(optimizer)}")
             return
+        other = other_optimizer(optimizer, node, self._stored, imported=planning.imported)
+        if other is not None:
+            planning.wrong.append(f"{path}: {other}")
+            if not other.fits or planning.result.strict:
+                return
+            node = {**node, "groups": [settings_of_both(optimizer, group) for group in node["groups"]]}
+        else:
+            planning.note_class(path, optimizer, self._stored)
         flattened = flattened_in(optimizer, planning.components)
         names = parameter_names(optimizer, planning.components)
         if _is_by_number(node):

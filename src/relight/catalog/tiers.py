@@ -126,7 +126,7 @@ def newest_seq(history: History, ids: set[str]) -> int:
 
 
 def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
-    """Those of ``ids``, which a tier has or had, that are retired here: what ``owed`` needs to know of them. Set aside ones are left out."""
+    """Return those of ``ids``, which a tier has or had, that are retired here, as ``owed`` needs them. Leaves out what was set aside."""
     found = (history.retired.get(one) for one in ids if one not in history.set_aside)
     return [Candidate(one.id, one.seq, one.step) for one in found if one is not None]
 

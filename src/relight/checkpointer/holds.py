@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from relight.capture import capture
 from relight.catalog.tiers import Further
 from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.requested import user_of
 from relight.checkpointer.resume import Resumed
 from relight.checkpointer.under_way import At
+from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
 from relight.policy.going_back import SPLIT
@@ -33,6 +35,7 @@ class Holds:
     _further: Sequence[Further]
     _resumed: Resumed
     _ranks: Ranks | None
+    _ungiven: UngivenOptimizers
     _parent: str | None
     """The checkpoint that the next one follows."""
     _closed: Closed | None
@@ -55,7 +58,8 @@ class Holds:
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
         state = capture(self._components)
-        return {"found": state.found, "missed": state.missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
+        missed = [*state.missed, *self._ungiven.sentences]
+        return {"found": state.found, "missed": missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
 
     def __getitem__(self, name: str) -> Any:
         """A component; for plain values, what was restored or last set."""
@@ -113,4 +117,4 @@ class Holds:
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
         words = self._ranks.words if self._ranks is not None else {}
-        return {**self._metadata, **words, **({} if micro_step is None else {"relight.micro_step": micro_step})}
+        return user_of(self._metadata, words, self._components, micro_step)

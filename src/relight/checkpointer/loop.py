@@ -46,6 +46,7 @@ from relight.checkpointer.stale import Stale
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
+from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.checkpointer.upkeep import sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer
@@ -152,6 +153,7 @@ class Checkpointer(Holds):
         self._curve = Curve(self._world.rank == 0)
         self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
         watch_loaders(self._components)
+        self._ungiven = UngivenOptimizers(self._components, self._world.rank == 0)
         for observer in observers:
             observer.on_start(self)
 
@@ -592,6 +594,7 @@ class Checkpointer(Holds):
         self._neighbours.close(polite=over)
         self._schedule.close()
         unwatch_loaders(self._components)
+        self._ungiven.close()
         for observer in observers:
             observer.on_end(self)
         self._takeover.release()

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from relight.capture import Captured
+from relight.capture import CLASSES, Captured, class_paths
 from relight.checkpointer.signals import is_urgent
 from relight.commit import SaveRequest
 from relight.format import encode_tree
+
+
+def user_of(
+    metadata: Mapping[str, Any], words: Mapping[str, Any], components: Mapping[str, object], micro_step: int | None
+) -> dict[str, Any]:
+    """Return a checkpoint's metadata: the caller's, what several ranks found out, and what a restore needs to know."""
+    micro = {} if micro_step is None else {"relight.micro_step": micro_step}
+    return {**metadata, **words, **micro, CLASSES: class_paths(components)}
 
 
 def request_of(

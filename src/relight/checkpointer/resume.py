@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from relight.capture import differences, only_needed, plan_restore, sinks_by_part
+from relight.capture import differences, only_needed, plan_restore, recorded_classes, sinks_by_part
 from relight.catalog import candidates, open_checkpoint
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.one_writer import apart, saved_by, with_own
@@ -287,6 +287,7 @@ def _restore(
             where=opened.prefix,
             check=partial(look, 0) if joined is None else partial(check_pieces, opened, joined, check=look),
             elsewhere=ranks is not None,
+            classes=recorded_classes(opened.root.user),
         )
         if joined is None:
             by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks)]

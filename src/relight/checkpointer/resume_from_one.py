@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from relight.audit import told_if_possible
-from relight.capture import RestorePlan, plan_restore
+from relight.capture import RestorePlan, plan_restore, recorded_classes
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
@@ -294,7 +294,7 @@ def _planned(
     carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=key, own=own, alike=alike)
     plan = plan_restore(
         carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
-        elsewhere=True,
+        elsewhere=True, classes=recorded_classes(told.user),
     )  # fmt: skip
     return plan, carried
 

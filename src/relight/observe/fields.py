@@ -121,6 +121,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "steps.repeated": ("step",),
     "audit.failed": ("error",),
     "save.requested": ("step", "reason", "id"),
+    "optimizer.missed": ("optimizer", "parameters"),
     "save.sealed": ("step", "id", "seconds"),
     "save.coalesced": ("step",),
     "agent.memory": ("slots", "wanted", "bytes"),

@@ -7,7 +7,7 @@ Always holds: a tensor in a finished snapshot has the bytes it had at the call, 
 from relight.snapshot.copier import Copier, Snapshot
 from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot, segments
 from relight.snapshot.frozen import Frozen, Look
-from relight.snapshot.hooks import StepHook, can_overlap
+from relight.snapshot.hooks import OptimizerHook, StepHook, can_overlap
 from relight.snapshot.watch import Gathered, Watched
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Frozen",
     "Gathered",
     "Look",
+    "OptimizerHook",
     "Placed",
     "Snapshot",
     "StepHook",

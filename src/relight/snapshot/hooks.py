@@ -10,16 +10,20 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
-class StepHook:
-    """Calls ``before`` (held weakly, a bound method) at the start of any optimizer's step, until ``close`` or its object's end."""
+class OptimizerHook:
+    """Calls ``before(optimizer)`` at the start of any optimizer's step, until ``close`` or its object's end. ``before`` is a bound method,
+    held weakly."""
 
-    def __init__(self, before: Callable[[], None]) -> None:
+    _gives_optimizer = True
+
+    def __init__(self, before: Callable[..., None]) -> None:
         method = weakref.WeakMethod(before)  # type: ignore[arg-type]
+        gives = self._gives_optimizer
 
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             call = method()
             if call is not None:
-                call()
+                call(optimizer) if gives else call()
 
         self._handle = register_optimizer_step_pre_hook(hook)  # type: ignore[arg-type]
         weakref.finalize(before.__self__, self._handle.remove)  # type: ignore[attr-defined]
@@ -27,6 +31,12 @@ class StepHook:
     def close(self) -> None:
         """Twice is fine."""
         self._handle.remove()
+
+
+class StepHook(OptimizerHook):
+    """Calls ``before()``, as ``OptimizerHook`` does."""
+
+    _gives_optimizer = False
 
 
 def can_overlap(components: Iterable[object]) -> bool:
