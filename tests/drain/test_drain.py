@@ -83,6 +83,37 @@ def test_nothing_leaves_the_near_tier_that_a_further_one_still_lacks(tmp_path: P
     assert [verdict.step for verdict in plan.verdicts if verdict.keep] == [5]
 
 
+@pytest.mark.parametrize("often", [True, False], ids=["drained after each save", "drained at the end"])
+def test_a_tier_gets_what_stands_for_a_milestone_once(tmp_path: Path, often: bool) -> None:
+    """Each multiple without a checkpoint of exactly that step is on the tier by the first one after it, however near retention pruned."""
+    attempt = begin(tmp_path, far={"far": keep(every=4, last=1)})
+    copied: list[int] = []
+    for step in (1, 2, 4, 5, 6, 8, 9, 10, 15, 16):
+        save(attempt, step)
+        if often:
+            copied += [step for _ in drain(attempt.store, "run").copied]
+        execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
+    drain(attempt.store, "run")
+    assert live(tmp_path, "far") == [4, 8, 10, 15, 16], "nothing was saved from 12 to 15 steps, so the one after 11 stays"
+    execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
+    assert live(tmp_path, "near") == [16]
+    if often:
+        assert copied == [1, 2, 4, 5, 6, 8, 9, 10, 15, 16], "each is the newest when it is saved"
+
+
+def test_a_pruned_milestone_makes_no_later_save_one(tmp_path: Path) -> None:
+    """Once the tier had the checkpoint of a period and near retention pruned it, later ones of the period are owed as the newest only."""
+    attempt = begin(tmp_path, far={"far": keep(every=100, last=1)})
+    save(attempt, 100)
+    drain(attempt.store, "run")
+    for step in (101, 102, 103):
+        save(attempt, step)
+        execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
+    assert live(tmp_path, "near") == [103]
+    assert [copy[0] for copy in drain(attempt.store, "run").copied] == ["far"]
+    assert live(tmp_path, "far") == [100, 103]
+
+
 def test_what_is_older_than_what_is_there_is_not_copied_behind_it(tmp_path: Path) -> None:
     """A tag that comes late does not put the far run back to an earlier step."""
     attempt = begin(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import relight
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.signals import Signals
-from relight.observe import counters
+from relight.observe import Event, counters, subscribe
 from relight.policy import Facts
 from relight.policy.when import Trigger
 from relight.world import Together
@@ -90,6 +90,45 @@ def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
 
     assert Together.run(2, rank) == [[3, 10, 11]] * 2
     assert counters["save.coalesced"] > before
+
+
+def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
+    """The save due one step later does not wait for memory: all ranks know by then that one of them has none."""
+    heard: list[Event] = []
+    undo = subscribe(heard.append)
+
+    def rank(world: Together) -> list[tuple[int, str]]:
+        ranks, free_at, found = Ranks(world, (), 5.0), 0, []
+        for step in range(8):
+            free = 1 if world.rank == 0 or step >= free_at else 0
+            reason = ranks.why_now(facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1)
+            if reason:
+                assert free, "a save that would have to wait"
+                free_at = step + 3
+                found.append((step, reason))
+        return found
+
+    try:
+        found = Together.run(2, rank)
+    finally:
+        undo()
+    assert found[0] == found[1]
+    assert [step for step, _ in found[0]] == [0, 4]
+    postponed = [one.fields["step"] for one in heard if one.name == "save.coalesced"]
+    assert sorted(postponed) == [1, 1, 5, 5], "one report for each rank and save"
+
+
+def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
+    """Its reason names the step, if it is taken at a step at which none is due."""
+
+    def rank(world: Together) -> list[tuple[int, str]]:
+        ranks, found = Ranks(world, (), 5.0), []
+        for step in range(9):
+            reason = ranks.why_now(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
+            found += [(step, reason)] if reason else []
+        return found
+
+    assert Together.run(2, rank) == [[(5, "every 4 steps (postponed from step 3)"), (7, "every 4 steps")]] * 2
 
 
 def test_lost_ranks_stop_saves_and_not_training() -> None:

@@ -1,0 +1,120 @@
+"""Saves that are due while no snapshot slot is free: taken at the next step that has one, as ``Limits(when_busy=)`` says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.observe import Event, subscribe
+from relight.world.ports import free_port
+
+SLOW = {"memory": 4 << 20, "bytes_per_second": 3e6}
+"""Room for one slot, which is written in about 0.5 s."""
+
+
+@pytest.fixture(autouse=True)
+def _background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
+
+
+@pytest.fixture(name="events")
+def events_fixture() -> Iterator[list[Event]]:
+    """The events of one test."""
+    found: list[Event] = []
+    undo = subscribe(found.append)
+    yield found
+    undo()
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(64, 2048), nn.GELU(), nn.Linear(2048, 1))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path, events: list[Event]) -> None:
+    """It is reported once with the step at which it was due, its checkpoint names that step, and it stands for the milestone."""
+    model, optimizer = make()
+    free: dict[int, bool] = {}
+    due: dict[int, bool] = {}
+    with relight.Checkpointer(
+        tmp_path / "s" / "run", model=model, optimizer=optimizer, save=relight.every(steps=20), limits=relight.Limits(**SLOW),
+        keep=relight.keep(last=1, every=20),
+    ) as ckpt:
+        one_step(model, optimizer)
+        ckpt.save(0)
+        for step in range(1, 120):
+            one_step(model, optimizer)
+            if step == 18:
+                ckpt.save(18, block=False)
+            due[step] = ckpt._due is not None
+            free[step] = bool(ckpt._background.free_slots)  # type: ignore[union-attr]
+            ckpt.step(step)
+            if ckpt._due is not None:
+                time.sleep(0.1)
+    postponed = [one.fields["step"] for one in events if one.name == "save.coalesced"]
+    assert postponed and postponed[0] == 19 and len(set(postponed)) == len(postponed)
+    requested = {one.fields["step"]: one.fields["reason"] for one in events if one.name == "save.requested"}
+    for step in postponed:
+        late = [at for at, reason in requested.items() if reason == f"every 20 steps (postponed from step {step})"]
+        assert len(late) == 1 or step >= 99, (step, requested)
+        if late:
+            assert all(due[at] and not free[at] for at in range(step + 1, late[0])), "a step with a free slot was left out"
+    live = [one.step + 1 for one in relight.open(tmp_path / "s" / "run").checkpoints()]
+    for multiple in range(20, 120, 20):
+        saved = [step + 1 for step in requested if multiple <= step + 1 < multiple + 20]
+        assert not saved or min(saved) in live, (multiple, saved, live)
+    assert any(one % 20 for one in live[:-1]), "no late checkpoint stands for a multiple"
+
+
+TRAIN = """
+import sys, time, torch, torch.distributed as dist, relight
+from relight.observe import counters
+folder, when_busy = sys.argv[1:]
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 1))
+limits = relight.Limits(memory=2 << 20, bytes_per_second=1e6, when_busy=when_busy)
+with relight.Checkpointer(folder, model=model, save=relight.every(steps=1), limits=limits) as ckpt:
+    for step in range(ckpt.restore(), 12):
+        with torch.no_grad():
+            model[0].bias += 1
+        ckpt.step(step)
+        time.sleep(0.05)
+    dist.barrier()
+    print("POSTPONED", dist.get_rank(), counters["save.coalesced"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("when_busy", ["newest", "queue"])
+def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> None:
+    """With "queue" two ranks make every save that is due; with "newest" they postpone some, and the last step is saved all the same."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+        "--no-python", sys.executable, "-c", TRAIN, str(tmp_path / "s" / "run"), when_busy,
+    ]  # fmt: skip
+    done = subprocess.run(command, env={**os.environ, "RELIGHT_BACKGROUND": "1"}, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    postponed = [int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("POSTPONED")]
+    steps = [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()]
+    assert steps[-1] == 11 and len(postponed) == 2
+    if when_busy == "queue":
+        assert steps == list(range(12)) and postponed == [0, 0]
+    else:
+        assert len(steps) < 12 and min(postponed) > 0
