@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from relight.capture import capture
 from relight.catalog.tiers import Further
+from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.requested import user_of
 from relight.checkpointer.resume import Resumed
 from relight.checkpointer.under_way import At
-from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
 from relight.policy.going_back import SPLIT
@@ -35,7 +35,7 @@ class Holds:
     _further: Sequence[Further]
     _resumed: Resumed
     _ranks: Ranks | None
-    _ungiven: UngivenOptimizers
+    _watch: ComponentWatch
     _parent: str | None
     """The checkpoint that the next one follows."""
     _closed: Closed | None
@@ -58,7 +58,7 @@ class Holds:
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
         state = capture(self._components)
-        missed = [*state.missed, *self._ungiven.sentences]
+        missed = [*state.missed, *self._watch.ungiven.sentences]
         return {"found": state.found, "missed": missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
 
     def __getitem__(self, name: str) -> Any:

@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import Any
 
 from relight.agent import Done, Request, dismiss
-from relight.capture import Captured, Recall, capture, environment_soon, settle, unwatch_loaders, watch_loaders
+from relight.capture import Captured, Recall, capture, environment_soon, settle
 from relight.checkpointer import options
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
 from relight.checkpointer.closed import Closed
+from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
 from relight.checkpointer.fresh_start import FreshStart
@@ -46,7 +47,6 @@ from relight.checkpointer.stale import Stale
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
-from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.checkpointer.upkeep import sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer
@@ -152,8 +152,7 @@ class Checkpointer(Holds):
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         self._curve = Curve(self._world.rank == 0)
         self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
-        watch_loaders(self._components)
-        self._ungiven = UngivenOptimizers(self._components, self._world.rank == 0)
+        self._watch = ComponentWatch(self._components, self._world.rank == 0)
         for observer in observers:
             observer.on_start(self)
 
@@ -593,8 +592,7 @@ class Checkpointer(Holds):
         self._outwards.close()
         self._neighbours.close(polite=over)
         self._schedule.close()
-        unwatch_loaders(self._components)
-        self._ungiven.close()
+        self._watch.close()
         for observer in observers:
             observer.on_end(self)
         self._takeover.release()
