@@ -16,6 +16,7 @@ from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, shown
 from relight.format import decode_tree, encode_tree
+from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
 from relight.format.step_number import step_of, which_of
 from relight.keys import Guard
@@ -38,7 +39,7 @@ def save(
 
     Takes charge of the run, as every saver does: one at a time. ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
     """
-    from relight.capture import CLASSES, capture, class_paths, environment
+    from relight.capture import capture, class_paths, environment
     from relight.checkpointer.metric_values import check_metrics, numbers_of
 
     step = step_of(step)

@@ -17,6 +17,7 @@ import relight
 from relight.capture import plan_restore
 from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.errors import IncompatibleState
+from relight.format.class_names import CLASSES, recorded_classes
 from relight.observe import Event, subscribe
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -198,8 +199,6 @@ def test_groups_that_differ_are_refused_and_order_is_not(tmp_path: Path) -> None
 
 def test_class_names_of_an_unknown_form_are_ignored() -> None:
     """Metadata is anyone's: what is not a table of names counts for nothing."""
-    from relight.capture import CLASSES, recorded_classes
-
     assert recorded_classes({}) == recorded_classes({CLASSES: 3}) == recorded_classes({CLASSES: {"a": 1}}) == {}
     assert plan_restore({}, [], {}, where="test", classes={"a": "b"}).skipped == []
 

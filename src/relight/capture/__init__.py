@@ -8,7 +8,7 @@ on the way out nor on the way in; generators are restored after the loaders were
 from relight.capture.arithmetic import settle
 from relight.capture.build import LoadPlan, build_tree
 from relight.capture.captured import Captured, capture, capture_generators, fingerprint
-from relight.capture.classes import CLASSES, class_paths, recorded_classes
+from relight.capture.classes import class_paths
 from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment, environment_soon
 from relight.capture.fixed import Fixed, Recall
@@ -22,7 +22,6 @@ from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap
 
 __all__ = [
-    "CLASSES",
     "Captured",
     "Fixed",
     "Frozen",
@@ -47,7 +46,6 @@ __all__ = [
     "observe_batches",
     "only_needed",
     "plan_restore",
-    "recorded_classes",
     "settle",
     "sinks_by_part",
     "unwatch_loaders",

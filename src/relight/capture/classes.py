@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from relight.capture.kinds import MODULE, RNG, VALUE, kind_of, unwrap
-
-CLASSES = "relight.classes"
-"""Key of a checkpoint's metadata: ``{component: "module:qualified name"}`` of those that have a class of their own."""
+from relight.format.class_names import name_in
 
 _INNER = {
     "ZeroRedundancyOptimizer": "optim",
@@ -45,20 +43,9 @@ def class_paths(components: Mapping[str, object]) -> dict[str, str]:
     return {name: class_path(value) for name, value in components.items() if kind_of(value) not in (VALUE, RNG)}
 
 
-def recorded_classes(user: Mapping[str, Any]) -> dict[str, str]:
-    """Return the classes in a checkpoint's metadata; empty if it has none, as one of an older Relight."""
-    found = user.get(CLASSES)
-    return {name: path for name, path in found.items() if isinstance(path, str)} if isinstance(found, dict) else {}
-
-
 def renamed_classes(classes: Mapping[str, str], rename: Callable[[str], str]) -> dict[str, str]:
     """Return the classes under the live names of their components."""
     return {rename(f"{name}/").partition("/")[0]: path for name, path in classes.items()}
-
-
-def name_in(path: str) -> str:
-    """Return the class's name alone."""
-    return path.rpartition(":")[2].rpartition(".")[2]
 
 
 def is_torchs(path: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
-from relight.capture.classes import class_path, inner_of, is_of, is_torchs, lineage, name_in
+from relight.capture.classes import class_path, inner_of, is_of, is_torchs, lineage
 from relight.capture.optimizers import is_custom
+from relight.format.class_names import name_in
 
 _ENTRIES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     name: (frozenset(always.split()), frozenset(sometimes.split()))

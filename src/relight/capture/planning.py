@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from relight.capture.build import selected
-from relight.capture.classes import class_path, is_of, name_in
+from relight.capture.classes import class_path, is_of
 from relight.capture.rebuild import Memory, Thunk
 from relight.capture.targets import Targets
 from relight.errors import IncompatibleState, RelightError
 from relight.format import Tensor
+from relight.format.class_names import name_in
 from relight.layout import Sink
 
 FIRST, STATE, LOADERS, LAST = range(4)

@@ -12,7 +12,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.build import thunks
 from relight.capture.captured import loose_tensors, named_gradients
-from relight.capture.classes import class_path, is_of, is_torchs, lineage, name_in, renamed_classes
+from relight.capture.classes import class_path, is_of, is_torchs, lineage, renamed_classes
 from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import (
     LOADER,
@@ -38,6 +38,7 @@ from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats
 from relight.format import Leaf, Tensor, decode_tree
+from relight.format.class_names import name_in
 from relight.format.tree import join_path
 
 Rename = Mapping[str, str] | Callable[[str], str] | None

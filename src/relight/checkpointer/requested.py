@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from relight.capture import CLASSES, Captured, class_paths
+from relight.capture import Captured, class_paths
 from relight.checkpointer.signals import is_urgent
 from relight.commit import SaveRequest
 from relight.format import encode_tree
+from relight.format.class_names import CLASSES
 
 
 def user_of(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from relight.capture import differences, only_needed, plan_restore, recorded_classes, sinks_by_part
+from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, open_checkpoint
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.one_writer import apart, saved_by, with_own
@@ -26,6 +26,7 @@ from relight.checkpointer.reading import Reading
 from relight.checkpointer.seeded_alike import seeded_by_all
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
+from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.layout import Sink
 from relight.log import Checkpoint, History, Log, View, fold

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from relight.audit import told_if_possible
-from relight.capture import RestorePlan, plan_restore, recorded_classes
+from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
@@ -39,6 +39,7 @@ from relight.checkpointer.rolled_back import roll_back_if_told
 from relight.checkpointer.seeded_alike import seeded_by_all
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
+from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.format.records import CommitBody
 from relight.layout import Box, Sink

@@ -20,6 +20,7 @@ from relight.cli.output import Styled, age, emit_json, escape, facts_list, metri
 from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Tensor, decode_tree
+from relight.format.class_names import CLASSES, name_in, recorded_classes
 from relight.format.tree import join_path
 from relight.policy.best_by import BEST, selector
 from relight.transfer.copying import COPIED_FROM
@@ -125,7 +126,8 @@ def command(
         ("damaged", f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else ""),
         ("verified", f"{age(known.at)}, by {known.by}: every byte as committed" if known is not None and not known.damage else ""),
         ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) and _is_own(opened) else ""),
-        *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT)),
+        *((f"user.{name}", str(value)) for name, value in root.user.items() if name not in (SUSPECT, COMPACT, CLASSES)),
+        ("classes", ", ".join(f"{name} {name_in(path)}" for name, path in recorded_classes(root.user).items())),
     ]
     facts_list([(name, value) for name, value in facts_shown if value])
     click.echo()

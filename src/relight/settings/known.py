@@ -91,7 +91,7 @@ _CHECKPOINT = (
         ("best", _COUNT, "no rule", "the best so many, by metric"),
         ("metric", "a metric's name", "the run's own", "what best goes by"),
         ("mode", '"min" or "max"', "by the name", "whether less or more of it is better"),
-        ("every", _COUNT, "no rule", "those whose step + 1 is a multiple of it"),
+        ("every", _COUNT, "no rule", "one for each multiple of so many steps: the first at or after it"),
         ("within", _TIME, "no rule", "those so near to the newest"),
         ("hourly", _COUNT, "no rule", "the newest of each of so many hours"),
         ("daily", _COUNT, "no rule", "the newest of each of so many days"),
