@@ -26,6 +26,7 @@ from relight import errors
 from relight.catalog.tiers import Further
 from relight.checkpointer.carried import carry
 from relight.checkpointer.outwards import read_further
+from relight.checkpointer.postponed import postpone
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import Difference
 from relight.checkpointer.resume import Resumed, say_restored
@@ -194,8 +195,33 @@ def flipped_on_the_way(tmp_path: Path) -> str:
     return "\n".join(lines)
 
 
+def another_optimizer(tmp_path: Path) -> str:
+    model = nn.Linear(2, 2)
+    with relight.Checkpointer(tmp_path / "run", background=False, model=model, optimizer=torch.optim.AdamW(model.parameters())) as ckpt:
+        ckpt.save(0)
+    with pytest.raises(RelightError) as caught:
+        relight.Checkpointer(tmp_path / "run", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).restore()
+    return printed(caught.value)
+
+
+def ungiven_optimizer(tmp_path: Path) -> str:
+    model = nn.Linear(2, 2)
+    with said() as lines, relight.Checkpointer(tmp_path / "run", background=False, model=model):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return "\n".join(lines)
+
+
+def no_free_slot(tmp_path: Path) -> str:
+    with said() as lines:
+        postpone("every 400 steps", 399, "no snapshot slot is free")
+    return "\n".join(lines)
+
+
 MADE: dict[str, Callable[[Path], str]] = {
     "This resume may not be bit-exact": other_threads,
+    "stored by AdamW, the live optimizer is SGD": another_optimizer,
+    "optimizer … steps … parameters of …, and no checkpoint has its state": ungiven_optimizer,
+    "step …: save postponed": no_free_slot,
     "Every trainable tensor equals the one saved before": not_the_trained_model,
     "No more saves are made, the ranks have lost each other": lost_ranks,
     "… is not what it is on …, a suspect checkpoint": odd_rank,

@@ -55,7 +55,7 @@ class UngivenOptimizers:
         self._checked.add(optimizer)
         try:
             missed = _missed(optimizer, self._components)
-        except Exception:  # an optimizer of another kind than torch's: a report is not worth ending the training for
+        except (AttributeError, KeyError, TypeError):  # groups of another form than torch's: no report is worth ending the training
             return
         if missed is None:
             return

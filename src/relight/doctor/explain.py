@@ -62,6 +62,25 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "nothing, if the message's reason is fine; docs/guarantees.md has all reasons",
     ),
     _of(
+        r"stored by .*, the live (optimizer|scheduler) is ",
+        "stored by AdamW, the live optimizer is SGD",
+        "the script builds another class of optimizer or scheduler than the one that was saved",
+        "build the stored class; or restore(strict=False), which restores what fits and lists the rest",
+        "relight show RUN",
+    ),
+    _of(
+        r"optimizer \S+ steps \d+ parameters of .*, and no checkpoint has its state",
+        "optimizer … steps … parameters of …, and no checkpoint has its state",
+        "the script has an optimizer that was not given to the Checkpointer: after a resume its state would begin from zero",
+        "give it to the Checkpointer under a name of its own: Checkpointer(…, optimizer2=opt)",
+    ),
+    _of(
+        r"step \d+: save postponed, ",
+        "step …: save postponed",
+        "the save before is still being written, and no snapshot slot is free; the save is taken at the next step that has one",
+        "nothing; if it happens often, save less often, or give relight.Limits(memory=) room for another slot",
+    ),
+    _of(
         r"this resume may not be bit-exact",
         "This resume may not be bit-exact",
         "something that changes arithmetic differs from when the checkpoint was made; the message names it",
