@@ -69,18 +69,6 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight show RUN",
     ),
     _of(
-        r"optimizer \S+ steps \d+ parameters of .*, and no checkpoint has its state",
-        "optimizer … steps … parameters of …, and no checkpoint has its state",
-        "the script has an optimizer that was not given to the Checkpointer: after a resume its state would begin from zero",
-        "give it to the Checkpointer under a name of its own: Checkpointer(…, optimizer2=opt)",
-    ),
-    _of(
-        r"step \d+: save postponed, ",
-        "step …: save postponed",
-        "the save before is still being written, and no snapshot slot is free; the save is taken at the next step that has one",
-        "nothing; if it happens often, save less often, or give relight.Limits(memory=) room for another slot",
-    ),
-    _of(
         r"this resume may not be bit-exact",
         "This resume may not be bit-exact",
         "something that changes arithmetic differs from when the checkpoint was made; the message names it",
@@ -264,6 +252,19 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "the store refused an operation",
         "look at permissions, mounts, the disk's health; saves go on being tried",
         "relight doctor STORE",
+    ),
+    # Last: these warn of what is no failure, and a job's log may have many of them.
+    _of(
+        r"optimizer \S+ steps \d+ parameters of .*, and no checkpoint has its state",
+        "optimizer … steps … parameters of …, and no checkpoint has its state",
+        "the script has an optimizer that was not given to the Checkpointer: after a resume its state would begin from zero",
+        "give it to the Checkpointer under a name of its own: Checkpointer(…, optimizer2=opt)",
+    ),
+    _of(
+        r"step \d+: save postponed, ",
+        "step …: save postponed",
+        "the save before is still being written, and no snapshot slot is free; the save is taken at the next step that has one",
+        "nothing; if it happens often, save less often, or give relight.Limits(memory=) room for another slot",
     ),
 )
 
