@@ -61,9 +61,10 @@ class Runner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._zygote.stdin is not None
+        assert self._zygote.stdin is not None and self._zygote.stdout is not None
         self._zygote.stdin.close()
         self._zygote.wait(10)
+        self._zygote.stdout.close()
 
     def process(self, directory: Path, script: Path, timeout: float = 60, **environment: str) -> tuple[int, str, float]:
         """Run a script there. Return exit status, output, seconds."""

@@ -7,7 +7,7 @@ that takes such a container. ``state={…}`` takes any name and any plain value:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from relight.capture import is_component
@@ -109,6 +109,8 @@ def _hint(name: str, value: object, known: list[str]) -> str:
         return "did you mean the first argument? Checkpointer(relight.Tiers(…), …)"
     if option is not None:
         return f"did you mean {option}=?"
+    if isinstance(value, Iterator):
+        return f"pass the object that it iterates over: {name}={name}"
     meant = meaning_of(name)
     if meant:
         return f"in Relight that is {_with_number(meant, value)}"

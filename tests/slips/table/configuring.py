@@ -85,7 +85,7 @@ model, optimizer = made()
 with Checkpointer("runs/demo", model=model.state_dict(), optimizer=optimizer, save=every(steps=1)) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 12)
 """, refused=True, shows=("IncompatibleState|ConfigError", "optimizer")),
-    Slip("parameters", "-", "`model=model.parameters()` instead of the model", "Refuses `restore()`: it finds no names for the optimizer's parameters.",
+    Slip("parameters", "-", "`model=model.parameters()` instead of the model", "Refuses it: an iterator has no state.",
          "Give the object itself: `model=model`.",
          """
 model, optimizer = made()
