@@ -132,7 +132,7 @@ import sys, torch, relight
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters())
-with relight.Checkpointer("runs/demo", save=None, model=model, optimizer=optimizer, background=False) as ckpt:
+with relight.Checkpointer("runs/demo", model=model, optimizer=optimizer, background=False) as ckpt:
     for step in range(ckpt.restore(), int(sys.argv[1])):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).pow(2).mean().backward()
