@@ -91,6 +91,11 @@ _OBJECTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 def refuse_slip(name: str, value: object, options: Iterable[str]) -> None:
     """``ConfigError`` if a keyword that is no option cannot be meant as a component. ``options``: the Checkpointer's own."""
     known = [one for one in options if one not in ("self", "components")]
+    if isinstance(value, Mapping) and value.keys() == {"state", "param_groups"}:
+        raise ConfigError(
+            f"{name}= is the state_dict() of an optimizer: a copy, which a restore cannot put back into the optimizer", where=f"{name}=",
+            hint=f"pass the optimizer itself: {name}={name}",
+        )  # fmt: skip
     if is_component(value):
         option = next((one for one in known if isinstance(value, _FITS.get(one, ())) and _one_slip(name, one)), None)
         if option is not None and name not in _WORDS:

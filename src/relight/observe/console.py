@@ -13,7 +13,7 @@ from typing import Any
 VARIABLE = "RELIGHT_LOG"
 LEVELS = {"quiet": None, "warnings": logging.WARNING, "default": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 """Values of ``RELIGHT_LOG``, and the lowest level that each shows; None: nothing."""
-SHOWN = frozenset({"restore.done", "restore.fresh", "save.coalesced"})
+SHOWN = frozenset({"restore.done", "restore.fresh", "best.chosen", "save.coalesced"})
 """Events of level info that are shown by default, as warnings are. So is the first ``save.durable`` of each start of a run."""
 POSTPONED_S = 60.0
 """Seconds between two lines about postponed saves. A slow disk may postpone a save at each interval."""

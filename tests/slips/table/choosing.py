@@ -63,7 +63,7 @@ assert float(model["w"][0]) == 2002.0, model
         "Correct the name.",
         """
 model, optimizer = made()
-with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1), keep=keep(best=2, metric="val_los")) as ckpt:
+with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1), keep=keep(best=2, metric="val_los", mode="min")) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 13, val_loss=1.0)
 """,
         shows=("val_los\\b", "val_loss"), quote=".*val_los\\b.*", takes=(13, 1),
@@ -73,7 +73,7 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         "Warns with the metrics that came.", "Correct the name.",
         """
 model, optimizer = made()
-with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=relight.best("val_los")) as ckpt:
+with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=relight.best("val_los", "min")) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 30, val_loss=1.0)
 """,
         shows=("val_los\\b", "val_loss"), quote=".*val_los\\b.*", takes=(30, 1),

@@ -255,7 +255,7 @@ for turn in range(2):
         refused=True, shows=("CorruptCheckpoint", "relight recover"), takes="refused", removes=(2, 5, 8), hides=("Deleted",),
     ),
     Slip(
-        "missing-log-recovered", "2", "the same, then `relight recover`",
+        "missing-log-recovered", "2", "the same, then `relight recover --yes`",
         "Rebuilds the log from the checkpoints, which are all there.", "Start the training again.",
         """
 import shutil
@@ -266,7 +266,7 @@ try:
         train(ckpt, model, optimizer, ckpt.restore(), 4)
 except relight.RelightError as error:
     print(error)
-code, text = command("recover", "runs/demo")
+code, text = command("recover", "runs/demo", "--yes")
 assert code == 0, text
 """,
         shows=("relight recover",), takes=(9, 1),
