@@ -197,7 +197,7 @@ def test_a_caller_that_asked_to_stop_is_stopped_by_its_name(tmp_path: Path, monk
     monkeypatch.setattr(commit_save, "encode_root", type("Encoder", (), {"__call__": staticmethod(operator.index)})())
     with pytest.raises(InternalError, match="TypeError"):
         ckpt.save(1)
-    ckpt._finish()
+    ckpt.close(save=False)
 
 
 def test_a_fault_in_the_agent_keeps_its_kind_and_traceback(tmp_path: Path) -> None:
