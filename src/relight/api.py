@@ -20,7 +20,7 @@ from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
 from relight.format.step_number import step_of, which_of
 from relight.keys import Guard
-from relight.log import Checkpoint, read_store
+from relight.log import Checkpoint, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.pulse import begins
@@ -37,7 +37,8 @@ def save(
 ) -> SaveReport:
     """Save ``state``, a dict of anything a Checkpointer takes, as ``step`` of the run at ``url``. Durable when it returns.
 
-    Takes charge of the run, as every saver does: one at a time. ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
+    Takes charge of the run, as every saver does: one at a time. The new checkpoint continues the run's newest one.
+    ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
     """
     from relight.capture import capture, class_paths, environment
     from relight.checkpointer.metric_values import check_metrics, numbers_of
@@ -49,7 +50,9 @@ def save(
     begins("relight.save")
     store_url, run = split_run(url)
     captured = capture(state, rng=False)
-    return Attempt.begin(_opened(store_url, encrypt), run, reason="relight.save").save(
+    attempt = Attempt.begin(_opened(store_url, encrypt), run, reason="relight.save")
+    newest = newest_good(attempt.history())
+    return attempt.save(
         SaveRequest(
             step=step,
             tree=encode_tree(captured.tree),
@@ -58,6 +61,7 @@ def save(
             environment=environment(),
             components=captured.kinds,
             exact=captured.notes,
+            parents=[newest.id] if newest is not None else [],
             user={CLASSES: class_paths(state)},
         )
     )

@@ -38,7 +38,7 @@ from relight.doctor import explain
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
 from relight.doctor.finding import all_checks
 from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
-from relight.log import Log, fold
+from relight.log import History, Log, fold
 from relight.observe import subscribe
 from relight.store import open_bytes
 from relight.store.again import decoded
@@ -164,12 +164,30 @@ def nothing_that_counts(folder: Path) -> str:
     return printed(error.value)
 
 
+def unrestored(folder: Path) -> str:
+    """A second script saves into the run without restoring."""
+    relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).save(0)
+    with pytest.raises(ConfigError) as error:
+        relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).save(1)
+    return printed(error.value)
+
+
+def lost_log(folder: Path) -> str:
+    """The run's log directory was deleted."""
+    relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).save(0)
+    for path in (folder / "run" / "log").iterdir():
+        path.unlink()
+    with pytest.raises(CorruptCheckpoint) as error:
+        relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).restore()
+    return printed(error.value)
+
+
 def silent_tier(tmp_path: Path) -> str:
     (tmp_path / "far" / "demo").mkdir(parents=True)
     (tmp_path / "far" / "demo" / "log").write_text("no directory")
     further: list[Further] = [("cold", open_bytes(tmp_path / "far"), "demo")]
     with pytest.raises(RelightError) as caught:
-        read_further(further, here_is_empty=True)
+        read_further(further, History())
     return printed(caught.value)
 
 
@@ -229,6 +247,8 @@ MADE: dict[str, Callable[[Path], str]] = {
     "A checkpoint is passed over": damaged_pack,
     "A record of the log counts for nothing": damaged_record,
     "This run has no checkpoint that counts, and … records of its log that count for nothing": nothing_that_counts,
+    "This run has checkpoints, … and this process restored none": unrestored,
+    "This run's log is missing, and … checkpoint directories are there": lost_log,
     "The nearest tier has no checkpoint, and … may have some, but does not answer": silent_tier,
     "Attempt … was superseded by attempt … there": other_job,
     "This Checkpointer is closed": closed,

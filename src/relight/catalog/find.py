@@ -98,7 +98,7 @@ def choose(history: History, which: str | int) -> Chosen:
         tagged = history.find(history.tags[text])
         if tagged:
             return Chosen(tagged)
-    if text.isdigit():
+    if text.isdecimal() and text.isascii():
         at_step = [one for one in newest_first if one.step == int(text)]
         if at_step:
             return Chosen(at_step[0])

@@ -117,6 +117,20 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight doctor STORE",
     ),
     _of(
+        r"this run has checkpoints, the newest of step \d+, and this process restored none",
+        "This run has checkpoints, … and this process restored none",
+        "the script saves into a run that has checkpoints, and did not restore one: it would train past them",
+        "call ckpt.restore() before the loop; to begin from scratch beside them: Checkpointer(…, fresh=True)",
+        "relight ls RUN",
+    ),
+    _of(
+        r"this run's log is missing, and \d+ checkpoint directories|the newest records of this run's log are missing|log is being rebuilt",
+        "This run's log is missing, and … checkpoint directories are there",
+        "log/ was lost, or is older than the checkpoint directories: the run was copied without it, or cleaned up",
+        "copy log/ back from where the run came from, or rebuild it from the checkpoint directories",
+        "relight recover RUN",
+    ),
+    _of(
         r"this run has no checkpoint that counts, and \d+ records",
         "This run has no checkpoint that counts, and … records of its log that count for nothing",
         "its log is damaged, or somebody has signed it whom trust= does not name",
