@@ -53,7 +53,7 @@ def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
     """What nohup, or & in a script, has a process ignore does not end it: the whole loop is trained."""
     ignored = textwrap.dedent(
         f"""
-        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
+        with relight.Checkpointer(run, state=dict(x=1), save=None) as ckpt:
             for step in range(ckpt.restore(), 4):
                 if step == 1: kill(signal.{number})
                 ckpt.step(step)
@@ -74,7 +74,7 @@ def test_a_handler_that_sets_a_flag_is_called_at_the_signal_and_decides(run: str
         f"""
         stop = []
         signal.signal(signal.{number}, lambda *got: stop.append(got))
-        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
+        with relight.Checkpointer(run, state=dict(x=1), save=None) as ckpt:
             for step in range(ckpt.restore(), 100):
                 if step == 2:
                     kill(signal.{number})
@@ -96,7 +96,7 @@ def test_a_handler_that_exits_does_so_after_the_save(run: str) -> None:
         run,
         """
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
+        with relight.Checkpointer(run, state=dict(x=1), save=None) as ckpt:
             for step in range(ckpt.restore(), 100):
                 if step == 2: kill(signal.SIGTERM)
                 ckpt.step(step)
@@ -152,7 +152,7 @@ def test_a_later_handler_that_calls_the_former_one_decides(run: str) -> None:
         run,
         """
         stop = []
-        with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
+        with relight.Checkpointer(run, state=dict(x=1), save=None) as ckpt:
             ckpt.restore()
             former = signal.getsignal(signal.SIGTERM)
             signal.signal(signal.SIGTERM, lambda *got: (stop.append(1), former(*got)))
@@ -174,7 +174,7 @@ def test_two_runs_in_one_script_with_its_own_handler(tmp_path: Path) -> None:
         """
         stop = []
         signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-        with relight.Checkpointer(run + "/a", state={"x": 1}, save=None) as a, relight.Checkpointer(run + "/b", state={"x": 1}, save=None) as b:
+        with relight.Checkpointer(run + "/a", state=dict(x=1), save=None) as a, relight.Checkpointer(run + "/b", state={"x": 1}, save=None) as b:
             for step in range(100):
                 if step == 2: kill(signal.SIGTERM)
                 a.step(step), b.step(step)
@@ -311,9 +311,9 @@ def test_an_open_checkpointer_of_an_earlier_cell_does_not_swallow_interrupts(run
     """The first cell's Checkpointer was never closed: the second one takes over, and its interrupt ends the second cell."""
     text = NOTEBOOK + textwrap.dedent(
         """
-        assert cell("first = relight.Checkpointer(run, state={"x": 1}, save=None); first.restore(); first.save(0)") is None
+        assert cell("first = relight.Checkpointer(run, state=dict(x=1), save=None); first.restore(); first.save(0)") is None
         assert cell('''
-        second = relight.Checkpointer(run, state={"x": 1}, save=None)
+        second = relight.Checkpointer(run, state=dict(x=1), save=None)
         assert second.restore() == 1
         for step in range(1, 1000):
             time.sleep(0.01)
@@ -334,7 +334,7 @@ def test_cells_of_ipykernel_keep_relights_handler(run: str) -> None:
     text = NOTEBOOK + textwrap.dedent(
         """
         sys.modules["ipykernel"] = sys
-        assert cell("ckpt = relight.Checkpointer(run, state={"x": 1}, save=None); ckpt.restore(); ckpt.step(0)") is None
+        assert cell("ckpt = relight.Checkpointer(run, state=dict(x=1), save=None); ckpt.restore(); ckpt.step(0)") is None
         assert cell('''
         for step in range(1, 1000):
             time.sleep(0.02)

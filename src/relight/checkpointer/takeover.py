@@ -32,7 +32,7 @@ from relight.format import Record, decode_record, hexdigest
 from relight.format.names import LOG_DIR, parse_record_file, record_file
 from relight.format.records import CommitBody, FenceBody
 from relight.format.strict import SEALED_BYTES_MAX
-from relight.log import History
+from relight.log import FRESH, History
 from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
@@ -56,7 +56,7 @@ RECORDS_READ = 64
 _BACKLOG = 64
 _SUPERSEDED = b"superseded"
 _PF_EXITING = 0x4
-_BY_TRAINERS = ("fresh", "restored")
+_BY_TRAINERS = (FRESH, "restored")
 """Reasons of the FENCEs of Checkpointers; tools have others, and are over when they return."""
 
 _holding: weakref.WeakSet[Takeover] = weakref.WeakSet()
@@ -130,21 +130,19 @@ class Takeover:
             owner._ranks.first(self._check_first, "looking for another job of this run")
 
     def begin(self, reason: str, best: BestSoFar, refuse: Callable[[History], None]) -> Attempt:
-        """Take charge of the run: one attempt for all ranks. ``LeaseHeld`` if another process still has it and keeps it; what ``refuse``
-        raises of the run's history comes first.
-        """
+        """Take charge of the run, unless ``refuse`` raises: one attempt for all ranks. ``LeaseHeld`` if another process keeps the run."""
         owner = self._checkpointer
-        for other in self._own_others():
-            other._hand_over()
         checked: list[bool] = []
 
         def check(history: History) -> None:
             refuse(history)
-            if not checked:  # another record may have come between, and then this is called again
-                self._check(begins=True)
+            if not checked:  # once: the log may have moved, and then this is called again
                 checked.append(True)
+                self._end_own_others()
+                self._check(begins=True)
 
         attempt = begin(owner._ranks, owner._store, owner._run, reason, best, check)
+        self._end_own_others()  # of ranks other than 0
         place = attempt.place
         self._address, self._thread = _address(place.store_id, place.run_id, place.epoch), threading.current_thread()
         if owner._world.rank == 0:
@@ -194,6 +192,10 @@ class Takeover:
             if other is not self and theirs is not None and (theirs._store.url, theirs._run) == (mine._store.url, mine._run):
                 found.append(other)
         return found
+
+    def _end_own_others(self) -> None:
+        for other in self._own_others():
+            other._hand_over()
 
     def _hand_over(self) -> None:
         """Give the run to another Checkpointer of this process."""
