@@ -184,12 +184,14 @@ class Takeover:
         return owner
 
     def _own_others(self) -> list[Takeover]:
-        """Checkpointers of this process that are in charge of the same run."""
+        """Checkpointers of this process that are in charge of the same run. Ranks may be threads of one process: another rank is none."""
         mine = self._checkpointer
         found = []
         for other in list(_holding):
             theirs = other._owner()
-            if other is not self and theirs is not None and (theirs._store.url, theirs._run) == (mine._store.url, mine._run):
+            if other is self or theirs is None or theirs._world.rank != mine._world.rank:
+                continue
+            if (theirs._store.url, theirs._run) == (mine._store.url, mine._run):
                 found.append(other)
         return found
 

@@ -156,7 +156,8 @@ def _there(name: str, row: dict[str, Any], silent: set[str]) -> str:
 
 def _runs(place: Place, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
-    for name in list_runs(place.store):
+    names = list_runs(place.store)
+    for name in names:
         try:
             history = read_run(place, name).history
         except WrongKey:  # the store's, so no run of it can be read
@@ -179,7 +180,7 @@ def _runs(place: Place, as_json: bool) -> None:
         emit_json(rows)
         return
     if not rows:
-        click.echo("no run yet")
+        click.echo("no run can be read" if names else "no run yet")
         return
     table(
         ["run", "checkpoints", "newest step", "saved", "size", "attempts"],

@@ -64,28 +64,28 @@ model, optimizer = made()
 with Checkpointer("/sys/runs/demo", model=model, optimizer=optimizer, save=every(steps=3)) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 12)
 """, refused=True, shows=("StoreUnavailable|ConfigError", "/sys/")),
-    Slip("deleted-live", "-", "somebody deletes the run's directory while it trains",
+    Slip("deleted-live", "-", "the run's directory is deleted while it trains",
          "Warns at the next save that what was there is gone; creates nothing that hides it.", "Restore the directory, or begin a new run.",
          _TRAIN + """
 shutil.rmtree("runs/demo")
 train(ckpt, model, optimizer, 11, 14)
 ckpt.close()
 """, shows=("the save at step 11 failed: the run's log is gone",), quote="the save at step 11 failed.*", takes="any", removes=(2, 5, 8)),
-    Slip("store-deleted-live", "-", "somebody deletes the whole store while it trains",
+    Slip("store-deleted-live", "-", "the whole store is deleted while it trains",
          "Warns at the next save that the store is gone.", "Restore the directory, or begin a new run.",
          _TRAIN + """
 shutil.rmtree("runs")
 train(ckpt, model, optimizer, 11, 14)
 ckpt.close()
 """, shows=("the save at step 11 failed: the run's log is gone",), quote="the save at step 11 failed.*", takes="any", removes=(2, 5, 8)),
-    Slip("moved-live", "-", "somebody moves the run's directory while it trains",
+    Slip("moved-live", "-", "the run's directory is moved while it trains",
          "Warns at the next save; what was moved stays whole.", "Move it back, or start again under the new name.",
          _TRAIN + """
 os.rename("runs/demo", "runs/old")
 train(ckpt, model, optimizer, 11, 14)
 ckpt.close()
 """, shows=("the save at step 11 failed: the run's log is gone",), quote="the save at step 11 failed.*", takes=(11, 1), run="runs/old"),
-    Slip("checkpoint-deleted", "-", "somebody deletes the newest checkpoint's directory with `rm -rf`",
+    Slip("checkpoint-deleted", "-", "the newest checkpoint's directory is deleted with `rm -rf`",
          "Takes the one before it, and states which one was skipped.", "Leave deleting to `keep=` and `relight prune`.",
          """
 import glob, shutil

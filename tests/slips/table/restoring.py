@@ -242,7 +242,7 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         shows=(r"resumed run 'demo' from step 5 .*skipped step 8: damaged",), quote="(?m)^relight: resumed run .*", takes=(8, 1), removes=(8,),
     ),
     Slip(
-        "missing-log", "2", "a run was copied without its `log/`, or somebody cleaned it up",
+        "missing-log", "2", "a run was copied without its `log/`, or the log was cleaned up",
         "Refuses to start. Deletes nothing.", "Rebuild the log with `relight recover STORE/RUN`.",
         """
 import shutil
