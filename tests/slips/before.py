@@ -11,7 +11,7 @@ BEFORE = {
     "other-optimizer-fits": "Restored, and listed nothing.",
     "optimizer-not-given": "Saved the model alone, without a word: the optimizer's moments were lost at the next start.",
     "damaged-newest": "Took step 5 and warned, but did not state where the run was resumed from.",
-    "missing-log": "Started at 0 without a word; the second start deleted all three checkpoints.",
+    "missing-log": "Started at 0 silently; the second start deleted all three checkpoints.",
     "missing-log-recovered": "All three checkpoints were deleted, and there was no command that rebuilds a log.",
     "part-deleted": "`ls`, `show` and `doctor` listed the checkpoint as if it were whole.",
     "best-by-acc": "Took step 5, which has the lowest loss, and not step 1 with the highest `acc`.",

@@ -56,7 +56,7 @@ def plain(text: str, directory: str) -> str:
     text = re.sub(r"(?<=checkpoint )[0-9a-z]{10}\b|(?<=saved as )[0-9a-z]{10}\b|(?<=\()[0-9a-z]{10}(?=\))", "…", text)
     text = re.sub(r"\b(?=[a-z]*\d)[0-9a-z]{10}\b", "…", text)
     text = re.sub(r"\d+\.\d+(?= ?(s|ms|kB|MB|GB)\b)", "…", text)
-    text = re.sub(r"\b(pid|process|kill) \(?\d+\)?|(?<=\()\d{3,}(?=\))|0x[0-9a-f]+|:\d+:[0-9a-f]{8}\b", "…", text)
+    text = re.sub(r"\b(pid|process|kill) (\(\d+\)|\d+)|(?<=\()\d{3,}(?=\))|0x[0-9a-f]+|:\d+:[0-9a-f]{8}\b", "…", text)
     text = re.sub(r"\b\d+ (s|min|h) ago|\d{4}-\d\d-\d\d[ T][\d:]+Z?", "…", text)
     text = text.replace(os.uname().nodename, "…")
     return re.sub(r"…(/…)+", "…", text)
