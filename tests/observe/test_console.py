@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relight.observe import console, emit
+from relight.observe import console, emit, events
 
 LOGGER = logging.getLogger("relight")
 
@@ -22,10 +22,19 @@ def _no_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(console, "_postponed_s", -1e9)
     monkeypatch.setattr(console, "_postponed", 0)
     monkeypatch.setattr(console, "_in_command", False)
+    monkeypatch.setattr(events, "_modest", False)
+    monkeypatch.delenv(console.VARIABLE, raising=False)
     console._starts.clear()
+    _unconfigured()
     yield
+    _unconfigured()
+
+
+def _unconfigured() -> None:
+    """An earlier test of this process may have left something."""
     LOGGER.handlers[:] = []
     LOGGER.propagate = True
+    LOGGER.disabled = False
     LOGGER.setLevel(logging.NOTSET)
     LOGGER.filters.clear()
 
