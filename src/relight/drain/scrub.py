@@ -155,7 +155,7 @@ def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell)
         lost = Damage(at.here.name, at.one.id, file, finding.detail)
         report.damage.append(lost)
         tell("scrub.damaged", f"{at.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
-    return f"{findings[0].file}: {findings[0].detail}" if findings else ""
+    return f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}" if findings else ""
 
 
 def _verify(at: _At, pace: _Pace) -> list[Finding]:
