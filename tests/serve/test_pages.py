@@ -135,7 +135,7 @@ def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
 def test_each_page_is_behind_its_role(page: pages.Page) -> None:
     """What lets nobody through but its role is asked, with the role that the page declares."""
     app = application()
-    address = page.path.format(store="main", run="gpt2-small", which="x", task="done")
+    address = page.path.replace(":path}", "}").format(store="main", run="gpt2-small", which="x", task="done")
     assert TestClient(app).get(address).status_code == 200
     assert app.state.asked == [(address, page.role)]
     assert page.role == {"/audit": "operator", "/settings": "admin"}.get(page.path, "viewer")
