@@ -147,7 +147,11 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
     ),
     "retention retires what another needs": Bug(
-        Edit(f"{PRUNE}:execute", "        together = not_needed(history, set(free) - unsure(view, history))\n", "        together = set(free)\n"),
+        Edit(
+            f"{PRUNE}:execute",
+            "        together = not_needed(history, set(free) - unsure(view, history) - abandoned)\n",
+            "        together = set(free) - abandoned\n",
+        ),
         Edit("relight.policy.keep:decide_keep", "        users = [user for user in one.needed_by if reasons.get(user)]\n", "        users = []\n"),
     ),
     "what another needs is given up": Bug(

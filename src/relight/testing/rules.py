@@ -262,8 +262,8 @@ def plans_do_not_undo_each_other() -> list[str]:
     disk, store = simulated()
     attempt, ids, _ = saves(store, 3, 2, 1)
     rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, ids[2])}/pack-00000-000.safetensors", flip)
-    mine = plan_prune(store, RUN, keep(last=1))  # looks, and relies on the second
-    theirs = plan_prune(store, RUN, keep(best=1), verified={ids[0]: True})  # remembers, and relies on the first
+    mine = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # looks, and relies on the second
+    theirs = plan_prune(store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True})  # remembers, and relies on the first
     if ids[0] not in mine.going or ids[1] not in theirs.going:
         return ["the plans are not the ones that this rule is about"]
     execute(mine, store)
