@@ -72,16 +72,15 @@ class FreshStart:
 
         return refuse
 
-    def begun(self, attempt: Attempt, parent: str | None, rank: int) -> str:
+    def begun(self, attempt: Attempt, history: History, parent: str | None, rank: int) -> str:
         """Record a fresh start in the log, by rank 0. Return what the attempt's first line adds: what it does not continue from.
 
-        ``parent``: the id of the restored checkpoint, None if none was.
+        ``history``: the run's, as the attempt began. ``parent``: the id of the restored checkpoint, None if none was.
         """
         if rank:
             return ""
         if self.wanted and parent is None:
             attempt.note(FRESH_TOPIC, {"job": launcher_job()[0]})
-        history = attempt.history()
         newest = newest_good(history)
         if newest is None or newest.id == parent:
             return ""

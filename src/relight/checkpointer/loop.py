@@ -364,7 +364,8 @@ class Checkpointer(Holds):
             self._attempt.make_smaller(self._compact)
             history = self._attempt.history()
             self._neighbours.meet()
-            text = f"attempt {self._attempt.epoch} of run {self._run!r}{self._fresh.begun(self._attempt, self._parent, self._world.rank)}"
+            aside = self._fresh.begun(self._attempt, history, self._parent, self._world.rank)
+            text = f"attempt {self._attempt.epoch} of run {self._run!r}{aside}"
             emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch, store=self._store.url)
             self._best.begin(self._attempt, history)
             self._schedule.begin(self._attempt, history)
