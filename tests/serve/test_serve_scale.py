@@ -52,7 +52,7 @@ def addresses(server: Server) -> list[str]:
         if method != "GET" or path in OPEN or path == "/events" or role is None or "{task}" in path:
             continue
         parts = {"store": "runs", "run": name, "which": incident if "incidents" in path else "latest"}
-        found.append(re.sub(r"\{(\w+)\}", lambda part: parts[part[1]], path))
+        found.append(re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: parts[part[1]], path))
     found += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
     spec = f"?a=runs/{name}@{ids[3]}&b=runs/{name}@{ids[40]}"
     latest = f"/api/v1/runs/runs/{name}/checkpoints/latest"

@@ -88,6 +88,8 @@ class _Play:
         self.rng = rng = random.Random(f"schedule {seed}")
         names.seed(f"schedule {seed}")
         self.shelf = Shelf()
+        self.listed: list[str] = []
+        """What some tool has seen to be recallable: another may have given it up since."""
         self.promises = Promises(self.shelf, kinds, seed)
         self.truth = self.promises.truth
         self.stage = Stage(rng, Weather.of(rng, kinds), crew)
@@ -259,8 +261,8 @@ class _Play:
     def _tool(self, actor: Actor) -> None:
         rng, store = self.rng, self._store(actor)
         self.truth.epochs_of[actor.name] = None
-        for _ in range(rng.randrange(1, 4)):
-            chosen = rng.choice(("prune", "prune", "sweep", "sweep", "recall", "give up"))
+        for _ in range(rng.randrange(1, 6)):
+            chosen = rng.choice(("prune", "prune", "sweep", "sweep", "recall", "recall", "give up", "give up"))
             if chosen == "prune":
                 self._prune(store, rng.choice(RULES), None, None)
             with contextlib.suppress(RelightError):
@@ -268,8 +270,9 @@ class _Play:
                     execute_sweep(plan_sweep(store, RUN), store)
                 elif chosen != "prune":
                     ids = list(fold(Log(store, RUN).read()).recallable)
-                    if ids and chosen == "recall":
-                        recall(store, RUN, [rng.choice(ids)])
+                    self.listed += [one for one in ids if one not in self.listed]
+                    if self.listed and chosen == "recall":
+                        recall(store, RUN, [rng.choice(self.listed)])
                     else:
                         sweep_recallable(store, RUN, ids[: rng.randrange(1, 3)])
             actor.sleep(rng.choice((0.01, 0.5, 2.0)))
