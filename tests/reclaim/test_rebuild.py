@@ -12,10 +12,11 @@ import pytest
 from relight.catalog import list_runs
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
-from relight.reclaim import execute_rebuild, execute_sweep, plan_rebuild, plan_sweep
+from relight.policy import keep
+from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep, recall, sweep_recallable
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import state_of
 
@@ -23,6 +24,7 @@ from relight.testing.scenario import state_of
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relight.log.chain.MISSING_PAUSES_S", (0.0,))
+    monkeypatch.setattr("relight.log.truncated.PAUSES_S", (0.0, 0.0))
 
 
 def save(attempt: Attempt, step: int, parent: str | None, **more: object) -> str:
@@ -139,6 +141,56 @@ def test_a_log_that_lost_its_newest_records_is_refused_and_completed(tmp_path: P
                 Attempt.begin(copy, "run")
         assert execute_rebuild(plan, copy).committed == lost
         assert live(copy) == ids
+
+
+def test_a_record_that_cannot_be_read_for_a_moment_hides_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is read again before it is judged; read once, such a record would have stood for those that were lost."""
+    store, _ = run_of(tmp_path, saves=2)
+    for seq in range(4, 7):  # the second attempt's
+        (tmp_path / "run" / "log" / f"{seq:012d}.json").unlink()
+    get, refused = type(store).get, itertools.count()
+
+    def refuse_once(self: ByteStore, key: str, at_most: int | None = None) -> bytes:
+        if key.endswith("/log/000000000001.json") and next(refused) == 0:
+            raise StoreUnavailable("no answer", where=key)
+        return get(self, key, at_most)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(store), "get", refuse_once)
+    with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
+        Attempt.begin(store, "run")
+    assert next(refused) >= 1
+
+
+def test_a_damaged_record_stands_for_one_that_is_missing_not_for_more(tmp_path: Path) -> None:
+    """A start goes on where the newest FENCE is damaged, and is refused where two attempts are unknown to a log with one damaged record."""
+    store, _ = run_of(tmp_path / "one", saves=2)
+    (tmp_path / "one" / "run" / "log" / "000000000004.json").write_bytes(b"no record")
+    Attempt.begin(store, "run")
+    store, _ = run_of(tmp_path / "two", attempts=4, saves=1)
+    for record in sorted((tmp_path / "two" / "run" / "log").iterdir())[5:]:
+        record.unlink()
+    (tmp_path / "two" / "run" / "log" / "000000000002.json").write_bytes(b"no record")
+    with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
+        Attempt.begin(store, "run")
+
+
+def test_a_tool_appends_nothing_to_a_log_that_lost_its_newest_records(tmp_path: Path) -> None:
+    """Retention by hand, giving up and bringing back are refused with the way out, and no record and no file is added or gone."""
+    store, ids = run_of(tmp_path)
+    execute(plan_prune(store, "run", keep(last=5, undo="1h")), store)
+    attempt = Attempt.begin(store, "run")
+    save(attempt, 9, ids[-1])
+    for record in sorted((tmp_path / "run" / "log").iterdir())[-2:]:
+        record.unlink()
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    for act in (
+        lambda: execute(plan_prune(store, "run", keep(last=1)), store), lambda: sweep_recallable(store, "run", ids[:2]),
+        lambda: recall(store, "run", ids[:1]),
+    ):  # fmt: skip
+        with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing") as caught:
+            act()
+        assert "relight recover" in caught.value.hint
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 def test_an_interrupted_rebuild_starts_no_attempt_and_is_continued(tmp_path: Path) -> None:

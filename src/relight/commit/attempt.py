@@ -76,7 +76,7 @@ class Attempt:
         ``check`` is called with the history right before the FENCE is appended; if it raises, nothing is appended.
         """
         log = Log(store, run, now=now)
-        refuse_truncated(store, log.start(), f"{store.url.rstrip('/')}/{run}")
+        refuse_truncated(store, log, log.start())
 
         def decide(view: View) -> tuple[Body, int]:
             if check is not None:

@@ -5,27 +5,33 @@ from __future__ import annotations
 from relight.errors import CorruptCheckpoint
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, NoteBody
-from relight.log.chain import NAMES_SHOWN, View
+from relight.log.chain import NAMES_SHOWN, Log, View
 from relight.log.history import fold
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.store import ByteStore
+from relight.store.again import rest
 
 REBUILDING, REBUILT = "rebuilding", "rebuilt"
 """Topics of the NOTEs between which ``relight recover`` appends what a log lacks."""
+
+PAUSES_S = (0.05, 0.2, 0.5)
+"""Seconds between readings of a log that seems to lack records, before it counts as truncated."""
 
 
 def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
     """Return those of the directories ``names`` that prove that records of the log were lost.
 
     Either the log does not know the directory's attempt, though a FENCE precedes an attempt's first directory. Or the directory is
-    of the newest attempt, and no record commits its parent, though an attempt names only committed parents. A log with damaged
-    records proves nothing. Cost: one read for each directory of the newest attempt that no record commits.
+    of the newest attempt, and no record commits its parent, though an attempt names only committed parents. Each unreadable record
+    may be one such FENCE or COMMIT, so more must be missing than are unreadable. Cost: one read for each directory of the newest
+    attempts that no record commits.
     """
-    if view.faults or view.head < 0:
+    if view.head < 0:
         return []
     committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}
     epoch = fold(view).epoch
     found = []
+    missing: set[int | str] = set()
     for name in names:
         parsed = parse_dir(name)
         if parsed is None or parsed.id in committed or parsed.epoch < epoch:
@@ -33,9 +39,13 @@ def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
         root = peek_root(store, f"{view.run}/{name}")
         if root is None or root["run"] != view.run_id or root["store"] != view.store_id:
             continue
-        if parsed.epoch > epoch or any(parent not in committed for parent in root["parents"]):
+        lost: set[int | str] = {parent for parent in root["parents"] if parent not in committed}
+        if parsed.epoch > epoch:
+            lost.add(parsed.epoch)
+        if lost:
             found.append(name)
-    return found
+            missing |= lost
+    return found if len(missing) > view.head + 1 - len(view.records) else []
 
 
 def is_being_rebuilt(view: View) -> bool:
@@ -44,14 +54,22 @@ def is_being_rebuilt(view: View) -> bool:
     return next((topic == REBUILDING for topic in reversed(topics) if topic in (REBUILDING, REBUILT)), False)
 
 
-def refuse_truncated(store: ByteStore, view: View, where: str) -> None:
+def refuse_truncated(store: ByteStore, log: Log, view: View | None = None) -> None:
     """Raise ``CorruptCheckpoint`` if the log's newest records were lost: an attempt would hide, and later delete, what they commit.
 
-    Cost: one listing of the run's directory, and what ``unlogged`` costs.
+    ``view``: the log as it was read just now. A view that others have outrun meanwhile, or with records that could not be read for a
+    moment, is read again before it is judged. Cost: one listing of the run's directory, and what ``unlogged`` costs.
     """
-    lost = unlogged(store, view, checkpoint_dirs(store, view.run))
-    if not lost and not is_being_rebuilt(view):
-        return
+    view = log.read() if view is None else view
+    for pause_s in (*PAUSES_S, None):
+        names = checkpoint_dirs(store, view.run)
+        lost = unlogged(store, view, names)
+        if not lost and not is_being_rebuilt(view) and not (view.faults and pause_s and _some_newer(view, names)):
+            return
+        if pause_s is not None:
+            rest(pause_s)
+            view = log.read()
+    where = f"{store.url.rstrip('/')}/{view.run}"
     raise CorruptCheckpoint(
         f"the newest records of this run's log are missing: {len(lost)} checkpoint directories are newer than it"
         if lost
@@ -60,3 +78,8 @@ def refuse_truncated(store: ByteStore, view: View, where: str) -> None:
         details=[*lost[:NAMES_SHOWN], *(["…"] if len(lost) > NAMES_SHOWN else [])],
         hint=f"copy the directory log/ again from where the run came from; or add what it lacks: relight recover {where}",
     )
+
+
+def _some_newer(view: View, names: list[str]) -> bool:
+    epoch = fold(view).epoch
+    return any((parsed := parse_dir(name)) is not None and parsed.epoch > epoch for name in names)

@@ -10,6 +10,7 @@ from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
 from relight.format.records import Body, RetireBody
 from relight.log import Checkpoint, Log, View, fold
+from relight.log.truncated import refuse_truncated
 from relight.migrate.journal import Done, Journal
 from relight.migrate.plan import REASON, place_of
 from relight.migrate.work import MIGRATED
@@ -64,7 +65,7 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
         if dry_run:
             decide(log.read())
         else:
-            log.read()
+            refuse_truncated(store, log)
             log.append(decide)
             history = fold(log.read())
             gone = sorted(mine & history.retired.keys())

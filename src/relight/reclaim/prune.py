@@ -16,6 +16,7 @@ from relight.format.records import UNDO_S_MAX, Body, RetireBody
 from relight.log import Checkpoint, History, Log, View, fold, line_of, newest_good
 from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import superseded
+from relight.log.truncated import refuse_truncated
 from relight.policy import Candidate, Keep, Verdict, decide_keep
 from relight.policy.adaptive import is_routine
 from relight.policy.keep import with_recorded
@@ -115,7 +116,8 @@ def execute(
     plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None, at_most: int | None = None
 ) -> PruneReport:
     """Retire, then delete: at once, or once it is due, if the rules give time to recall it. ``epoch`` is the attempt that prunes, None for
-    a tool; a superseded attempt gets ``Fenced``. ``at_most`` so many go at once, the oldest first: rules that were meant otherwise do not
+    a tool; a superseded attempt gets ``Fenced``. Without ``log``, ``CorruptCheckpoint`` if the newest records of the run's log were lost.
+    ``at_most`` so many go at once, the oldest first: rules that were meant otherwise do not
     empty a run before somebody sees it.
 
     Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays. So do the
@@ -128,7 +130,7 @@ def execute(
         return PruneReport([], [], [])
     if log is None:
         log = Log(store, plan.run)
-        log.read()
+        refuse_truncated(store, log)
     retired: list[str] = []
     undo_s = min(plan.rules.undo_s or 0.0, UNDO_S_MAX)
 

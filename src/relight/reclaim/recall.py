@@ -13,6 +13,7 @@ from relight.format.records import Body, RecallBody, RetireBody, SweepBody
 from relight.log import History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import superseded
+from relight.log.truncated import refuse_truncated
 from relight.reclaim.needs import not_needed, unsure, with_donors
 from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
@@ -43,13 +44,14 @@ def sweep_recallable(
     """Give up ``ids``, but for those recalled or swept meanwhile, and for those whose bytes another needs that stays or may be recalled;
     and delete their bytes: ``(deleted, left)``, as directories.
 
-    ``epoch``: the attempt's that does it, None for a tool; a superseded attempt gets ``Fenced``.
+    ``epoch``: the attempt's that does it, None for a tool; a superseded attempt gets ``Fenced``. Without ``log``, ``CorruptCheckpoint`` if the newest
+    records of the run's log were lost.
     """
     if not ids:
         return [], []
     if log is None:
         log = Log(store, run)
-        log.read()
+        refuse_truncated(store, log)
     swept: list[str] = []
 
     def decide(view: View) -> tuple[Body, int] | None:
@@ -83,5 +85,5 @@ def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> Non
         return RecallBody(ids=with_donors(history, ids), reason=why), history.epoch
 
     log = Log(store, run)
-    log.read()
+    refuse_truncated(store, log)
     log.append(decide)

@@ -31,7 +31,7 @@ class Bug:
 
 
 SAVE, TOGETHER, ATTEMPT = "relight.commit.save", "relight.commit.together", "relight.commit.attempt"
-CHAIN, HISTORY = "relight.log.chain", "relight.log.history"
+CHAIN, HISTORY, TRUNCATED = "relight.log.chain", "relight.log.history", "relight.log.truncated"
 PRUNE, SWEEP, RECALL = "relight.reclaim.prune", "relight.reclaim.sweep", "relight.reclaim.recall"
 SHELF = "relight.testing.shelf"
 
@@ -101,6 +101,17 @@ PLANTED: dict[str, Bug] = {
     ),
     "a rank waits without end": Bug(Edit(f"{TOGETHER}:_await", "            elif now >= ends:\n", "            elif False:\n")),
     # the log
+    "a missing log is begun again": Bug(
+        Edit(f"{CHAIN}:Log._view_or_refuse", "            if view.head >= 0 or not names:\n", "            if True:\n")
+    ),
+    "lost records are not missed": Bug(Edit(f"{TRUNCATED}:refuse_truncated", "        if not lost and", "        if True or not lost and")),
+    "a log that could not be read for a moment is judged": Bug(
+        Edit(f"{TRUNCATED}:refuse_truncated", "    for pause_s in (*PAUSES_S, None):\n", "    for pause_s in (None,):\n"),
+    ),
+    "a tool asks nothing of a log that lacks records": Bug(
+        Edit(f"{RECALL}:sweep_recallable", "        refuse_truncated(store, log)\n", "        log.read()\n"),
+        Edit(f"{PRUNE}:execute", "        refuse_truncated(store, log)\n", "        log.read()\n"),
+    ),
     "creating a name that is there overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
     "whose record it is is not asked": Bug(
         Edit(f"{CHAIN}:Log._append", "            if not self._is_ours(key, data):\n                return None\n", "            pass\n"),

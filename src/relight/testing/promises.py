@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
@@ -14,6 +14,7 @@ from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, View, fold
 from relight.reclaim import execute_sweep, plan_sweep
+from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of
 from relight.testing.shelf import Shelf
 from relight.testing.simulated_store import Nobody, SimulatedStore
@@ -167,6 +168,19 @@ class Promises:
                 self.truth.wrong.append("(2) the last save does not count")
         except RelightError as error:
             self.truth.wrong.append(f"(8) the run does not go on: {type(error).__name__}: {error}")
+
+    def rebuild(self, before: Iterable[str]) -> None:
+        """Rebuild the log that was lost. Each checkpoint of ``before``, which were live, has to be live again or recallable."""
+        self._log = Log(self.outside, RUN)
+        self.truth.find_log()
+        try:
+            execute_rebuild(plan_rebuild(self.outside, RUN), self.outside)
+        except RelightError as error:
+            self.truth.wrong.append(f"(9) the log cannot be rebuilt: {type(error).__name__}: {error}")
+            return
+        for one in before:
+            if one not in self.truth.live and one not in self.truth.shelved:
+                self.truth.wrong.append(f"(9) the rebuilt log lacks {one}, which was live")
 
     def _left(self) -> Iterator[str]:
         live = {f"{RUN}/{one.dir}" for one in (*self.truth.live.values(), *self.truth.shelved.values())}

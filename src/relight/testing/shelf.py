@@ -6,6 +6,7 @@ Whoever watches is told of each change at once. Nothing here waits or fails; tha
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound
@@ -63,6 +64,14 @@ class Shelf:
             self._leave(key, False, who)
             if self.watch is not None:
                 self.watch.deleted(key, who)
+
+    def lose(self, folder: str, names: Iterable[str]) -> None:
+        """Remove files as an accident does: it is not watched. By then every process sees what is there."""
+        for key in [f"{folder}/{name}" for name in names]:
+            self.files.pop(key, None)
+            self.loose.discard(key)
+            self._forget(key)
+        self.changes.clear()
 
     def remove_dir(self, key: str, who: str) -> bool:
         """Remove an empty directory; whether it is gone."""

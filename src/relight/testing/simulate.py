@@ -16,6 +16,8 @@ readers; somebody who tags; who recalls what was retired, or gives it up. They r
 7. Nothing is deleted that a checkpoint needs which is live, or may be recalled; a tagged or the newest one is not retired; and once a last attempt has fenced and swept,
    nothing is left but what those need.
 8. Nobody waits for ever.
+9. A log that was lost, or its newest records, is left alone: no attempt begins, nothing is appended or deleted. Once it is rebuilt, what
+   was live is live or may be recalled, and the run goes on.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from relight.testing.truth import LOG, RUN
 
 KINDS = frozenset(
     {"refused", "full", "left", "done", "unsure", "unsure_done", "answered_twice", "late", "stale", "pause", "death", "cut"}
-    | {"torn", "torn_log", "undurable", "temporary", "unsaid", "unread"}
+    | {"torn", "torn_log", "undurable", "temporary", "unsaid", "unread", "lost_log"}
 )
 """All that may go wrong: the store's faults by their names, pauses, deaths, power cuts, and
 
@@ -54,11 +56,15 @@ KINDS = frozenset(
 - *unread*: a record of the log cannot be read for a moment
 - *undurable*: names are seen by others before they are durable
 - *temporary*: what a death left of a ``put_once`` in a live checkpoint's directory is told of
+- *lost_log*: the log vanishes, or all of its records from some number on, and is rebuilt
 - *unsaid*: a save of which a rank's store could not say whether it was committed has to end as ``Uncertain``, whatever happens then
 """
 
 
 RULES = (keep(last=1), keep(last=2), keep(best=1), keep(last=1, undo="1h"), keep(last=1, undo="1h"))
+
+LOST_LOGS = 0.1
+"""The share of schedules that lose their log at the end."""
 
 
 class Outcome(NamedTuple):
@@ -118,6 +124,8 @@ class _Play:
         self.promises.judge()
         if not stage.problems:
             self.promises.finale()
+            if "lost_log" in self.kinds and not self.truth.wrong:
+                self._lose_log(random.Random(f"lost log {self.seed}"))
         saves = self.promises.saves.values()
         return Outcome(
             self.seed,
@@ -316,6 +324,28 @@ class _Play:
                 if create(self.shelf, key, data, who):
                     self.stage.note(None, "arrives", key, f"of {who}")
                     self.shelf.settle(key.rpartition("/")[0])
+
+    def _lose_log(self, rng: random.Random) -> None:
+        """Lose the log, or what the newest attempt and maybe others appended. Jobs and tools come upon it; then it is rebuilt."""
+        if rng.random() >= LOST_LOGS:
+            return
+        fence = max(number for number, one in enumerate(self.truth.records) if one["kind"] == "FENCE")
+        first = rng.choice((0, rng.randrange(fence) + 1))
+        before = self.stage
+        self.rng = rng
+        self.stage = after = Stage(rng, before.weather._replace(budget=2), before.crew)
+        after.trace, after.faults, after.now = before.trace, before.faults, before.now
+        after.faults["lost_log"] += 1
+        after.note(None, "log lost", LOG, f"from record {first} on")
+        live = self.truth.lose_log(first)
+        for number in range(20, 22):
+            self._job(number, at=rng.uniform(0, 1))
+        for number in range(2):
+            after.add(f"tool{number + 20}", self._tool, rng.uniform(0, 1))
+        after.run()
+        before.problems += after.problems
+        self.promises.rebuild(live)
+        self.promises.finale()
 
     def _cut(self) -> None:
         gone = self.shelf.cut(self.rng)

@@ -19,6 +19,7 @@ import relight.format.strict as strict_module
 import relight.log.chain as chain_module
 import relight.log.history as history_module
 import relight.log.identity as identity_module
+import relight.log.truncated as truncated_module
 import relight.reclaim.sweep as sweep_module
 import relight.testing.promises as promises_module
 import relight.testing.truth as truth_module
@@ -82,6 +83,10 @@ def _then() -> str:
     return THEN
 
 
+def _no_rest(pause_s: float) -> None:
+    """Time is simulated: what is read again is read at once."""
+
+
 def _buffer(size: int) -> memoryview:
     return memoryview(bytearray(size))
 
@@ -98,6 +103,8 @@ def staged() -> Iterator[tuple[Crew, Names]]:
         (identity_module, "now_text", _then),
         (socket, "gethostname", lambda: "simulated"),
         (chain_module.os, "getpid", lambda: 1),
+        (chain_module, "rest", _no_rest),
+        (truncated_module, "rest", _no_rest),
         (strict_module, "_check", lambda value, where, depth: None),
         (pack_writer_module, "page_buffer", _buffer),
         (read_module, "page_buffer", _buffer),

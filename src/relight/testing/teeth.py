@@ -131,7 +131,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
     # lost logs, lines of descent
     Mutation("a missing log stops a start", CHAIN, "            view = self._view_or_refuse()\n", "            pass\n", "rules"),
-    Mutation("a truncated log stops a start", "relight.commit.attempt", "        refuse_truncated(store, log.start(), f\"{store.url.rstrip('/')}/{run}\")\n", "        log.start()\n", "rules"),
+    Mutation("a truncated log stops a start", "relight.commit.attempt", "        refuse_truncated(store, log, log.start())\n", "        log.start()\n", "rules"),
     Mutation("a FENCE that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch or any(", "        if any(", "rules"),
     Mutation("a COMMIT that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch or any(parent not in committed for parent in root[\"parents\"]):\n", "        if parsed.epoch > epoch:\n", "rules"),
     Mutation("an interrupted rebuild stops a start", TRUNCATED, "    if not lost and not is_being_rebuilt(view):\n", "    if not lost:\n", "rules"),

@@ -41,6 +41,8 @@ class Truth:
         """By id, retired ones too."""
         self.epochs_of: dict[str, int | None] = {}
         """The attempt that a process belongs to, by the process's name; None of a tool."""
+        self.is_log_lost = False
+        """Whether records of the log were lost, and nobody has rebuilt it yet."""
         self._reset()
 
     def _reset(self) -> None:
@@ -111,9 +113,24 @@ class Truth:
         for lost in before - self.live.keys() - self.retired:
             self.counted.pop(lost, None)
 
+    def lose_log(self, first: int) -> dict[str, Counted]:
+        """Remove the records from number ``first`` on. Return what was live: until ``find_log`` nothing of it may be deleted."""
+        live, needs = self.live, self._needs
+        self._shelf.lose(LOG, [f"{number:012d}.json" for number in range(first, len(self.records))])
+        self.after_cut()
+        self._needs, self.is_log_lost = needs, True
+        return live
+
+    def find_log(self) -> None:
+        """From now on the log is rebuilt: read it again from its beginning."""
+        self.is_log_lost = False
+        self.after_cut()
+
     def _record(self, key: str, data: bytes, who: str) -> None:
         frame = json.loads(data)["body"]
         seq = frame["seq"]
+        if self.is_log_lost:
+            self._say(f"(9) {who} makes record {seq}, a {frame['kind']}, of a log that was lost")
         if seq != len(self.records):
             self._say(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
         if frame["prev"] != self._hash:
