@@ -44,8 +44,8 @@ def sweep_recallable(
     """Give up ``ids``, but for those recalled or swept meanwhile, and for those whose bytes another needs that stays or may be recalled;
     and delete their bytes: ``(deleted, left)``, as directories.
 
-    ``epoch``: the attempt's that does it, None for a tool; a superseded attempt gets ``Fenced``. Without ``log``, ``CorruptCheckpoint`` if the newest
-    records of the run's log were lost.
+    ``epoch``: the attempt's that does it, None for a tool; a superseded attempt gets ``Fenced``. Without ``log``,
+    ``CorruptCheckpoint`` if the newest records of the run's log were lost.
     """
     if not ids:
         return [], []
