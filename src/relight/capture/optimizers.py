@@ -247,7 +247,7 @@ def place_like(parameter: torch.Tensor, group: Mapping[str, Any], key: str, shap
     capturable or fused, else on the host.
     """
     if key == "step" and not (group.get("capturable") or group.get("fused")):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     if shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return torch.empty(shape, dtype=dtype, device=parameter.device)

@@ -45,9 +45,9 @@ class Memory:
             stored = self._tensors[index]
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked:
-                made = torch.empty(stored.shape, dtype=dtype)
+                made = torch.empty(stored.shape, dtype=dtype, device="cpu")
             else:
-                made = self.make(stored, partial(torch.empty, stored.shape, dtype=dtype))
+                made = self.make(stored, partial(torch.empty, stored.shape, dtype=dtype, device="cpu"))
             self._made[index] = made
         return made
 
@@ -109,10 +109,12 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
 
         return np.frombuffer(meta[1], dtype=numpy_dtype(meta[0]), count=1)[0]
     if kind == "sparse_coo":
-        made = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], check_invariants=True)
+        made = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], device=parts[1].device, check_invariants=True)
         return made._coalesced_(bool(meta[1]))
     if kind in _SPARSE_LAYOUTS:
-        return torch.sparse_compressed_tensor(parts[0], parts[1], parts[2], meta, layout=_SPARSE_LAYOUTS[kind], check_invariants=True)
+        return torch.sparse_compressed_tensor(
+            parts[0], parts[1], parts[2], meta, layout=_SPARSE_LAYOUTS[kind], device=parts[2].device, check_invariants=True
+        )
     if kind == "quantized_tensor":
         return torch._make_per_tensor_quantized_tensor(parts[0], float(meta[1]), int(meta[2]))
     if kind == "quantized_channel":

@@ -84,7 +84,7 @@ def _elements(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
     address = address_of(data)
     if address and address % dtype.itemsize == 0:
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype)
-    flat = torch.empty(len(data) // dtype.itemsize, dtype=dtype)
+    flat = torch.empty(len(data) // dtype.itemsize, dtype=dtype, device="cpu")
     memory = memory_of(flat)
     assert memory is not None
     memory[:] = data

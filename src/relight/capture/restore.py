@@ -29,6 +29,7 @@ from relight.capture.kinds import (
     wrapped,
 )
 from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
+from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.rebuild import Check, Memory, Thunk
@@ -66,6 +67,7 @@ def plan_restore(
     if classes:
         planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes
     planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
+    planner.targets.refuse_read_only()
     if elsewhere:
         planner.result.unused = planner.unused
     else:
@@ -176,7 +178,8 @@ class _Planner(Planning):
                 continue
             if isinstance(tensor, (torch.Tensor, Flat)) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
                 if not self.targets.fits(at, leaf, tensor):
-                    self.resized.add(id(tensor.owner if isinstance(tensor, Flat) else tensor))
+                    if isinstance(tensor, Flat) or why_no_bytes(tensor) is None:
+                        self.resized.add(id(tensor.owner if isinstance(tensor, Flat) else tensor))
                     continue
                 if direct and self.targets.into(leaf, tensor, at):
                     continue

@@ -110,7 +110,7 @@ def python_state(generator: random.Random) -> dict[str, Any]:
 
 def _python_tree(state: tuple[Any, ...]) -> dict[str, Any]:
     version, words, gauss = state
-    return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
+    return {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss}
 
 
 def restore_python(generator: random.Random, state: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def part_host(kind: str, seed_of: Callable[[int], int]) -> None:
     that one alone: a script may have seeded torch's, and left Python's to chance. Accelerators' begin anew with torch's."""
     numpy = sys.modules.get("numpy")
     if kind == "torch":
-        torch.manual_seed(seed_of(int(torch.randint(1 << 62, ()))))
+        torch.manual_seed(seed_of(int(torch.randint(1 << 62, (), device="cpu"))))
     elif kind == "python":
         random.seed(seed_of(random.getrandbits(64)))
     elif numpy is not None:

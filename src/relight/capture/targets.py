@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 
+from relight.capture.memory_of_targets import read_only, why_no_bytes
 from relight.capture.rebuild import Memory, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
@@ -92,6 +93,10 @@ class Targets:
     def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat) -> bool:
         """Whether shape and, if strict, dtype are the same; told if not."""
         stored = self._tensors[leaf.tensors[0]]
+        missing = why_no_bytes(live) if isinstance(live, torch.Tensor) else None
+        if missing is not None:
+            self._wrong.append(f"{path}: {missing}")
+            return False
         shape = tuple(leaf.meta) if leaf.kind == "expanded" else stored.shape
         if shape != tuple(live.shape) or (torch_dtype(stored) != live.dtype and self._strict):
             self._wrong.append(f"{path}: stored {stored.dtype} {list(shape)}, live {dtype_text(live)} {list(live.shape)}")
@@ -124,6 +129,10 @@ class Targets:
     def add(self, index: int, live: torch.Tensor | Flat, path: str) -> bool:
         """Read ``index`` into ``live`` too. False, and told, if another stored tensor goes to the same memory."""
         tensor = local_of(live)
+        missing = why_no_bytes(tensor)
+        if missing is not None:
+            self._wrong.append(f"{path}: {missing}")
+            return False
         owner = self._owner(tensor, index) if tensor.numel() else index
         if owner != index:
             other = self._tensors[owner].name
@@ -136,6 +145,15 @@ class Targets:
         else:
             self._sinks[index] = sink
         return True
+
+    def refuse_read_only(self) -> None:
+        """Report live tensors in memory that must not be written to, and read nothing into them."""
+        for tensor in read_only(tensor for tensor, _ in self._first.values()):
+            index = self._first[tensor.data_ptr()][1]
+            stored = self._tensors[index]
+            self._sinks.pop(index, None)
+            self._several.pop(index, None)
+            self._wrong.append(f"{stored.name}: the live tensor lies in read-only memory, such as a file mapped for reading: clone() it first")
 
     def sinks(self, memory: Memory) -> dict[int, Sink]:
         """Sinks for all that was taken, and for what ``memory`` was asked for."""

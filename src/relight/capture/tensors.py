@@ -157,7 +157,7 @@ class TensorSink:
         for first, last in _slabs(start // self._size, (start + len(data)) // self._size, self._size):
             for piece in runs(target, first, last):
                 length = piece.numel() * self._size
-                flat = torch.empty(piece.numel(), dtype=self._cast or self.tensor.dtype)
+                flat = torch.empty(piece.numel(), dtype=self._cast or self.tensor.dtype, device="cpu")
                 memory = memory_of(flat)
                 assert memory is not None
                 memory[:] = data[at : at + length]

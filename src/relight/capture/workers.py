@@ -32,7 +32,7 @@ def seed_of(base: int, age: int) -> int:
     if age == 0:
         return base
     generator = torch.Generator().manual_seed((base + age * 0x9E3779B97F4A7C15) % 2**63)
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 class Reseed:

@@ -67,7 +67,7 @@ def in_order(placed: Iterable[tuple[str, torch.Tensor, int]]) -> list[tuple[str,
 
 def pinned(size: int) -> torch.Tensor:
     """Host memory that an accelerator writes to by itself."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def register(address: int, length: int) -> int:

@@ -67,7 +67,7 @@ def _train(
         torch.manual_seed(seed)
         network = Network(size)
         counts = np.bincount(labels, minlength=len(CLASSES))
-        share = torch.tensor(np.where(counts > 0, np.sqrt(len(labels) / np.maximum(counts, 1)), 0.0), dtype=torch.float32)
+        share = torch.tensor(np.where(counts > 0, np.sqrt(len(labels) / np.maximum(counts, 1)), 0.0), dtype=torch.float32, device="cpu")
         loss_of = nn.CrossEntropyLoss(weight=share / share.sum())
         optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
         steps = epochs * -(-len(labels) // _BATCH)
@@ -76,7 +76,7 @@ def _train(
         best, kept = float("inf"), network.arrays()
         for epoch in range(epochs):
             network.train()
-            for rows in torch.split(torch.randperm(len(y)), _BATCH):
+            for rows in torch.split(torch.randperm(len(y), device="cpu"), _BATCH):
                 optimizer.zero_grad()
                 seen = x[rows]
                 loss = loss_of(network(seen + _NOISE * torch.randn_like(seen)), y[rows])

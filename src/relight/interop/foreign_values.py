@@ -41,7 +41,7 @@ def read_spec(handle: int, spec: Spec, where: str) -> torch.Tensor:
     """A tensor, read: with its whole storage if its elements do not lie in order."""
     dtype = torch_dtype(spec.dtype, where)
     if not math.prod(spec.shape):
-        return torch.empty(spec.shape, dtype=dtype)
+        return torch.empty(spec.shape, dtype=dtype, device="cpu")
     if spec.in_order:
         data = bytearray(pread(handle, spec.span.offset + spec.offset * spec.itemsize, spec.length, where))
         return torch.frombuffer(data, dtype=dtype).view(spec.shape)

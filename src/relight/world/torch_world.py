@@ -49,20 +49,20 @@ class TorchWorld:
         import torch.distributed as dist
 
         with self._watched(doing):
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)
+            lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+            dist.all_gather(lengths, torch.tensor([len(data)], device="cpu"), group=self._group)
             sizes = [int(length) for length in lengths]
             longest = max(sizes)
             if not longest:
                 return [b""] * self.size
             if self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest:  # few have much to say: one after the other
-                rooms = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+                rooms = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
                 rooms[self.rank] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
                 for rank, size in enumerate(sizes):
                     if size:
                         dist.broadcast(rooms[rank], src=rank, group=self._group)
             else:
-                rooms = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+                rooms = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
                 dist.all_gather(rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group)
         return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
 
@@ -72,9 +72,13 @@ class TorchWorld:
         import torch.distributed as dist
 
         with self._watched(doing):
-            length = torch.tensor([0 if data is None else len(data)])
+            length = torch.tensor([0 if data is None else len(data)], device="cpu")
             dist.broadcast(length, src=source, group=self._group)
-            room = torch.empty(int(length), dtype=torch.uint8) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            room = (
+                torch.empty(int(length), dtype=torch.uint8, device="cpu")
+                if data is None
+                else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            )
             if int(length):
                 dist.broadcast(room, src=source, group=self._group)
         return bytes(room.numpy().tobytes())
@@ -84,7 +88,7 @@ class TorchWorld:
         import torch
         import torch.distributed as dist
 
-        held = torch.tensor(list(words), dtype=torch.int64)
+        held = torch.tensor(list(words), dtype=torch.int64, device="cpu")
         with self._watched("agreeing on when to save"):
             self._proposal = dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self._group, async_op=True), held
 
