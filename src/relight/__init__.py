@@ -64,6 +64,8 @@ _HOMES = {
     "relight.pulse": ("phase",),
     "relight.pulse.standby": ("standby",),
 }
+_ROOMS = ("capture", "foreign", "observe", "policy")
+"""Packages whose functions the documentation calls by their whole path, as ``relight.observe.subscribe``."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -108,6 +110,8 @@ if not TYPE_CHECKING:  # or type checkers would believe every name
 
     def __getattr__(name: str) -> Any:
         """Names are imported when first used: ``import relight`` stays quick and does not bring torch."""
+        if name in _ROOMS:
+            return import_module(f"relight.{name}")
         home = _HOME_OF.get(name)
         if home is None:
             raise AttributeError(f"module 'relight' has no attribute {name!r}")

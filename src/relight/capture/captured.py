@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -244,7 +245,7 @@ def loose_tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from loose_tensors(item, join_path(path, key))
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         for index, item in enumerate(value):
             yield from loose_tensors(item, join_path(path, index, sequence=True))
 

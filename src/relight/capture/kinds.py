@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ _WRAPPERS = {
     "DataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "_FabricModule": "_forward_module",
 }
 """Modules that stand around the user's own: by class, the name under which they have it."""
 
@@ -50,7 +52,7 @@ def is_component(value: object) -> bool:
 
     Plain values (numbers, texts, paths, dates) do not count: a misspelt option is one. Nor does what no save can hold.
     """
-    if kind_of(value) != VALUE or isinstance(value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, set, frozenset)):
+    if kind_of(value) != VALUE or isinstance(value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, deque, set, frozenset)):
         return True
     numpy = sys.modules.get("numpy")
     return is_spread(value) or (numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)))
@@ -72,7 +74,7 @@ def memory_in(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor) or type(value).__name__ == "ndarray":
         yield value
-    elif isinstance(value, (Mapping, list, tuple)) and id(value) not in seen:
+    elif isinstance(value, (Mapping, list, tuple, deque)) and id(value) not in seen:
         seen.add(id(value))
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from memory_in(item, seen)

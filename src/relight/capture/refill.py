@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from relight.capture.rebuild import Thunk
+from relight.capture.typed_values import is_named_tuple
 
 
 def set_group(group: dict[str, Any], make: Thunk) -> None:
@@ -32,9 +34,19 @@ def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: 
 def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:
     """The live list with what was made, or a new sequence of ``kind``; None stands for what stays."""
     values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    if is_named_tuple(live) and len(live) == len(values):
+        return type(live)._make(values)  # type: ignore[attr-defined]
     if not isinstance(live, list) or kind is not list:
         return kind(values)
     live[:] = values
+    return live
+
+
+def refill_deque(live: deque[Any], items: Sequence[Thunk | None]) -> deque[Any]:
+    """Put what was made into the live deque, which keeps its ``maxlen``; None stands for what stays."""
+    values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    live.clear()
+    live.extend(values)
     return live
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -33,11 +35,12 @@ from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.rebuild import Check, Memory, Thunk
-from relight.capture.refill import refill_array, refill_dict, refill_sequence, refill_set, refill_tensor
+from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats
+from relight.capture.typed_values import like, member
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.class_names import name_in
 from relight.format.tree import join_path
@@ -139,7 +142,7 @@ class _Planner(Planning):
             elif kind == RNG:
                 self.do(LAST, lambda: self.guarded(path, lambda: generators.restore_generator(value, make())))
             else:
-                self.do(STATE, lambda: self.guarded(path, lambda: value.load_state_dict(make())))
+                self.do(STATE, lambda: self.guarded(path, lambda: value.load_state_dict(like(value.state_dict(), make(), path))))
 
     def _module(self, module: nn.Module, node: Any, path: str) -> None:
         if not isinstance(node, dict):
@@ -244,11 +247,13 @@ class _Planner(Planning):
             return partial(refill_tensor, live, thunks(node, path, self.memory))
         if isinstance(live, torch.Tensor) and type(node) is Leaf and node.kind.startswith(("sparse", "quantized")) and self.takes(path):
             return partial(refill_tensor, live, thunks(node, path, self.memory))
-        if isinstance(live, (list, tuple)) and isinstance(node, (list, tuple)):
+        if isinstance(live, (list, tuple, deque)) and isinstance(node, (list, tuple)):
             below = [join_path(path, i, sequence=True) for i in range(len(node))]
             items = [self._value(live[i] if i < len(live) else None, one, below[i]) for i, one in enumerate(node)]
             if not self.takes(path) and not all(items):
                 return None
+            if isinstance(live, deque):
+                return partial(refill_deque, live, items)
             return partial(refill_sequence, live, items, type(node))
         if isinstance(live, dict) and isinstance(node, dict):
             parts = {key: self._value(live.get(key), value, join_path(path, key)) for key, value in node.items()}
@@ -263,6 +268,8 @@ class _Planner(Planning):
             return lambda: refill_set(live, make())
         if type(live).__module__ == "numpy" and type(live).__name__ == "ndarray":
             return lambda: refill_array(live, make())
+        if isinstance(live, Enum):
+            return lambda: member(live, make(), path)
         return make
 
     # -- tools

@@ -11,6 +11,7 @@ import torch
 
 from relight.capture.sharded import Flat, Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
+from relight.capture.typed_values import plain
 from relight.errors import IncompatibleState
 from relight.format import DTYPES, Leaf
 from relight.format.manifest import NAME_BYTES_MAX
@@ -95,6 +96,9 @@ class Walker:
             return Leaf("torch_dtype", (), str(value).removeprefix("torch."))
         if kind is torch.device:
             return Leaf("torch_device", (), str(value))
+        without_class = plain(value)
+        if without_class is not None:
+            return self.value(without_class, path, role, level)
         self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
         return None
 

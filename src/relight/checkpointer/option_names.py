@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from enum import Enum
 
 from relight.capture import is_component
 from relight.checkpointer.failure_policy import Failures
@@ -104,6 +105,8 @@ def refuse_slip(name: str, value: object, options: Iterable[str]) -> None:
                 hint=f"did you mean {option}=? A component of that name goes into state={{{name!r}: …}}",
             )  # fmt: skip
         return
+    if (value is None or isinstance(value, Enum)) and not _close(name, known):
+        return  # absent in this life, or a plain value with a class of its own: no misspelt option
     what = f"{name!r} is not an option, and {shown(value)} cannot be a component"
     raise ConfigError(what, where=f"{name}=", hint=_hint(name, value, known))
 
@@ -119,16 +122,23 @@ def _hint(name: str, value: object, known: list[str]) -> str:
     meant = meaning_of(name)
     if meant:
         return f"in Relight that is {_with_number(meant, value)}"
-    close = get_close_matches(name.lower(), [*known, *_MEANT], 1, 0.82)
-    if close and close[0] in known:
-        return f"did you mean {close[0]}=?"
+    close = _close(name, known)
+    if close in known:
+        return f"did you mean {close}=?"
     if close:
-        return f"did you mean {close[0]!r}? In Relight that is {_with_number(_MEANT[close[0]], value)}"
+        return f"did you mean {close!r}? In Relight that is {_with_number(_MEANT[close], value)}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return f"a plain value that changes goes into state={{{name!r}: {shown(value)}}}, one that describes the run into metadata={{…}}"
     if isinstance(value, type):
         return f"pass an object, not its class: {name}={value.__name__}(…)"
     return "a component is a module, optimizer, loader, generator, tensor, array, container, or has state_dict() and load_state_dict()"
+
+
+def _close(name: str, known: list[str]) -> str:
+    """Return the option, of Relight's or another framework's, that ``name`` is or may have been meant for; empty if there is none."""
+    if meaning_of(name):
+        return name
+    return next(iter(get_close_matches(name.lower(), [*known, *_MEANT], 1, 0.82)), "")
 
 
 def _with_number(meant: str, value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from relight.capture import Captured, kind_of
-from relight.capture.kinds import MODULE
+from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
 from relight.checkpointer.beat import be_watched
 from relight.checkpointer.metric_values import as_number, check_metrics
@@ -152,6 +152,7 @@ def check_components(state: Mapping[str, object] | None, components: dict[str, o
             raise ConfigError(f"component {name!r} is given twice")
         refuse_slip(name, value, options)
         merged[name] = value
+    merged = dict(_apart(merged))
     for name in merged:
         if not isinstance(name, str):
             raise ConfigError(f"a component's name is a text, not {shown(name)}", where="state=")
@@ -163,6 +164,36 @@ def check_components(state: Mapping[str, object] | None, components: dict[str, o
     if not merged:
         raise ConfigError("nothing to save", hint="Checkpointer(path, model=model, optimizer=optimizer, …)")
     return merged
+
+
+def _apart(components: Mapping[Any, object]) -> Iterator[tuple[Any, object]]:
+    """The components, with those inside lists, tuples and dicts on their own: ``optimizers=[a, b]`` gives optimizers.0 and optimizers.1.
+
+    ``ConfigError`` for a container that holds plain values as well: a restore would have to put those back into it.
+    """
+    for name, value in components.items():
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+        inside = {f"{name}.{key}": one for key, one in pairs}
+        stateful = [key for key, one in inside.items() if _holds_stateful(one)]
+        if not stateful:
+            yield name, value
+        elif len(stateful) < len(inside):
+            other = next(key for key in inside if key not in stateful)
+            raise ConfigError(
+                f"{name}= holds a component, {stateful[0]}, beside a plain value, {other}", where=f"{name}=",
+                hint="give each component a name of its own, and keep plain values in a container without components",
+            )  # fmt: skip
+        else:
+            twice = next((key for key in inside if key in components), None)
+            if twice is not None:
+                raise ConfigError(f"component {twice!r} is given twice", where=f"{name}=")
+            yield from _apart(inside)
+
+
+def _holds_stateful(value: object) -> bool:
+    if isinstance(value, (Mapping, list, tuple)):
+        return any(map(_holds_stateful, value.values() if isinstance(value, Mapping) else value))
+    return kind_of(value) != VALUE
 
 
 def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[str, ...]:

@@ -1,0 +1,53 @@
+"""Plain values whose class a checkpoint does not store: enums, deques, named tuples. The live value states the class."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Any
+
+from relight.errors import IncompatibleState
+
+
+def is_named_tuple(value: object) -> bool:
+    """Whether ``value`` is a tuple with names for its elements, as ``collections.namedtuple`` and ``typing.NamedTuple`` make them."""
+    return isinstance(value, tuple) and type(value) is not tuple and hasattr(type(value), "_fields") and hasattr(type(value), "_make")
+
+
+def plain(value: Any) -> Any:
+    """Return what is stored for an enum (its value), a deque (a list) or a named tuple (a tuple); None if ``value`` is none of them."""
+    if isinstance(value, Enum):
+        return value.value
+    if type(value) is deque:
+        return list(value)
+    return tuple(value) if is_named_tuple(value) else None
+
+
+def member(live: Enum, stored: Any, path: str) -> Enum:
+    """Return the member of ``live``'s enum that has the stored value. ``IncompatibleState`` if there is none."""
+    try:
+        return type(live)(stored)
+    except (ValueError, TypeError):
+        names = ", ".join(one.name for one in list(type(live))[:8])
+        raise IncompatibleState(
+            f"no member of {type(live).__qualname__} has the stored value {stored!r:.80}", where=path, hint=f"its members are {names}"
+        ) from None
+
+
+def like(live: Any, stored: Any, path: str) -> Any:
+    """Return ``stored`` with the classes that ``live`` has at the same places: enums, deques, named tuples, in dicts, lists and tuples.
+
+    Nothing of ``live`` is changed. Cost: one pass over both.
+    """
+    if isinstance(live, Enum):
+        return member(live, stored, path) if not isinstance(stored, Enum) else stored
+    if isinstance(live, dict) and type(stored) is dict:
+        return {key: like(live.get(key), value, f"{path}/{key}") for key, value in stored.items()}
+    if isinstance(live, (list, tuple, deque)) and type(stored) in (list, tuple):
+        values = [like(live[i] if i < len(live) else None, value, f"{path}/{i}") for i, value in enumerate(stored)]
+        if type(live) is deque:
+            return deque(values, live.maxlen)
+        if is_named_tuple(live) and len(live) == len(values):
+            return type(live)._make(values)  # type: ignore[attr-defined]
+        return type(stored)(values)
+    return stored
