@@ -20,7 +20,7 @@ from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
 from relight.format.step_number import step_of, which_of
 from relight.keys import Guard
-from relight.log import Checkpoint, newest_good, read_store
+from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.pulse import begins
@@ -87,7 +87,8 @@ def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | N
 
     store_url, run_name = split_run(url)
     run = open_run(_opened(store_url, encrypt), run_name)
-    view, history = run.view(), run.history()
+    view = run.require_whole_log()
+    history = fold(view)
     tried = [report(one) for one in choose_all(history, which)]
     if not tried:
         raise nothing_there(view, run_name, store_url)

@@ -8,10 +8,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+import relight
 from relight.catalog import list_runs
-from relight.catalog.verify import verify_checkpoint
+from relight.catalog.run import Run
+from relight.catalog.verify import verify_checkpoint, verify_log
+from relight.checkpointer.parent_elsewhere import begun_history
 from relight.commit import Attempt, SaveRequest
+from relight.doctor.facts_run import look_at_run
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
@@ -19,6 +24,7 @@ from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep, recall, sweep_recallable
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import state_of
+from relight.transfer.copying import plan_copy
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +197,55 @@ def test_a_tool_appends_nothing_to_a_log_that_lost_its_newest_records(tmp_path: 
             act()
         assert "relight recover" in caught.value.hint
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+def test_readers_and_copies_refuse_a_log_that_lost_its_newest_records(tmp_path: Path) -> None:
+    """What is the latest is not known then: ``load``, a restore, ``plan_copy`` refuse, ``verify`` finds it, ``doctor`` has it as an error."""
+    store, ids = run_of(tmp_path / "a")
+    for record in sorted((tmp_path / "a" / "run" / "log").iterdir())[-3:]:
+        record.unlink()
+    copy = open_bytes(tmp_path / "b")
+    model = torch.nn.Linear(1, 1)
+    for act in (
+        lambda: relight.load(tmp_path / "a" / "run"), lambda: relight.load(tmp_path / "a" / "run", "best:loss"),
+        lambda: plan_copy(Run(store, "run"), Run(store, "run").history().live, copy, "run"),
+        lambda: relight.Checkpointer(tmp_path / "a" / "run", model=model, background=False).restore(),
+    ):  # fmt: skip
+        with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
+            act()
+    findings = verify_log(store, Log(store, "run").read())
+    assert [one.file for one in findings] == ["run/log"] and "relight recover" in findings[0].detail
+    facts = look_at_run(store, "run", str(tmp_path / "a" / "run"))
+    assert facts.error is not None and "newest records" in facts.error.what
+
+
+def test_a_parent_from_elsewhere_is_no_lost_record(tmp_path: Path) -> None:
+    """An attempt that restored from a further tier notes the parent, so a kill before its first COMMIT does not stop the next start."""
+    store = open_bytes(tmp_path)
+    attempt = Attempt.begin(store, "run", reason="restored")
+    begun_history(attempt, "abcdefghij", 0)
+    for seq in range(2):
+        save(attempt, seq, "abcdefghij")
+    for record in sorted((tmp_path / "run" / "log").iterdir())[-2:]:
+        record.unlink()  # two saves that were killed before their COMMITs
+    Attempt.begin(store, "run")
+
+
+def test_retention_deletes_no_other_line_after_a_rebuild(tmp_path: Path) -> None:
+    """A rebuilt log does not know which attempt began from scratch: only parents that it has are ancestors."""
+    store = open_bytes(tmp_path)
+    first = Attempt.begin(store, "run", reason="fresh")
+    old: list[str] = []
+    for step in range(4):
+        old.append(save(first, step, old[-1] if old else None))
+    second = Attempt.begin(store, "run", reason="fresh")
+    new: list[str] = []
+    for step in range(10, 14):
+        new.append(save(second, step, new[-1] if new else None))
+    shutil.rmtree(tmp_path / "run" / "log")
+    execute_rebuild(plan_rebuild(store, "run"), store)
+    execute(plan_prune(store, "run", keep(last=1)), store)
+    assert live(store) == [*old, new[-1]]
 
 
 def test_an_interrupted_rebuild_starts_no_attempt_and_is_continued(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class Targets:
             stored = self._tensors[index]
             self._sinks.pop(index, None)
             self._several.pop(index, None)
-            self._wrong.append(f"{stored.name}: the live tensor lies in read-only memory, such as a file mapped for reading: clone() it first")
+            self._wrong.append(f"{stored.name}: the live tensor lies in read-only memory, as of a mapped file: clone() it first")
 
     def sinks(self, memory: Memory) -> dict[int, Sink]:
         """Sinks for all that was taken, and for what ``memory`` was asked for."""

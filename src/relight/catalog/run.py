@@ -8,6 +8,7 @@ from relight.errors import StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, is_run_name
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
+from relight.log.truncated import refuse_truncated
 from relight.store import ByteStore
 
 
@@ -23,6 +24,15 @@ class Run:
     def view(self) -> View:
         """The log as it is now."""
         return self._log.read()
+
+    def require_whole_log(self) -> View:
+        """Return the log as it is now. ``CorruptCheckpoint`` if its newest records were lost: what is the latest is then not known.
+
+        Cost: one listing of the run's directory more than ``view``.
+        """
+        view = self.view()
+        refuse_truncated(self.store, self._log, view)
+        return view
 
     def history(self) -> History:
         """The run as it is now."""

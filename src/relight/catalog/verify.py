@@ -12,8 +12,10 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, 
 from relight.format import Part, Tensor, decode_tree, dtype_named, encode_header
 from relight.format.collector import collector_paused
 from relight.format.manifest import Pack, header_names
+from relight.format.names import LOG_DIR
 from relight.format.pack import HEADER_BYTES_MAX, header_metadata, parse_header
-from relight.log import Checkpoint, View, read_store
+from relight.log import Checkpoint, Log, View, read_store
+from relight.log.truncated import refuse_truncated
 from relight.store import ByteStore
 from relight.store.base import beneath
 
@@ -49,6 +51,10 @@ def verify_log(store: ByteStore, view: View) -> list[Finding]:
             findings.append(Finding("corrupt", "relight.json", "", "the log belongs to another store"))
     except RelightError as error:
         findings.append(Finding(error.kind, "relight.json", "", error.what))
+    try:
+        refuse_truncated(store, Log(store, view.run), view)
+    except CorruptCheckpoint as error:
+        findings.append(Finding("corrupt", f"{view.run}/{LOG_DIR}", "", f"{error.what}; {error.hint}"))
     return findings
 
 

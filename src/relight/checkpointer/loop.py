@@ -33,6 +33,7 @@ from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.outwards import Outwards
+from relight.checkpointer.parent_elsewhere import begun_history
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
@@ -362,7 +363,7 @@ class Checkpointer(Holds):
             refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
             self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
-            history = self._attempt.history()
+            history = begun_history(self._attempt, self._parent, self._world.rank)
             self._neighbours.meet()
             aside = self._fresh.begun(self._attempt, history, self._parent, self._world.rank)
             text = f"attempt {self._attempt.epoch} of run {self._run!r}{aside}"

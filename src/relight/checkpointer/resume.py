@@ -29,7 +29,8 @@ from relight.format import decode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.layout import Sink
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, View, fold
+from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore
@@ -121,7 +122,7 @@ def _walk(
         with together(ranks, "reading the log"):
             if ranks is None or leads == (ranks.world.rank == 0):  # the first one first: what it sees, the others then see as well
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
-                    view = Log(store, run).read()
+                    view = whole_log(store, run)
                 behind = read_further(further, fold(view) if view is not None else History())
                 refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
     if view is None and ranks is None and not further:

@@ -45,7 +45,8 @@ from relight.format.records import CommitBody
 from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, View, fold
+from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.peers import Remote
 from relight.pulse import teller
@@ -200,7 +201,7 @@ def _listed(
         if ranks.leads:
             view: View | None = None
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
-                view = Log(store, run).read()
+                view = whole_log(store, run)
             near = _looked(view, result) if view is not None else History()
             behind = read_further(further, near)
             refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")

@@ -11,7 +11,7 @@ from relight.catalog.find import choose
 from relight.catalog.locate import Place, locate
 from relight.catalog.run import Run, list_runs
 from relight.cli.output import escape, warn
-from relight.errors import ConfigError
+from relight.errors import ConfigError, CorruptCheckpoint
 from relight.log import Checkpoint, History, View, fold
 from relight.observe import write_events
 
@@ -64,4 +64,8 @@ def read_run(place: Place, name: str, *, warnings: bool = True) -> OpenedRun:
             warn(f"{escape(fault.file)}: {escape(fault.reason)}; the record counts for nothing")
         if len(view.faults) > 20:
             warn(f"… and {len(view.faults) - 20} more damaged records: relight log shows them")
+        try:
+            run.require_whole_log()
+        except CorruptCheckpoint as error:
+            warn(f"{escape(error.what)}; {escape(error.hint)}")
     return OpenedRun(run, view, fold(view), place.which)

@@ -20,6 +20,7 @@ from relight.doctor.facts import AttemptFacts, IncidentFacts, Measured, RunFacts
 from relight.errors import RelightError
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import seconds_since_epoch
+from relight.log.truncated import whole_log
 from relight.policy.tiers import Tier, owed
 from relight.reclaim import SweepPlan, plan_sweep
 from relight.reclaim.prune import candidates_of
@@ -41,7 +42,7 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
     """The run ``name``; ``path`` is how a command names it. Cost: reading its log, the metadata of some checkpoints, a listing."""
     looking = Looking(_LONG_S)
     seen = looking.at
-    view = seen("log", lambda: Log(store, name).read(), None)
+    view = seen("log", lambda: whole_log(store, name), None)
     if view is None:
         return RunFacts(name=name, path=path, error=_reason(store, name, looking), unseen={})
     history = fold(view)
@@ -107,7 +108,7 @@ def _reason(store: ByteStore, name: str, looking: Looking) -> Trouble:
     if looking.unseen["log"].startswith("no answer"):
         return Trouble("store", looking.unseen["log"], f"{store.url}/{name}")
     try:
-        Log(store, name).read()
+        whole_log(store, name)
     except RelightError as error:
         return Trouble.of(error, f"{store.url}/{name}")
     return Trouble("store", looking.unseen["log"], f"{store.url}/{name}", "it could be read the second time: look again")

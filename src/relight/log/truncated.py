@@ -13,7 +13,8 @@ from relight.store.again import rest
 
 REBUILDING, REBUILT = "rebuilding", "rebuilt"
 """Topics of the NOTEs between which ``relight recover`` appends what a log lacks."""
-
+RESTORED_ELSEWHERE = "restored-elsewhere"
+"""Topic of the NOTE of an attempt that restored a checkpoint which this log never had."""
 PAUSES_S = (0.05, 0.2, 0.5)
 """Seconds between readings of a log that seems to lack records, before it counts as truncated."""
 
@@ -21,14 +22,16 @@ PAUSES_S = (0.05, 0.2, 0.5)
 def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
     """Return those of the directories ``names`` that prove that records of the log were lost.
 
-    Either the log does not know the directory's attempt, though a FENCE precedes an attempt's first directory. Or the directory is
-    of the newest attempt, and no record commits its parent, though an attempt names only committed parents. Each unreadable record
-    may be one such FENCE or COMMIT, so more must be missing than are unreadable. Cost: one read for each directory of the newest
-    attempts that no record commits.
+    Either the log does not know the directory's attempt, though a FENCE precedes an attempt's first directory. Or the directory is of
+    the newest attempt, and the log does not know its parent, though an attempt names only committed parents, or notes them first. Each
+    unreadable record may be one such FENCE or COMMIT, so more must be missing than are unreadable. Cost: one read for each directory
+    of the newest attempts that no record commits.
     """
     if view.head < 0:
         return []
     committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}
+    notes = [record.body for record in view.records if isinstance(record.body, NoteBody)]
+    known = committed | {str(one.data.get("checkpoint")) for one in notes if one.topic == RESTORED_ELSEWHERE}
     epoch = fold(view).epoch
     found = []
     missing: set[int | str] = set()
@@ -39,7 +42,7 @@ def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
         root = peek_root(store, f"{view.run}/{name}")
         if root is None or root["run"] != view.run_id or root["store"] != view.store_id:
             continue
-        lost: set[int | str] = {parent for parent in root["parents"] if parent not in committed}
+        lost: set[int | str] = {parent for parent in root["parents"] if parent not in known}
         if parsed.epoch > epoch:
             lost.add(parsed.epoch)
         if lost:
@@ -78,6 +81,14 @@ def refuse_truncated(store: ByteStore, log: Log, view: View | None = None) -> No
         details=[*lost[:NAMES_SHOWN], *(["…"] if len(lost) > NAMES_SHOWN else [])],
         hint=f"copy the directory log/ again from where the run came from; or add what it lacks: relight recover {where}",
     )
+
+
+def whole_log(store: ByteStore, run: str) -> View:
+    """Read the log of ``run``. ``CorruptCheckpoint`` if its newest records were lost. Costs one listing more than reading."""
+    log = Log(store, run)
+    view = log.read()
+    refuse_truncated(store, log, view)
+    return view
 
 
 def _some_newer(view: View, names: list[str]) -> bool:

@@ -141,6 +141,7 @@ def execute(
             raise superseded(history, epoch, plan.run)
         if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
             return None
+        holds |= dict.fromkeys(_kept_for_suspects(history, dict.fromkeys(plan.damaged, False)), "")
         free = [one.id for one in history.live[:-1] if one.id in going and one.id not in holds and not history.tags_of(one.id)]
         abandoned = set() if plan.rules.prune_abandoned else abandoned_in(history, dict.fromkeys(plan.damaged, False))
         together = not_needed(history, set(free) - unsure(view, history) - abandoned)
@@ -180,6 +181,7 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
     held |= {one: f"on hold: {why}" for one, why in holds_of(history).items()}
     elsewhere: dict[str, str] = {}
     abandoned = abandoned_in(history, known)
+    held |= {one: "the newest one that is not suspect" for one in _kept_for_suspects(history, known or {}) if one not in held}
     lines = [replace(one, abandoned=one.id in abandoned) for one in found]
     tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
     tiers = {name: replace(tier, keep=with_recorded(tier.keep, history.best_by)) for name, tier in tiers.items()}
@@ -203,10 +205,23 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
 def abandoned_in(history: History, known: Mapping[str, bool] | None = None) -> set[str]:
     """Return the ids of live checkpoints that are no ancestors of the newest good one, without those that a roll-back has set aside.
 
-    ``known``: by id, whether a checkpoint was found to verify.
+    Suspect checkpoints that descend from the newest good one are of its line. ``known``: by id, whether a checkpoint was found to verify.
     """
     head = newest_good(history, known)
-    return history.by_id.keys() - line_of(history, head) - history.set_aside if head is not None else set()
+    if head is None:
+        return set()
+    line = line_of(history, head)
+    newest = newest_good(history, known, suspect=True)
+    if newest is not None and newest.id not in line:
+        longer = line_of(history, newest)
+        line |= longer if head.id in longer else set()
+    return history.by_id.keys() - line - history.set_aside
+
+
+def _kept_for_suspects(history: History, known: Mapping[str, bool]) -> set[str]:
+    """Return the id of the newest good checkpoint if suspect ones are newer: no rule counts it, and a resume may need it."""
+    head, newest = newest_good(history, known), newest_good(history, known, suspect=True)
+    return {head.id} if head is not None and newest is not None and head.seq < newest.seq else set()
 
 
 def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:

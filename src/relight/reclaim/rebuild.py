@@ -23,12 +23,10 @@ from relight.format.names import LOG_DIR, ROOT_FILE, CheckpointDir, parse_dir, p
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, epoch_max
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint, History, Log, View, fold, read_store
+from relight.log.ancestors import REBUILT as REBUILT_FENCE
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.truncated import REBUILDING, REBUILT, is_being_rebuilt
 from relight.store import ByteStore
-
-REASON = "rebuilt"
-"""Reason of the FENCEs of a rebuilt log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ def _fence(log: Log, epoch: int) -> None:
     """Append the FENCE of ``epoch``. A record's number bounds its epoch, so NOTEs come first where the log is too short for it."""
     while epoch_max(log.read().head + 1) < epoch:
         _append(log, lambda view: NoteBody(topic=REBUILDING, data={"epoch": epoch}))
-    _append(log, lambda view: FenceBody(attempt=secrets.token_hex(8), reason=REASON), epoch)
+    _append(log, lambda view: FenceBody(attempt=secrets.token_hex(8), reason=REBUILT_FENCE), epoch)
 
 
 def _ids(store: ByteStore, roots: list[dict[str, Any]], where: str) -> tuple[str, str]:

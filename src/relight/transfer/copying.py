@@ -93,7 +93,7 @@ def plan_copy(
         history = target.history()
     except CheckpointNotFound:
         history = History()
-    own = source.history()
+    own = fold(source.require_whole_log())
     missing: list[Checkpoint] = []
     there: list[tuple[str, str]] = []
     for one in sorted(checkpoints, key=lambda one: one.seq):
