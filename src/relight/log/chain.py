@@ -354,6 +354,9 @@ class Log:
                 self._store_id = read_store(self._store).id
             except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
+        stores = {slot.record.store for slot in slots.values() if slot.record}
+        if len(stores) == 1:  # a run that was moved or copied into another store keeps the id of its own
+            self._store_id = stores.pop()
         if not self._run_id:
             self._run_id = _run_id(slots)
         good: list[Record] = []

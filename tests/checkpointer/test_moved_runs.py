@@ -1,0 +1,84 @@
+"""A run's directory that ordinary tools moved, renamed or copied: training continues, and every reader takes it for sound."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.cli import cli
+from relight.log import Log
+from relight.store import open_bytes
+
+
+def train(path: Path, steps: int, *, background: bool = False) -> int:
+    """Train up to ``steps`` from the newest checkpoint; return the step at which it began. The weight is the number of steps."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    with relight.Checkpointer(path, model=model, save=relight.every(steps=2), background=background, on_failure="raise") as ckpt:
+        start = ckpt.restore()
+        assert float(model.weight.detach()) == start
+        for step in range(start, steps):
+            with torch.no_grad():
+                model.weight.add_(1)
+            ckpt.step(step)
+    return start
+
+
+def move(top: Path) -> Path:
+    shutil.move(top / "a" / "mine", top / "b" / "mine")
+    return top / "b" / "mine"
+
+
+def rename(top: Path) -> Path:
+    return (top / "a" / "mine").rename(top / "a" / "other")
+
+
+def copy_beside(top: Path) -> Path:
+    return Path(shutil.copytree(top / "a" / "mine", top / "a" / "copy"))
+
+
+def copy_elsewhere(top: Path) -> Path:
+    return Path(shutil.copytree(top / "a" / "mine", top / "b" / "copy"))
+
+
+def into_a_new_place(top: Path) -> Path:
+    (top / "c" / "d").mkdir(parents=True)
+    return Path(shutil.copytree(top / "a" / "mine", top / "c" / "d" / "mine"))
+
+
+def without_the_stores_record(top: Path) -> Path:
+    (top / "a" / "relight.json").unlink()
+    train(top / "a" / "new", 2)  # which makes another
+    return top / "a" / "mine"
+
+
+@pytest.mark.parametrize("how", [move, rename, copy_beside, copy_elsewhere, into_a_new_place, without_the_stores_record])
+@pytest.mark.parametrize("background", [False, True])
+def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callable[[Path], Path], background: bool) -> None:
+    """The run keeps the ids that its records and checkpoints name, whatever store it lies in."""
+    train(tmp_path / "a" / "mine", 4)
+    train(tmp_path / "b" / "other", 4)
+    path = how(tmp_path)
+    assert train(path, 8, background=background) == 4
+    assert train(path, 10) == 8
+    assert float(relight.load(path)["model"]["weight"]) == 10
+    assert cli.main(["verify", str(path.parent)], standalone_mode=False) == 0
+    assert cli.main(["cp", str(path), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
+    assert train(tmp_path / "copies" / "run", 12) == 10
+    if how in (copy_beside, copy_elsewhere, into_a_new_place):
+        assert train(tmp_path / "a" / "mine", 6) == 4
+
+
+def test_records_of_two_runs_in_one_log_are_still_refused(tmp_path: Path) -> None:
+    """A log that was copied over another one's is damage: where the records name two stores, only the store's own count."""
+    train(tmp_path / "a" / "mine", 8)
+    train(tmp_path / "b" / "other", 4)
+    for path in sorted((tmp_path / "b" / "other" / "log").iterdir())[:3]:
+        shutil.copy(path, tmp_path / "a" / "mine" / "log" / path.name)
+    view = Log(open_bytes(tmp_path / "a"), "mine").read()
+    assert len(view.faults) >= 3
