@@ -14,7 +14,7 @@ import relight
 from relight.catalog import list_runs
 from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint, verify_log
-from relight.checkpointer.parent_elsewhere import begun_history
+from relight.checkpointer.resume import begun_history
 from relight.commit import Attempt, SaveRequest
 from relight.doctor.facts_run import look_at_run
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable

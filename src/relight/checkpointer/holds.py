@@ -58,7 +58,7 @@ class Holds:
     def captured(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
         state = capture(self._components)
-        missed = [*state.missed, *self._watch.ungiven.sentences]
+        missed = [*state.missed, *self._watch.sentences]
         return {"found": state.found, "missed": missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
 
     def __getitem__(self, name: str) -> Any:

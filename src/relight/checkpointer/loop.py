@@ -33,12 +33,11 @@ from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
 from relight.checkpointer.outwards import Outwards
-from relight.checkpointer.parent_elsewhere import begun_history
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
 from relight.checkpointer.requested import request_of
-from relight.checkpointer.resume import Resumed, say_restored
+from relight.checkpointer.resume import Resumed, begun_history, say_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
 from relight.checkpointer.save_handle import Save
@@ -145,7 +144,8 @@ class Checkpointer(Holds):
         self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
         self._last_moments = LastMoments()
         self._signals = Signals(self._last_moments.on_signal, self._ranks is not None) if signals else None
-        self._resumed, self._stale, self._verified = Resumed(), Stale(self._components), dict[str, bool]()
+        self._watch = ComponentWatch(self._components, self._world.rank == 0)
+        self._resumed, self._stale, self._verified = Resumed(), Stale(self._components, self._watch), dict[str, bool]()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
         self._attempt = self._background = self._environment = self._due = self._closed = None
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
@@ -153,7 +153,6 @@ class Checkpointer(Holds):
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         self._curve = Curve(self._world.rank == 0)
         self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
-        self._watch = ComponentWatch(self._components, self._world.rank == 0)
         for observer in observers:
             observer.on_start(self)
 

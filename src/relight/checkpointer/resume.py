@@ -24,13 +24,14 @@ from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
 from relight.checkpointer.seeded_alike import seeded_by_all
+from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.layout import Sink
 from relight.log import Checkpoint, History, View, fold
-from relight.log.truncated import whole_log
+from relight.log.truncated import RESTORED_ELSEWHERE, whole_log
 from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore
@@ -163,6 +164,17 @@ def _walk(
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
+
+
+def begun_history(attempt: Attempt, parent: str | None, rank: int) -> History:
+    """Return the run's history as ``attempt`` began. If the log never had ``parent``, rank 0 notes that it is known all the same.
+
+    Without that note, a first save that was killed before its COMMIT would look like the proof of a lost record.
+    """
+    history = attempt.history()
+    if rank == 0 and parent is not None and parent not in history.by_id and parent not in history.retired:
+        attempt.note(RESTORED_ELSEWHERE, {"checkpoint": parent})
+    return history
 
 
 def refuse_nothing(view: View | None, further: Sequence[Reach], which: str | int, where: str) -> None:

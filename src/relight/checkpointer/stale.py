@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from relight.capture import capture
+from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.save_handle import Save
 from relight.observe import emit
 
@@ -12,12 +13,14 @@ from relight.observe import emit
 class Stale:
     """Compares each save's trainable tensors with those of the one before, by a hash of them."""
 
-    def __init__(self, components: Mapping[str, object]) -> None:
-        self._components = components
+    def __init__(self, components: Mapping[str, object], watch: ComponentWatch) -> None:
+        """``watch``: reports, after the first saves, what they do not have."""
+        self._components, self._watch = components, watch
         self._last: bytes | None = None
 
     def notice(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
         """Tell, if all trainable tensors equal those saved at step ``before``."""
+        self._watch.saved()
         if save.step != before and digest and self._last == digest and logical_bytes and self._trains():
             emit(
                 "save.stale",

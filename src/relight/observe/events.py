@@ -49,6 +49,7 @@ EVENTS: dict[str, tuple[int, str]] = {
         "what was done could not be written into the audit log: a job's own restore, which is not kept from it",
     ),
     "save.requested": (logging.DEBUG, "a save was asked for"),
+    "state.missed": (logging.WARNING, "attributes of a component change in training, and its state_dict() leaves them out"),
     "optimizer.missed": (logging.WARNING, "an optimizer that steps parameters of a component was not given to the Checkpointer"),
     "save.sealed": (logging.DEBUG, "a save's values are copied: training may change them, and the trainer may die"),
     "save.coalesced": (logging.INFO, "a save that was due is made later, as those before it are still being written"),

@@ -1,0 +1,203 @@
+"""State that changes in training and that no ``state_dict()`` has: reported once after a save, and listed by ``captured()``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import relight
+from relight.observe import Event, subscribe
+
+
+@pytest.fixture(name="events")
+def events_fixture() -> Iterator[list[Event]]:
+    """The events of one test."""
+    found: list[Event] = []
+    undo = subscribe(found.append)
+    yield found
+    undo()
+
+
+class Net(nn.Module):
+    """A linear layer; ``change`` is called in each forward pass."""
+
+    def __init__(self, change: Callable[[Any, torch.Tensor], None], **attributes: object) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+        self.change = change
+        self.width, self.note = 3, "constant"
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self, x)
+        return torch.as_tensor(self.inner(x))
+
+
+class WithExtraState(Net):
+    """Gives its counter itself."""
+
+    def get_extra_state(self) -> int:
+        return int(self.updates)
+
+    def set_extra_state(self, state: int) -> None:
+        self.updates = state
+
+
+class Curriculum:
+    """A stateful object whose state leaves ``stage`` out."""
+
+    def __init__(self) -> None:
+        self.seen, self.stage, self._best = 0, "easy", 0.0
+
+    def update(self) -> None:
+        self.seen, self.stage, self._best = self.seen + 1, f"stage {self.seen}", self.seen / 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples_seen": self.seen, "best": self._best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen, self._best = state["samples_seen"], state["best"]
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with a counter of its own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.rounds = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.rounds += 1
+        return super().step(closure)
+
+
+def counter(net: Any, x: torch.Tensor) -> None:
+    net.updates += 1
+
+
+def replaced_tensor(net: Any, x: torch.Tensor) -> None:
+    net.mean = net.mean * 0.9 + x.mean(0) * 0.1
+
+
+def tensor_in_place(net: Any, x: torch.Tensor) -> None:
+    net.mean.lerp_(x.mean(0), 0.1)
+
+
+def window(net: Any, x: torch.Tensor) -> None:
+    net.losses.append(float(x.sum()))
+
+
+def table(net: Any, x: torch.Tensor) -> None:
+    net.counts["seen"] = net.counts.get("seen", 0) + 1
+
+
+def activation(net: Any, x: torch.Tensor) -> None:
+    net.last = net.inner(x)
+
+
+def nothing(net: Any, x: torch.Tensor) -> None:
+    pass
+
+
+def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], None] = lambda: None, **components: Any) -> list[list[str]]:
+    """Train ``components["model"]`` with saves in each step. Return the attributes that events name, and check ``captured()`` against them."""
+    model = components["model"]
+    optimizer = components.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    with relight.Checkpointer(path, **components, save=relight.every(steps=1), background=False, on_failure="raise") as ckpt:
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            after()
+            ckpt.step(step)
+        reported = [one.fields for one in events if one.name == "state.missed"]
+        missed = ckpt.captured()["missed"]
+        assert all(any(fields["say"] == sentence for sentence in missed) for fields in reported), (reported, missed)
+    return [fields["attributes"] for fields in reported]
+
+
+@pytest.mark.parametrize(
+    ("change", "attributes", "expected"),
+    [
+        (counter, {"updates": 0}, ["updates"]), (replaced_tensor, {"mean": torch.zeros(3)}, ["mean"]),
+        (tensor_in_place, {"mean": torch.zeros(3)}, ["mean"]), (window, {"losses": deque(maxlen=8)}, ["losses"]),
+        (window, {"losses": []}, ["losses"]), (table, {"counts": {}}, ["counts"]),
+    ],
+    ids=["counter", "replaced tensor", "tensor", "deque", "list", "dict"],
+)  # fmt: skip
+def test_an_attribute_of_a_module_is_reported_once(
+    tmp_path: Path, events: list[Event], change: Callable[..., None], attributes: dict[str, Any], expected: list[str]
+) -> None:
+    """Four saves make one report, which names the component, the attribute and the ways to save it."""
+    assert train(tmp_path / "run", events, model=Net(change, **attributes)) == [expected]
+    [say] = [one.fields["say"] for one in events if one.name == "state.missed"]
+    assert say.startswith(f"model: the attribute {expected[0]} changed in training and is in no checkpoint") and "register_buffer()" in say
+
+
+def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, events: list[Event]) -> None:
+    """As ``named_modules`` names the module."""
+    model = nn.Sequential(nn.Linear(3, 3), Net(counter, updates=0))
+    assert train(tmp_path / "run", events, model=model) == [["1.updates"]]
+
+
+@pytest.mark.parametrize("model", [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)], ids=lambda one: type(one).__name__)
+def test_what_a_resume_does_not_need_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
+    """Constants, activations of the last forward pass, state that the module gives itself, torch's own modules."""
+    assert train(tmp_path / "run", events, model=model) == []
+
+
+def test_objects_and_optimizers_with_a_state_of_their_own_are_looked_at(tmp_path: Path, events: list[Event]) -> None:
+    """What is in the state under another name, or with a leading underscore, counts as given."""
+    model, curriculum = Net(nothing), Curriculum()
+    optimizer = Counting(model.parameters())
+    found = train(tmp_path / "run", events, model=model, optimizer=optimizer, curriculum=curriculum, after=curriculum.update)
+    assert found == [["rounds"], ["stage"]]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_given_optimizer_that_never_steps_is_reported(tmp_path: Path, events: list[Event], kind: type[torch.optim.Optimizer]) -> None:
+    """The one that trains was made after the Checkpointer got another one of the same parameters."""
+    model = nn.Linear(3, 1)
+    given, used = kind(model.parameters(), lr=0.1), kind(model.parameters(), lr=0.1)
+    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=given, save=relight.every(steps=1), background=False) as ckpt:
+        for step in range(4):
+            model(torch.randn(4, 3)).square().mean().backward()
+            used.step()
+            ckpt.step(step)
+    [say] = [one.fields["say"] for one in events if one.name == "optimizer.missed"]
+    assert say.startswith(f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters")
+
+
+def test_given_optimizers_that_take_turns_are_not_reported(tmp_path: Path, events: list[Event]) -> None:
+    """A second optimizer of the same parameters that is given as well, and a first one that steps late."""
+    model = nn.Linear(3, 1)
+    first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
+    with relight.Checkpointer(tmp_path / "run", model=model, first=first, second=second, save=relight.every(steps=1), background=False) as ckpt:
+        for step in range(4):
+            model(torch.randn(4, 3)).square().mean().backward()
+            (first if step > 2 else second).step()
+            ckpt.step(step)
+    assert not [one for one in events if one.name == "optimizer.missed"]
+
+
+def test_an_optimizer_of_a_model_that_was_not_given_is_reported(tmp_path: Path, events: list[Event]) -> None:
+    """A second network that trains beside the given one, unless another Checkpointer has it."""
+    model, critic, other = nn.Linear(3, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, critic, other)]
+    beside = relight.Checkpointer(tmp_path / "other", other=other, optimizer=optimizers[2], save=None, background=False)
+    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizers[0], save=relight.every(steps=1), background=False) as ckpt:
+        for step in range(4):
+            (critic(model(torch.randn(4, 3))) + other(torch.ones(1))).square().mean().backward()
+            for one in optimizers:
+                one.step()
+            ckpt.step(step)
+    beside.close(save=False)
+    says = [one.fields["say"] for one in events if one.name == "optimizer.missed"]
+    assert len(says) == 1 and says[0].startswith("optimizer SGD steps 2 parameters that no component has")
