@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import inspect
 import logging
 import re
@@ -19,6 +20,12 @@ from relight.errors import ConfigError
 from relight.policy import Adaptive
 
 OPTIONS = frozenset(inspect.signature(relight.Checkpointer).parameters) - {"path", "components"}
+
+
+class Phase(enum.Enum):
+    """A stage of a training."""
+
+    WARM, MAIN = "warm", "main"
 
 
 def made(path: Any, **options: Any) -> relight.Checkpointer:
@@ -66,7 +73,8 @@ def made(path: Any, **options: Any) -> relight.Checkpointer:
         ({"epoch": 0}, "state={'epoch': 0}"),
         ({"best_value": float("inf")}, "state={'best_value': inf}"),
         ({"raw": b"x"}, "state={'raw': b'x'}"),
-        ({"nothing": None}, "state={'nothing': None}"),
+        ({"save_every": None}, "save=relight.every(steps=…)"),
+        ({"backgroud": None}, "did you mean background=?"),
         ({"begun": datetime.date(2026, 1, 1)}, "a component is a module"),
         ({"device": torch.device("cpu")}, "a component is a module"),
         ({"fn": print}, "a component is a module"),
@@ -88,12 +96,59 @@ def test_what_has_a_state_is_a_component_under_any_name(tmp_path: Path) -> None:
     parts: dict[str, Any] = {
         "stats": {"seen": 1}, "states": [1, 2], "signal": np.ones(3), "limi": torch.ones(2), "seen": np.int64(3), "log": [], "names": ("a", "b"),
         "draws": torch.Generator(), "kinds": {1, 2}, "epochs": torch.tensor(3), "best_loss": np.float64(2.5),
+        "ema": None, "phase": Phase.MAIN,
     }  # fmt: skip
     with made(tmp_path / "run", save=None, **parts) as ckpt:
         ckpt.save(0)
-    other = made(tmp_path / "run", save=None, **{**parts, "stats": {}, "log": [], "seen": np.int64(0)})
+    other = made(tmp_path / "run", save=None, **{**parts, "stats": {}, "log": [], "seen": np.int64(0), "phase": Phase.WARM})
     other.restore()
-    assert other["stats"] == {"seen": 1} and other["seen"] == 3
+    assert other["stats"] == {"seen": 1} and other["seen"] == 3 and other["phase"] is Phase.MAIN and other["ema"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"optimizers": [0, 1]}, ["optimizers.0", "optimizers.1"]), ({"optimizers": {"matrices": 0, "rest": 1}}, ["optimizers.matrices", "optimizers.rest"]),
+        ({"all": {"first": (0,), "second": {"rest": 1}}}, ["all.first.0", "all.second.rest"]),
+    ],
+    ids=["list", "dict", "nested"],
+)  # fmt: skip
+@pytest.mark.parametrize("by_state", [False, True])
+def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[str, Any], names: list[str], by_state: bool) -> None:
+    """Each optimizer of a list, tuple or dict is a component of its own, named by the container and its place in it."""
+
+    def objects(lr: float) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+        model = torch.nn.Linear(2, 2)
+        return model, [torch.optim.SGD([model.weight], lr=lr), torch.optim.Adam([model.bias], lr=lr)]
+
+    def placed(value: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
+        if isinstance(value, dict):
+            return {key: placed(one, optimizers) for key, one in value.items()}
+        return type(value)(placed(one, optimizers) for one in value) if isinstance(value, (list, tuple)) else optimizers[value]
+
+    def build(lr: float) -> tuple[relight.Checkpointer, list[torch.optim.Optimizer]]:
+        model, optimizers = objects(lr)
+        parts = placed(given, optimizers)
+        options = {"state": {"model": model, **parts}} if by_state else {"model": model, **parts}
+        return relight.Checkpointer(tmp_path / "run", save=None, background=False, **options), optimizers
+
+    ckpt, _ = build(0.25)
+    ckpt.save(0)
+    ckpt.close()
+    assert [name for name in relight.load(tmp_path / "run") if name not in ("model", "rng")] == names
+    other, optimizers = build(0.5)
+    other.restore()
+    other.close(save=False)
+    assert [one.param_groups[0]["lr"] for one in optimizers] == [0.25, 0.25]
+
+
+def test_a_container_of_components_and_plain_values_is_refused(tmp_path: Path) -> None:
+    """A restore would have to put the plain values back into a container that was taken apart."""
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match="parts= holds a component, parts.model, beside a plain value, parts.epoch"):
+        relight.Checkpointer(tmp_path / "run", parts={"model": model, "epoch": 0})
+    with pytest.raises(ConfigError, match=r"component 'nets.0' is given twice"):
+        relight.Checkpointer(tmp_path / "run", state={"nets.0": model, "nets": [model]})
 
 
 def test_state_takes_any_name_and_any_plain_value(tmp_path: Path) -> None:
