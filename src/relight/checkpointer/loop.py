@@ -125,7 +125,7 @@ class Checkpointer(Holds):
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
         self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
         wanted, guard = options.wants_background(background), Guard.of(encrypt, sign, trust, anchor)
-        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals)}
+        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals), "fresh": fresh}
         self._components = options.check_components(state, components, signature(Checkpointer).parameters)
         per_rank = options.check_per_rank(per_rank, self._components)
         self._world = find_world(self._limits.deadline_s)
@@ -179,7 +179,7 @@ class Checkpointer(Holds):
         self._drain()  # what is restored now is the parent of the next save: no save of before may come between
         self._takeover.before_restore(whole=which == "latest" and only is None)
         self._neighbours.meet()
-        if which == "latest" and self._fresh.applies(self._store, self._run, self._ranks):
+        if which == "latest" and self._fresh.applies(self._store, self._run, self._further, self._ranks):
             found = Resumed()
         else:
             found = resume_any(
