@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from relight.catalog.find import finite_metrics
-from relight.checkpointer.metric_values import as_number
+from relight.checkpointer.metric_values import is_finite
 from relight.errors import ConfigError
 from relight.log import History
 from relight.observe import emit
@@ -61,7 +61,7 @@ class Awaited:
             return
         self._steps += 1
         self._see(metrics)
-        for name in [one for one in self._due if one in metrics and math.isfinite(as_number(one, metrics[one]))]:
+        for name in [one for one in self._due if one in metrics and is_finite(one, metrics[one])]:
             del self._due[name]
         patience = WARN_STEPS if self._alone else WARN_STEPS_ELSE
         for name, rule in self._due.items():

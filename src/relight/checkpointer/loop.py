@@ -211,7 +211,7 @@ class Checkpointer(Holds):
         """Tell that ``step`` ended; save if a trigger or a signal asks for it. Returns the save if there was one.
 
         ``step`` is an int, or what ``operator.index`` takes; of a tensor on an accelerator that waits for the device at every call.
-        ``metrics`` may be numbers or 0-d tensors; tensors are read (which waits for the device) only when a save or trigger needs it.
+        ``metrics`` may be numbers, or tensors of one element; those are read (which waits for the device) only when a save or trigger needs it.
         ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
         saving, if SIGTERM or SIGINT asked for that.
         """
