@@ -46,3 +46,20 @@ def test_a_job_whose_rank_0_moved_to_another_node_is_not_fresh_twice(tmp_path: P
     moved = reports(tmp_path, fresh=[True, True], environment=[agents[2], agents[1]], steps=6)
     assert [one["start"] for one in moved] == [4, 4]
     assert relight.open(tmp_path / "store" / "run").checkpoints()[-1].step == 5
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+def test_all_ranks_save_and_end_together_if_their_metric_never_comes(tmp_path: Path, writer: str) -> None:
+    """A trigger that saves nothing ends the job on every rank at one step, after a save: no rank is left in a collective."""
+    found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, writer=writer)
+    assert [(one["kind"], one["step"]) for one in found] == [("ConfigError", 29)] * 2
+    assert all("never took effect in 30 steps" in one["error"] for one in found)
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [29]
+
+
+@pytest.mark.distributed
+def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
+    """Evaluation may run on one rank: what it reports counts for all of them."""
+    found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])
+    assert [(one["kind"], one["step"]) for one in found] == [("", 59)] * 2

@@ -243,7 +243,7 @@ class Checkpointer(Holds):
         if save is None and not self._warmed:
             self._warm_up()
         self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
-        self._best.awaited.step(metrics, (lambda: self.save(step, metrics=metrics)) if self._ranks is None else None)
+        self._best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), self._ranks)
         self._returned_s = perf_counter()
         if self._signals is not None:
             self._signals.hand_on(reason, self._ranks is None or self._ranks.lost)
