@@ -36,21 +36,36 @@ class Job(NamedTuple):
         """The names in one line, as a NOTE has them. Empty if there is no launcher."""
         return " ".join(sorted(self.names, key=lambda one: (_kind(one) == AGENT, one))[:NAMES_MAX])
 
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent of the job is known."""
+        return any(_kind(one) == AGENT for one in self.names)
+
     def began(self, text: str) -> bool:
-        """Return whether ``text`` names an earlier start of this very job.
+        """Return whether ``text``, the names of a job that may have ended long ago, names an earlier start of this very job.
 
         One agent in common proves it. A Slurm job's id counts after a requeue only: an interactive allocation runs many trainings. So does
         torchrun's run id, which scripts may set to a constant, and only where agents are not known.
         """
-        others = frozenset(text.split())
-        common, kinds = self.names & others, {_kind(one) for one in others}
-        agents_known = AGENT in kinds and any(_kind(one) == AGENT for one in self.names)
+        shared = self._shared(names := frozenset(text.split()))
         return (
-            AGENT in (shared := {_kind(one) for one in common})
+            AGENT in shared
             or (SLURM in shared and self.slurm > 0)
-            or (ELASTIC in shared and self.elastic > 0 and not agents_known)
+            or (ELASTIC in shared and self.elastic > 0 and not self._knows_agents(names))
             or (POD in shared and CONTAINER not in shared)
         )
+
+    def restarts(self, other: Job) -> bool:
+        """Return whether this is a later start of ``other``, a job whose process still exists: a launcher has counted on since."""
+        shared = self._shared(other.names)
+        by_agent = AGENT in shared or (ELASTIC in shared and not self._knows_agents(other.names))
+        return (by_agent and self.elastic > other.elastic) or (SLURM in shared and self.slurm > other.slurm)
+
+    def _shared(self, names: frozenset[str]) -> set[str]:
+        return {_kind(one) for one in self.names & names}
+
+    def _knows_agents(self, names: frozenset[str]) -> bool:
+        return self.has_agent and Job(names).has_agent
 
 
 def job_of(variables: Mapping[str, str]) -> Job:
