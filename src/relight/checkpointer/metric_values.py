@@ -65,7 +65,7 @@ def _refuse(name: Any, value: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"a metric's name is a text, not {shown(name)}", where="metrics")
     if len(name) > NAME_MAX or not _is_text(name):
-        raise ConfigError(f"a metric's name is a text of at most {NAME_MAX} characters, not {ascii(name[:40])}", where="metrics")
+        raise ConfigError(f"a metric's name is a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics")
     if value is None:
         hint = f"pass {name}= only at the steps that have one"
     elif isinstance(value, torch.Tensor) or hasattr(value, "dtype"):

@@ -456,12 +456,11 @@ def _notify(address: str) -> None:
 
 
 def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
-    """Return the error for a run that another process trains. ``reads``: the call was a restore, so reading without training may be meant."""
+    """Return the error for a run that another process trains. ``reads``: the call was a restore, which may be meant to read only."""
     read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
     ways = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
-    return LeaseHeld(
-        f"{sign.shown} still trains this run", where=f"{owner._store.url}/{owner._run}", hint=f"{read}{ways}; that process then fails with Fenced"
-    )
+    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{ways}; that process then fails with Fenced"
+    return LeaseHeld(f"{sign.shown} still trains this run", where=where, hint=hint)
 
 
 def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
