@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -221,6 +222,37 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
         other.step(step, lr=1.0, **({"val_loss": 1.0} if step == 15 else {}))
     other.close(save=False)
     assert [one.step for one in relight.open(tmp_path / "b").checkpoints()] == [15]
+
+
+@pytest.mark.parametrize(
+    ("save", "keep"),
+    [
+        (relight.every(steps=40), relight.keep(last=2, best=1, metric="val_loss")),
+        (relight.best("val_loss") | relight.best("acc"), relight.keep(last=9)),
+    ],
+)
+def test_a_metric_that_comes_late_ends_no_job_that_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, keep: Any
+) -> None:
+    """Retention keeps everything until its metric comes, and another metric of the trigger saves: neither ends a healthy job."""
+    monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
+    ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=save, keep=keep)
+    ckpt.restore()
+    for step in range(150):
+        ckpt.step(step, **({"val_loss": 1.0} if step == 119 else {"acc": 0.5} if step == 5 else {}))
+    ckpt.close()
+
+
+def test_micro_steps_are_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen micro-batches a step do not use up the patience for a rare evaluation."""
+    monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
+    ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
+    ckpt.restore()
+    for step in range(40):
+        for micro in range(4):
+            ckpt.step(step, micro_step=micro)
+        ckpt.step(step, **({"val_loss": 1.0} if step == 39 else {}))
+    ckpt.close()
 
 
 def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Path, events: list[Event]) -> None:

@@ -104,8 +104,10 @@ def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> N
             make(run).restore()
         assert f"process {first.process.pid} on this host ({socket.gethostname()})" in caught.value.what and "ago" in caught.value.what
         assert all(way in caught.value.hint for way in (f"kill {first.process.pid}", "run name", 'takeover="take"', "Fenced"))
-        with pytest.raises(LeaseHeld, match=f"process {first.process.pid}"):
+        assert all(way in caught.value.hint for way in ("to read only: restore(only=", "restore(STEP)", "relight.load()"))
+        with pytest.raises(LeaseHeld, match=f"process {first.process.pid}") as caught:
             make(run, fresh=True).step(0)  # without restore()
+        assert "to read only" not in caught.value.hint
         assert sorted(Path(run).rglob("*")) == before
     finally:
         first.kill()
@@ -137,15 +139,16 @@ def test_a_process_that_closed_its_checkpointer_is_not_in_the_way(run: str) -> N
 
 
 def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: str, events: list[str]) -> None:
-    """With takeover="take" both sides name the other: here a warning at restore(), there Fenced at the next step, long before a save."""
+    """With takeover="take" both sides name the other: here a warning before and at the takeover, there Fenced at the next step."""
     first = Trainer(run, steps=1000, pause=0.2)
     try:
         first.until("step 1")
         ckpt = make(run, takeover="take")
         start = ckpt.restore()
         assert len(taken(events)) == 1 and f"process {first.process.pid} on this host" in taken(events)[0]
+        assert "this process only reads until its first step() or save()" in taken(events)[0]
         ckpt.save(start)
-        assert len(taken(events)) == 1, "once"
+        assert len(taken(events)) == 2 and "this process takes it over; the other one fails with Fenced at its next step" in taken(events)[1]
         code, _, errors = first.ends()
         assert code and "Fenced" in errors
         assert f"was superseded by attempt 2: process {os.getpid()} on host {socket.gethostname()} took the run over at 2" in errors
@@ -154,25 +157,73 @@ def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: 
         first.process.kill()
 
 
+AGENT = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_0/0/error.json"}
+OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_c/none_d/attempt_1/0/error.json"}
+
+
 @pytest.mark.parametrize(
-    ("variables", "way"),
+    ("first", "second", "way"),
     [
-        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "take"),
-        ({"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}, "take"),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "take"),
-        ({"SLURM_JOB_ID": "7"}, "refuse"),
-        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"}, "refuse"),
+        ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "take"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}, "take"),
+        (AGENT, {**AGENT, "TORCHELASTIC_RESTART_COUNT": "1"}, "take"),
+        (AGENT, {**OTHER, "TORCHELASTIC_RESTART_COUNT": "1"}, "refuse"),  # whose first start was refused, too
+        ({"SLURM_JOB_ID": "6"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
+        ({}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
+        ({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "refuse"),
+        ({}, {"SLURM_JOB_ID": "7"}, "refuse"),
+        ({}, {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "x"}, "refuse"),
     ],
 )
-def test_launchers_that_restart_take_over(run: str, variables: dict[str, str], way: str) -> None:
-    """What a launcher restarts takes the run over; what a person submits a second time does not."""
-    first = Trainer(run)
+def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, str], second: dict[str, str], way: str) -> None:
+    """A restarted job takes its run back from its former process; a first start, or another job's restart, takes no run that trains well."""
+    former = Trainer(run, **first)
     try:
-        first.until("step 2")
-        code, out, errors = Trainer(run, "closing", steps=1, **variables).ends()
+        former.until("step 2")
+        code, out, errors = Trainer(run, "closing", steps=1, **second).ends()
         assert (code == 0 and "start 3" in out and "takes it over" in errors) if way == "take" else (code == 1 and "LeaseHeld" in errors), errors
     finally:
-        first.kill()
+        former.kill()
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "replaces"),
+    [
+        ("train-b7k2x", "train-x9wqz", True),
+        ("train-b7k2x", "other-x9wqz", False),
+        ("train-1", "train-0", False),
+        ("train-b7k2x", "train-b7k2x", False),
+    ],
+)
+def test_only_a_pod_of_the_same_controller_is_replaced(monkeypatch: pytest.MonkeyPatch, mine: str, other: str, replaces: bool) -> None:
+    """Kubernetes names no restart. The pod of a Job that is made again has the same name, but for its last five letters."""
+    for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(takeover, "_has_terminal", lambda: False)
+    monkeypatch.setattr(takeover, "_host", lambda: mine)
+    sign = takeover.Sign(1, 1, "", other, 7, 1.0, certain=False)
+    assert takeover.restarts(sign) is replaces
+    assert not takeover.restarts(sign._replace(certain=True, pid=os.getpid()))
+
+
+@pytest.mark.slow
+def test_a_second_relight_run_leaves_the_first_alone(tmp_path: Path) -> None:
+    """Started twice by hand, the second one stops at once with the reason. It neither fences the first nor tries again until it does."""
+    run, script = str(tmp_path / "store" / "run"), tmp_path / "train.py"
+    script.write_text(TRAINER.replace("time.sleep(60)", "pass"))
+    command = [sys.executable, "-m", "relight", "run", str(script), "open", run, "", "400", "0.05"]
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables) as first:
+        assert first.stdout is not None
+        lines = iter(first.stdout)
+        assert any("step 3" in line for line in lines)
+        second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=variables)
+        assert second.returncode and "still trains this run" in second.stdout + second.stderr
+        assert "life 2" not in second.stdout + second.stderr
+        rest = first.communicate(timeout=120)[0]
+    assert first.returncode == 0 and "Fenced" not in rest, rest[-2000:]
 
 
 @pytest.mark.parametrize(("answer", "takes"), [("y\n", True), ("\n", False)])
@@ -210,6 +261,19 @@ def test_a_process_of_another_host_that_saves_is_refused(run: str) -> None:
         first.until("step 2")
         with pytest.raises(LeaseHeld, match=f"process {first.process.pid} on host elsewhere"):
             make(run).restore()
+    finally:
+        first.kill()
+
+
+def test_an_evaluation_beside_training_takes_nothing_over(run: str, events: list[str]) -> None:
+    """restore() alone fences no process, whatever ``takeover=`` is: the warning states that, and the trainer continues."""
+    first = Trainer(run, steps=60, pause=0.1)
+    try:
+        first.until("step 1")
+        ckpt = make(run, takeover="take")
+        assert ckpt.restore() >= 2 and "only reads" in taken(events)[0] and not any("takes it over" in one for one in taken(events))
+        ckpt.close()
+        first.until("step 59")
     finally:
         first.kill()
 

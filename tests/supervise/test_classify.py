@@ -37,6 +37,7 @@ ONE = {
     PEER: "network",
     "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, ncclSystemError": "network",
     "relight.errors.Fenced: attempt 3 of this run was superseded by attempt 4": "fenced",
+    "relight.errors.LeaseHeld: process 7 on this host (n1), last record 4 s ago, still trains this run [/data/runs/demo]": "fenced",
     "ValueError: the batch size must divide 8": "user",
 }
 

@@ -11,6 +11,8 @@ from relight.log import Checkpoint, History, View
 from relight.observe import emit
 from relight.policy.best_by import BEST, MODES, BestBy, best_by, is_best, no_metric
 
+DIGITS_MAX = 30
+"""Digits of a step that is looked for: Python converts no text of thousands of digits, and no step has more than 19."""
 FAULTS_SAID = 5
 """Records that cannot be read which an error lists."""
 
@@ -98,7 +100,7 @@ def choose(history: History, which: str | int) -> Chosen:
         tagged = history.find(history.tags[text])
         if tagged:
             return Chosen(tagged)
-    if text.isdecimal() and text.isascii():
+    if text.isdecimal() and text.isascii() and len(text) <= DIGITS_MAX:
         at_step = [one for one in newest_first if one.step == int(text)]
         if at_step:
             return Chosen(at_step[0])

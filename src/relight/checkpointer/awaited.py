@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from relight.catalog.find import finite_metrics
-from relight.checkpointer.metric_values import as_number
+from relight.checkpointer.metric_values import is_finite
+from relight.checkpointer.ranks import Ranks
 from relight.errors import ConfigError
 from relight.log import History
 from relight.observe import emit
 from relight.policy import Keep, Trigger
 from relight.policy.best_by import listed, meant, only_metric
+from relight.world import LateRanks
 
 WARN_STEPS = 10
-"""Calls of ``step()`` without the metric until a warning, where only ``best(…)`` saves."""
+"""Steps without the metric until a warning, where only ``best(…)`` saves."""
 WARN_STEPS_ELSE = 1_000
-"""The same, where other triggers save as well."""
+"""Steps without the metric until a warning, where other triggers save as well."""
 TYPO_STEPS = 20_000
-"""Calls of ``step()`` until an error, where only ``best(…)`` saves and a metric of nearly the same name came."""
+"""Steps until an error, where only ``best(…)`` saves and a metric of nearly the same name came. Ranks compare at its multiples."""
 NEVER_STEPS = 100_000
-"""Calls of ``step()`` until an error in any case: evaluations may be rare, every 10,000 steps or more."""
+"""Steps until an error, where only ``best(…)`` saves: evaluations may be rare, every 10,000 steps or more."""
 ALIKE = 0.85
 """Similarity (``difflib``) from which a name is taken for a misspelling of another."""
 SEEN_MAX = 256
@@ -30,17 +33,25 @@ SEEN_MAX = 256
 
 
 class Awaited:
-    """The metrics that have not come yet, of one Checkpointer on the rank that leads. It costs nothing once all have come."""
+    """The metrics that have not come yet, of one Checkpointer. It costs nothing once all have come.
+
+    Only a job that saves nothing without them is ended: a rule of retention whose metric is missing keeps every checkpoint. With several
+    ranks all of them end at the same step, as each counts its steps, and a metric may come on one of them only.
+    """
 
     def __init__(self, trigger: Trigger | None, rules: Sequence[Keep], leads: bool) -> None:
-        wanted = sorted(trigger.best_by) if trigger is not None and leads else []
-        ranking = [one for one in rules if one.best and leads]
         self._alone = trigger is not None and trigger.only_best
+        """Whether the job saves nothing until one of its metrics comes."""
+        self._leads = leads
+        wanted = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
+        ranking = [one for one in rules if one.best and leads]
         self._due = {metric: f'save=best("{metric}")' for metric, _ in wanted}
         """Metrics of the trigger that no step gave a finite value of."""
         self._kept = {one.metric: f'keep(best={one.best}, metric="{one.metric}")' for one in ranking if one.metric is not None}
         """Metrics of retention that no save has a finite value of."""
         self._unnamed = next((f"keep(best={one.best})" for one in ranking if one.metric is None), "")
+        self._came = False
+        """Whether a metric of the trigger has come on this rank, or is in a checkpoint: then something is saved."""
         self._seen: set[str] = set()
         self._steps = 0
         self._warned: set[str] = set()
@@ -52,26 +63,27 @@ class Awaited:
         if history.best_by is not None:
             self._unnamed = ""
         for name in finite_metrics(history):
-            self._due.pop(name, None)
+            self._came |= self._due.pop(name, None) is not None
             self._kept.pop(name, None)
 
-    def step(self, metrics: Mapping[str, Any], save: Callable[[], object] | None) -> None:
-        """Count a step. ``ConfigError``, after ``save()``, if a metric has not come for too long."""
-        if not self._due and not self._kept:
+    def step(self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: Ranks | None) -> None:
+        """Count a step that ended. ``ConfigError`` on every rank, after ``save()``, if a metric has not come for too long."""
+        if micro_step is not None or not (self._due or self._kept or (self._alone and ranks is not None)):
             return
         self._steps += 1
         self._see(metrics)
-        for name in [one for one in self._due if one in metrics and math.isfinite(as_number(one, metrics[one]))]:
+        for name in [one for one in self._due if one in metrics and is_finite(one, metrics[one])]:
             del self._due[name]
+            self._came = True
         patience = WARN_STEPS if self._alone else WARN_STEPS_ELSE
-        for name, rule in self._due.items():
+        for name, rule in self._due.items() if self._leads else ():
             if name not in self._warned and (self._steps >= patience or name in self._typos):
                 self._warn(name, rule, "it saves nothing until then")
-        error = self._error()
-        if error is not None:
-            if save is not None:
-                save()  # where only best(…) saves, nothing else has kept what was trained so far
-            raise error
+        if self._alone:
+            error = self._error() if ranks is None else self._error_of_all(ranks)
+            if error is not None:
+                save()  # nothing else has kept what was trained so far
+                raise error
 
     def saved(self, numbers: Mapping[str, float]) -> None:
         """Count a save that has these metrics."""
@@ -106,13 +118,28 @@ class Awaited:
         return f"no step has given {name!r} yet{meant(name, self._seen)} (given so far: {listed(self._seen)})"
 
     def _error(self) -> ConfigError | None:
-        for name, rule in self._due.items() if self._alone else ():
+        if self._came:
+            return None
+        for name, rule in self._due.items():
             if self._steps >= (TYPO_STEPS if name in self._typos else NEVER_STEPS):
                 return self._never(name, rule)
-        for name, rule in self._kept.items() if self._steps >= NEVER_STEPS else ():
-            if name not in self._seen:
-                return self._never(name, rule)
         return None
+
+    def _error_of_all(self, ranks: Ranks) -> ConfigError | None:
+        """Return the lowest rank's error if no rank has a metric. All ranks exchange at steps that each knows by its own count."""
+        if ranks.lost or (self._steps % TYPO_STEPS and self._steps % NEVER_STEPS):
+            return None
+        mine = self._error()
+        word = "came" if self._came else "" if mine is None else json.dumps([mine.what, mine.hint])
+        try:
+            words = [one.decode() for one in ranks.world.gather(word.encode(), "comparing which metrics came")]
+        except LateRanks:  # the next save reports it
+            return None
+        if "came" in words:
+            self._alone = False  # the same on every rank: no further exchange
+            return None
+        what, hint = next((json.loads(one) for one in words if one), ("", ""))
+        return ConfigError(what, hint=hint) if what else None
 
     def _never(self, name: str, rule: str) -> ConfigError:
         return ConfigError(

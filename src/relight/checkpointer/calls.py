@@ -40,12 +40,28 @@ class Calls:
         self._pid = os.getpid()
         self._repeated = False
         self.previous: int | None = None
-        """The step that was reported before the current one."""
+        """The last step that ended before the current one."""
+        self.begins_again = False
+        """Whether steps count from before a restored checkpoint: what was restored in part is the start of another training."""
+        self._start: int | None = None
+        """The step after what was restored in part, until the first step is reported."""
+        self._reported = False
 
     @property
     def elsewhere(self) -> bool:
         """Whether this process was forked from the one that made the Checkpointer."""
         return os.getpid() != self._pid
+
+    def restored(self, step: int, micro_step: int | None, *, part: bool) -> tuple[int, int | None] | None:
+        """Note a restore. Return the step that the next one must follow, and its micro-batch; None if the count may begin again.
+
+        ``part``: only a part of the state was restored, or for a fresh start. Steps that this process has reported still count.
+        """
+        self.begins_again, self._start = False, None
+        if not part or self._reported:
+            return step, micro_step
+        self._start = step + (1 if micro_step is None else 0)
+        return None
 
     def check(self, step: int | None, micro_step: int | None, last: int | None, last_micro: int | None, *, reports: bool) -> None:
         """Raise ``ConfigError`` for a call from a forked process, or a step below the last one. Warn once of a step that is reported twice.
@@ -58,7 +74,15 @@ class Calls:
                 where=f"run {self._run!r}",
                 hint="call step(), save() and restore() in that process alone, or make a Checkpointer in this one, of another run",
             )
-        self.previous = last if reports else self.previous
+        if step is not None:
+            self.begins_again = self._start is not None and step < self._start
+            last = self._start - 1 if last is None and self._start is not None and not self.begins_again else last
+            self._start, self._reported = None, True
+        if reports and last is not None:
+            if last_micro is None:
+                self.previous = last
+            elif self.previous is None:
+                self.previous = last - 1  # restored within a step
         if step is None or last is None:
             return
         if step < last:

@@ -6,27 +6,17 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgspec
+
+from relight.catalog.fresh_starts import fresh_starts, record_fresh_start
 from relight.catalog.tiers import Further
+from relight.checkpointer.launcher_job import Job, job_of, with_agents
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt
-from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
-from relight.format.records import NoteBody
+from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.log import History, Log, fold, newest_good
+from relight.log.history import FRESH_START
 from relight.store import ByteStore
-
-FRESH_TOPIC = "fresh start"
-"""Topic of the NOTE that an attempt with ``fresh=True`` has begun; ``job`` names the launcher's job, if there is one."""
-_JOBS = (("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
-"""Variables by which a launcher names its job, and counts how often it has started that job again."""
-
-
-def launcher_job() -> tuple[str, int]:
-    """Return the launcher's name for this job, empty if there is no launcher, and how often it has started the job again."""
-    for name, count in _JOBS:
-        if os.environ.get(name):
-            restarts = os.environ.get(count, "0")
-            return f"{name}={os.environ[name][:200]}", int(restarts) if restarts.isdecimal() else 0
-    return "", 0
 
 
 class FreshStart:
@@ -38,22 +28,25 @@ class FreshStart:
         self.wanted = wanted
         self.used = False
         """Whether this attempt begins from scratch because of it."""
+        self._job = job_of(os.environ) if wanted else Job(frozenset())
+        self._recorded = False
 
-    def applies(self, store: ByteStore, run: str, ranks: Ranks | None) -> bool:
+    def applies(self, store: ByteStore, run: str, further: Sequence[Further], ranks: Ranks | None) -> bool:
         """Return whether ``restore()`` must restore nothing. False once the same job has saved a checkpoint after its fresh start.
 
-        Cost: none without ``fresh=True``; else, in a job that was started again, one reading of the log by rank 0.
+        Rank 0 decides by its own environment, as launchers count restarts for each node. Every rank joins the exchange, whatever its
+        environment has. Cost without ``fresh=True``: none. Else, in a launcher's job: a reading of each tier's log, and one record.
         """
         if not self.wanted:
             return False
-        job, restarts = launcher_job()
+        if ranks is not None:
+            names = ranks.world.gather(msgspec.json.encode(sorted(self._job.names)), "comparing launchers")
+            self._job = with_agents(self._job, {name for one in names for name in msgspec.json.decode(one)})
 
         def look() -> bytes:
-            return b"1" if _has_progress(store, run, job) else b""
+            return b"1" if self._has_progress(store, run, further) else b""
 
-        progress = False
-        if restarts:
-            progress = bool(look() if ranks is None else ranks.first(look, "looking for this job's own checkpoints"))
+        progress = look() if ranks is None else ranks.first(look, "looking for this job's own checkpoints")
         self.used = not progress
         return self.used
 
@@ -79,8 +72,8 @@ class FreshStart:
         """
         if rank:
             return ""
-        if self.wanted and parent is None:
-            attempt.note(FRESH_TOPIC, {"job": launcher_job()[0]})
+        if self.wanted and parent is None and not self._recorded:
+            attempt.note(FRESH_START, {"job": self._job.text})
         newest = newest_good(history)
         if newest is None or newest.id == parent:
             return ""
@@ -89,14 +82,33 @@ class FreshStart:
         later = [one for one in history.live if restored is None or one.seq > restored.seq]
         return f" {begins}; it keeps {len(later)} checkpoints that it does not continue from, the newest of step {newest.step}"
 
+    def _has_progress(self, store: ByteStore, run: str, further: Sequence[Further]) -> bool:
+        """Return whether this job has saved a checkpoint after its fresh start, in any tier. Record a fresh start if it has not.
 
-def _has_progress(store: ByteStore, run: str, job: str) -> bool:
-    try:
-        history = fold(Log(store, run).read())
-    except CheckpointNotFound:
+        The record is made at once: a job that dies before its first step must not be taken for the job before it when it is restarted.
+        """
+        if not self._job.names:
+            return False
+        log = Log(store, run)
+        try:
+            history = fold(log.read())
+        except CheckpointNotFound:
+            history = None
+        if history is not None and _continues(history, self._job):
+            return True
+        for _, other, name in further:
+            with suppress(RelightError):  # the restore reports a tier that cannot be read
+                if _continues(fold(Log(other, name).read()), self._job):
+                    return True
+        if history is not None:
+            with suppress(StoreUnavailable):  # the attempt records it
+                record_fresh_start(log, self._job.text)
+                self._recorded = True
         return False
-    notes = [one for one in history.notes if isinstance(one.body, NoteBody) and one.body.topic == FRESH_TOPIC]
-    begun = [one.seq for one in notes if isinstance(one.body, NoteBody) and one.body.data.get("job") == job]
+
+
+def _continues(history: History, job: Job) -> bool:
+    begun = [seq for seq, text in fresh_starts(history) if job.began(text)]
     return bool(begun) and any(one.seq > begun[-1] for one in history.live)
 
 

@@ -125,7 +125,7 @@ class Checkpointer(Holds):
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
         self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
         wanted, guard = options.wants_background(background), Guard.of(encrypt, sign, trust, anchor)
-        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals)}
+        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals), "fresh": fresh}
         self._components = options.check_components(state, components, signature(Checkpointer).parameters)
         per_rank = options.check_per_rank(per_rank, self._components)
         self._world = find_world(self._limits.deadline_s)
@@ -179,7 +179,7 @@ class Checkpointer(Holds):
         self._drain()  # what is restored now is the parent of the next save: no save of before may come between
         self._takeover.before_restore(whole=which == "latest" and only is None)
         self._neighbours.meet()
-        if which == "latest" and self._fresh.applies(self._store, self._run, self._ranks):
+        if which == "latest" and self._fresh.applies(self._store, self._run, self._further, self._ranks):
             found = Resumed()
         else:
             found = resume_any(
@@ -195,10 +195,11 @@ class Checkpointer(Holds):
             emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run, store=self._store.url)
             start = 0
         else:
-            self._parent = found.checkpoint.id
+            self._parent = None if (apart := self._fresh.wanted and which != "latest") else found.checkpoint.id
             self._components.update({name: value for name, value in found.values.items() if name in self._components})
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
-            self._last_step, self._last_micro_step = self._last_saved = found.checkpoint.step, found.micro_step
+            self._last_saved = self._calls.restored(found.checkpoint.step, found.micro_step, part=apart or only is not None)
+            self._last_step, self._last_micro_step = self._last_saved or (None, None)
             say_restored(found, start, self._surroundings())
         cut_rates(self._components, found.cut, only if found.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
@@ -211,7 +212,7 @@ class Checkpointer(Holds):
         """Tell that ``step`` ended; save if a trigger or a signal asks for it. Returns the save if there was one.
 
         ``step`` is an int, or what ``operator.index`` takes; of a tensor on an accelerator that waits for the device at every call.
-        ``metrics`` may be numbers or 0-d tensors; tensors are read (which waits for the device) only when a save or trigger needs it.
+        ``metrics`` are numbers or tensors of one element, which are read (waiting for the device) only when a save or trigger needs them.
         ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
         saving, if SIGTERM or SIGINT asked for that.
         """
@@ -243,7 +244,7 @@ class Checkpointer(Holds):
         if save is None and not self._warmed:
             self._warm_up()
         self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
-        self._best.awaited.step(metrics, (lambda: self.save(step, metrics=metrics)) if self._ranks is None else None)
+        self._best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), self._ranks)
         self._returned_s = perf_counter()
         if self._signals is not None:
             self._signals.hand_on(reason, self._ranks is None or self._ranks.lost)
@@ -360,6 +361,7 @@ class Checkpointer(Holds):
     def _take_charge(self) -> Attempt:
         if self._attempt is None:
             refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
+            self._parent = None if self._calls.begins_again else self._parent  # another line: retention leaves the one before alone
             self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
             history = begun_history(self._attempt, self._parent, self._world.rank)
@@ -385,9 +387,7 @@ class Checkpointer(Holds):
             return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1)
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
-        if self._due is not None and micro_step is None:
-            return self._due
-        return None if self._trigger is None or micro_step is not None else self._trigger.due(self._facts(step, metrics))
+        return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
@@ -407,8 +407,7 @@ class Checkpointer(Holds):
             if not background.free_slot(wait_s, may_wait) and not may_wait:
                 self._due = postpone(reason, step, "no snapshot slot is free")
                 return None
-        self._due = None
-        started = perf_counter()
+        self._due, started = None, perf_counter()
         try:
             state = self._capture(micro_step)
             if micro_step is not None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from relight.errors import ConfigError, shown
+from relight.observe import emit
+
+NAME_MAX = 500
+"""Characters of a metric's name."""
+METRICS_BYTES_MAX = 256 << 10
+"""Bytes that the metrics of one save take as JSON: a record of the log, which holds them, has a limit."""
+_NUMBER_BYTES = 32
+_FEW = 64
+"""Metrics that are within the limit, whatever their names."""
+_reported: set[str] = set()
+"""Names of metrics whose omission was reported by this process."""
 
 
 def check_metrics(metrics: Any) -> None:
@@ -21,9 +34,9 @@ def check_metrics(metrics: Any) -> None:
     for name, value in metrics.items():
         kind = type(value)
         if kind is float or kind is bool:
-            if type(name) is str:
+            if type(name) is str and len(name) <= NAME_MAX and (name.isascii() or _is_text(name)):
                 continue
-        elif type(name) is str and _is_number(value):
+        elif type(name) is str and len(name) <= NAME_MAX and (name.isascii() or _is_text(name)) and _is_number(value):
             continue
         _refuse(name, value)
 
@@ -39,9 +52,20 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__")
 
 
+def _is_text(name: str) -> bool:
+    """Whether JSON can hold it: half a surrogate pair, as undecodable file names have, would fail every save."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _refuse(name: Any, value: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"a metric's name is a text, not {shown(name)}", where="metrics")
+    if len(name) > NAME_MAX or not _is_text(name):
+        raise ConfigError(f"a metric's name is a text of at most {NAME_MAX} characters, not {name[:40]!a}", where="metrics")
     if value is None:
         hint = f"pass {name}= only at the steps that have one"
     elif isinstance(value, torch.Tensor) or hasattr(value, "dtype"):
@@ -54,19 +78,51 @@ def _refuse(name: Any, value: Any) -> None:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """All of them, read: tensors wait for their device."""
-    return {name: as_number(name, value) for name, value in metrics.items()}
+    """Return the metrics as floats; a tensor waits for its device. Leaves out what cannot be read or does not fit, with a warning.
+
+    A save must not fail for one of its metrics: it may be the only one before a machine is taken away.
+    """
+    found = {name: number for name, value in metrics.items() if (number := number_of(name, value)) is not None}
+    if len(found) <= _FEW:
+        return found
+    left, fitting = METRICS_BYTES_MAX, dict[str, float]()
+    for name, number in found.items():
+        left -= len(json.dumps(name)) + _NUMBER_BYTES
+        if left < 0:
+            excess = f"{len(found) - len(fitting)} of {len(found)} metrics, from {name!r} on, are left out"
+            _report(name, f"{excess}: a save records {METRICS_BYTES_MAX >> 10} KiB of metrics")
+            break
+        fitting[name] = number
+    return fitting
 
 
-def as_number(name: str, value: Any) -> float:
-    """A metric as a float; a tensor is read, which waits for its device."""
+def number_of(name: str, value: Any) -> float | None:
+    """Return a metric as a float, None if it cannot be read, with a warning. A tensor is read, which waits for its device."""
     try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"metric {name!r} is not a number: {error}", where=f"metric {name}") from None
+        return float(value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value)
+    except Exception as error:  # the script's own type may raise anything, hours into training
+        _report(name, f"metric {name!r} is left out: it cannot be read as a number ({type(error).__name__}: {str(error)[:200]})")
+        return None
+
+
+def is_finite(name: str, value: Any) -> bool:
+    """Whether a metric has a finite value. A tensor is read, which waits for its device."""
+    number = number_of(name, value)
+    return number is not None and math.isfinite(number)
+
+
+def _report(name: str, text: str) -> None:
+    if name not in _reported:
+        _reported.add(name)
+        emit("metric.unreadable", text, metric=name)
 
 
 def as_they_are(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics for a save of the same step that comes later: a tensor may hold another value by then. Waits for no device."""
-    return {name: value.detach().clone() if hasattr(value, "detach") else value for name, value in metrics.items()}
+    """Return copies of metrics for a later save of the same step: tensors and arrays may hold other values by then. Waits for no device."""
+    return {name: _copied(value) for name, value in metrics.items()}
 
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if hasattr(value, "dtype") and hasattr(value, "copy") else value

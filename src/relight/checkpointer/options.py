@@ -16,7 +16,7 @@ from relight.capture import Captured, kind_of
 from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
 from relight.checkpointer.beat import be_watched
-from relight.checkpointer.metric_values import as_number, check_metrics
+from relight.checkpointer.metric_values import check_metrics, number_of
 from relight.checkpointer.observer import observers
 from relight.checkpointer.option_names import refuse_slip
 from relight.errors import ConfigError, shown
@@ -272,4 +272,4 @@ def full_bytes(state: Captured) -> int:
 def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Those of ``metrics`` that the trigger asks for, read."""
     wanted = {name for name, _ in trigger.metrics} if trigger is not None else ()
-    return {name: as_number(name, metrics[name]) for name in wanted if name in metrics}
+    return {name: number for name in wanted if name in metrics and (number := number_of(name, metrics[name])) is not None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import struct
 import sys
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed, age_text
+from relight.checkpointer.launcher_job import Job, job_of, with_agents
 from relight.checkpointer.rank_0 import begin
 from relight.checkpointer.signals import ENDS
 from relight.commit import Attempt
@@ -56,6 +58,8 @@ RECORDS_READ = 64
 _BACKLOG = 64
 _SUPERSEDED = b"superseded"
 _PF_EXITING = 0x4
+_POD_NAME = re.compile(r"(.+)-[bcdfghjklmnpqrstvwxz2456789]{5}")
+"""A pod of a Job or a Deployment. An ordinal in its place, as StatefulSets have, is the same for a pod that is made again."""
 _BY_TRAINERS = (FRESH, "restored")
 """Reasons of the FENCEs of Checkpointers; tools have others, and are over when they return."""
 
@@ -92,17 +96,40 @@ def check_takeover(option: str | None) -> str | None:
     return option
 
 
-def launcher() -> str:
-    """Return the name of what restarts this process by itself; empty if a person started it."""
-    if teller().heard:
-        return "relight run"
-    if _count("SLURM_RESTART_COUNT"):
-        return "a Slurm requeue"
-    if _count("TORCHELASTIC_RESTART_COUNT"):
-        return "a restart by torchrun"
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and not _has_terminal():
-        return "Kubernetes"
-    return ""
+def restarts(sign: Sign) -> bool:
+    """Whether a launcher has restarted the job that ``sign`` is of, so that this process takes its place without being asked.
+
+    A first start is refused: it may be a second submission of a job that trains well. So is another job's restart, because its first start
+    was refused, and its launcher only tried again. Of a process on another host the job is unknown. A restart by ``relight run``, which
+    does not restart what was refused, and a requeue by Slurm then count as restarts of that job; a restart by torchrun waits for a record.
+    """
+    mine = job_of(os.environ)
+    if sign.certain:
+        theirs = _job_of_process(sign.pid)
+        return bool(mine.elastic or mine.slurm) if theirs is None else mine.restarts(theirs)
+    return bool(mine.slurm or (mine.elastic and teller().heard)) or _replaces_pod(sign.host)
+
+
+def _job_of_process(pid: int) -> Job | None:
+    """Return the launcher's job of another process of this host; None if its environment cannot be read."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+    except (OSError, IndexError):
+        return None
+    theirs = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
+    if int(parent) == os.getppid() and not theirs.has_agent:  # a spare of the same agent is started before its variables are known
+        return with_agents(theirs, job_of(os.environ).names)
+    return theirs
+
+
+def _replaces_pod(host: str) -> bool:
+    """Whether this process is in a Kubernetes pod that its controller made in place of pod ``host``: both names end in random letters."""
+    mine = _host()
+    if not os.environ.get("KUBERNETES_SERVICE_HOST") or _has_terminal() or host == mine:
+        return False
+    found, own = _POD_NAME.fullmatch(host), _POD_NAME.fullmatch(mine)
+    return found is not None and own is not None and found[1] == own[1]
 
 
 class Takeover:
@@ -233,13 +260,14 @@ class Takeover:
             for other in [one for one in list(_holding) if begins and one is not self and one._address == sign.address]:
                 other._hand_over()
             return
-        way = self._option or ("take" if launcher() else "refuse")
+        way = self._option or ("take" if restarts(sign) else "refuse")
         if only_warn:
             _warn(owner, sign, "this process only reads here; its first step() would have to take the run over")
             return
         if sign.certain and _goes(sign, 0.0 if way == "take" else GOING_S):
             return
-        if way == "ask":
+        asked = way == "ask"
+        if asked:
             way = "take" if _has_terminal() and _ask(owner, sign) else "refuse"
         elif not sign.certain and way != "take":
             shown = self._wait(owner, sign)
@@ -247,10 +275,15 @@ class Takeover:
                 return
             sign, way = shown, "refuse"
         if way == "refuse":
-            raise _refusal(owner, sign)
-        self._known = sign.epoch
+            raise _refusal(owner, sign, reads=not begins)
         when = "step" if sign.certain else "save"
-        _warn(owner, sign, f"this process takes it over; the other one fails with Fenced at its next {when}")
+        if begins or asked:
+            self._known = sign.epoch
+        if begins:
+            _warn(owner, sign, f"this process takes it over; the other one fails with Fenced at its next {when}")
+        else:
+            then = f"takes the run over; the other one then fails with Fenced at its next {when}"
+            _warn(owner, sign, f"this process only reads until its first step() or save(), which {then}")
 
     def _wait(self, owner: Checkpointer, sign: Sign) -> Sign | None:
         """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
@@ -275,7 +308,7 @@ class Takeover:
             if now.seq > sign.seq:
                 return now._replace(age_s=0.0)
         self._known = sign.epoch
-        _warn(owner, sign, "no further record came: this process takes the run over; if the other one lives, it fails with Fenced")
+        _warn(owner, sign, "no further record came: this process may take the run over; if the other one lives, it then fails with Fenced")
         return None
 
     def _listen(self) -> None:
@@ -422,11 +455,12 @@ def _notify(address: str) -> None:
         line.send(_SUPERSEDED)
 
 
-def _refusal(owner: Checkpointer, sign: Sign) -> LeaseHeld:
+def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
+    """Return the error for a run that another process trains. ``reads``: the call was a restore, which may be meant to read only."""
+    read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
     ways = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
-    return LeaseHeld(
-        f"{sign.shown} still trains this run", where=f"{owner._store.url}/{owner._run}", hint=f"{ways}; that process then fails with Fenced"
-    )
+    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{ways}; that process then fails with Fenced"
+    return LeaseHeld(f"{sign.shown} still trains this run", where=where, hint=hint)
 
 
 def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
@@ -448,11 +482,6 @@ def _has_terminal() -> bool:
         return sys.stdin.isatty()
     except (AttributeError, ValueError):  # no stdin, or a closed one
         return False
-
-
-def _count(variable: str) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else 0
 
 
 def _host() -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from relight.catalog.find import DIGITS_MAX
 from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
@@ -95,7 +96,8 @@ def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
         return list(saves)[-1]
     if which in saves:
         return which
-    steps = [id_ for id_, told in saves.items() if which.isdigit() and any(one.fields.get("step") == int(which) for one in told)]
+    step = int(which) if which.isdecimal() and len(which) <= DIGITS_MAX else None
+    steps = [id_ for id_, told in saves.items() if step is not None and any(one.fields.get("step") == step for one in told)]
     starts = [id_ for id_ in saves if id_.startswith(which)] if len(which) >= 3 else []
     return steps[-1] if steps else starts[0] if len(starts) == 1 else None
 

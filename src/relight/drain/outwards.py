@@ -12,6 +12,7 @@ from typing import Any
 from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
 from relight.catalog.diary import level_diaries
+from relight.catalog.fresh_starts import carry_fresh_start
 from relight.catalog.tiers import (
     Merged,
     Reach,
@@ -132,6 +133,8 @@ class _Way:
                 break
             one = history.find(wanted[0])
             assert one is not None
+            with contextlib.suppress(StoreUnavailable):  # the next copy records it
+                carry_fresh_start(history, far, one, log, charge)
             self._copy(one, store, log, charge)
             self._retire(store, log, charge)
 

@@ -35,6 +35,8 @@ def which_of(which: Any) -> str | int:
         raise ConfigError(f"{shown(which)} names no checkpoint", where="which", hint=hint)
     if number < 0:
         raise ConfigError(f"{number} names no checkpoint", where="which", hint="'latest' is the newest; steps count from 0")
+    if number > STEP_MAX:  # Python shows no number of thousands of digits
+        raise ConfigError(f"a number of {number.bit_length()} bits names no checkpoint", where="which", hint=f"steps go to {STEP_MAX}")
     return number
 
 

@@ -15,6 +15,8 @@ ROLLED_BACK = "rolled back"
 the steps ``skip`` any more, as ``first-last``."""
 BEST_BY = "best by"
 """Topic of the NOTE that records the run's own metric: "best" means the checkpoint with the ``mode`` (``min`` or ``max``) of ``metric``."""
+FRESH_START = "fresh start"
+"""Topic of the NOTE that training begins from scratch with ``fresh=True``; ``job`` names the launcher's job, empty if there is none."""
 REPACKED = "repacked"
 """Topic of the NOTE that a checkpoint, its ``id``, needs no donors any more."""
 

@@ -20,6 +20,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
     "best.chosen": (logging.INFO, "a checkpoint was chosen as the best, and by which metric"),
+    "metric.unreadable": (logging.WARNING, "a metric is left out of saves: it cannot be read as a number, or there are too many"),
     "metric.missing": (logging.WARNING, "a metric that saves or retention go by has not come"),
     "restore.back": (logging.WARNING, "the run goes on from before what went wrong"),
     "run.unfit": (logging.WARNING, "a process that ran the script ahead, to relight.standby(), ended before it got there"),

@@ -101,6 +101,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "restore.done": ("step", "id", "bytes", "seconds", "source", "run", "store", "skipped"),
     "restore.fresh": ("run", "store"),
     "best.chosen": ("id", "step", "metric", "mode", "value", "why"),
+    "metric.unreadable": ("metric",),
     "metric.missing": ("metric", "rule", "seen"),
     "restore.back": ("before", "skip"),
     "run.unfit": ("said", "code"),

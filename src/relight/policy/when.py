@@ -31,7 +31,7 @@ class Facts:
     interval_s: float | None = None
     """What ``relight.adaptive()`` has come to; None on ranks that another decides for."""
     previous: int | None = None
-    """The step that was reported before this one. The script left out the steps between the two."""
+    """The last step that ended before this one. The script left out the steps between the two."""
 
 
 class Trigger:

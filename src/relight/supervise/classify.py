@@ -13,6 +13,7 @@ from relight.supervise.facts import Clue, Facts, Failure, Worker
 _WORDS: tuple[tuple[str, str, int], ...] = (
     # what it says, what that is, how sure. The first that fits counts: the narrower stand first.
     (r"relight\.errors\.Fenced|\bFenced: ", "fenced", 95),
+    (r"\bLeaseHeld: .*still trains this run", "fenced", 93),  # a restart would only try again
     (r"relight\.errors\.(ConfigError|IncompatibleState)|\b(ConfigError|IncompatibleState): ", "user", 90),
     (r"\bDiverged: |\bFloatingPointError\b|returned nan values|\bloss is (nan|inf)", "numerical", 90),
     (r"\bReplicasDiffer: ", "hardware", 92),

@@ -8,7 +8,8 @@ ckpt = Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(st
 """
 SLIPS = (
     Slip("second-start", "7", "the job is started a second time while the first one trains",
-         "Refuses the second start, with host, process and age of the first.", "End the first one, or pass `takeover=\"take\"`.",
+         "Refuses the second start, with host, process and age of the first, under a launcher as well.",
+         "End the first one, or pass `takeover=\"take\"`. A launcher's restart of the first job needs neither.",
          """
 import signal
 pid = os.fork()

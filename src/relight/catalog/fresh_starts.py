@@ -1,0 +1,33 @@
+"""Fresh starts of a run: attempts that began from scratch on purpose, and the job of each."""
+
+from __future__ import annotations
+
+from relight.format.records import Body, NoteBody
+from relight.log import Checkpoint, History, Log, View, fold
+from relight.log.history import FRESH_START
+
+
+def fresh_starts(history: History) -> list[tuple[int, str]]:
+    """Return number and job of each fresh start in the log, in order."""
+    notes = [(one.seq, one.body) for one in history.notes if isinstance(one.body, NoteBody) and one.body.topic == FRESH_START]
+    return [(seq, str(body.data.get("job", ""))) for seq, body in notes]
+
+
+def record_fresh_start(log: Log, job: str, epoch: int | None = None) -> None:
+    """Append the NOTE of a fresh start. ``epoch``: that of the attempt; None: the epoch that holds. Cost: one record."""
+    note = NoteBody(topic=FRESH_START, data={"job": job})
+
+    def decide(view: View) -> tuple[Body, int]:
+        return note, fold(view).epoch if epoch is None else epoch
+
+    log.append(decide)
+
+
+def carry_fresh_start(near: History, far: History, one: Checkpoint, log: Log, charge: int) -> None:
+    """Append to a further tier's log the newest fresh start before ``one``, which is copied there next, if that log lacks it.
+
+    Without it a job that is requeued onto a node with an empty nearest tier would begin from scratch a second time.
+    """
+    before = [job for seq, job in fresh_starts(near) if seq < one.seq]
+    if before and before[-1] and before[-1] not in [job for _, job in fresh_starts(far)]:
+        record_fresh_start(log, before[-1], charge)

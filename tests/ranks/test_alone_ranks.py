@@ -1,0 +1,65 @@
+"""Ranks whose launchers, settings or metrics differ come to the same result: no exchange waits for a rank that never joins it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import run
+
+import relight
+
+
+def reports(tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
+    """What each of two ranks reports of its start and its end."""
+    given = {"run": str(tmp_path / "store" / "run"), "save": "every", "steps": 4, **options}
+    return [one[0] for one in run("alone_ranks.py", 2, [json.dumps(given)])]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+@pytest.mark.parametrize("counts", ["01", "10"])
+def test_ranks_with_other_restart_counts_agree_on_a_fresh_start(tmp_path: Path, counts: str, writer: str) -> None:
+    """Rank 0's launcher decides for all whether ``fresh=True`` holds: torchrun counts restarts for each node."""
+    launchers = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": count} for count in counts]
+    zero = [{**one, "TORCHELASTIC_RESTART_COUNT": "0"} for one in launchers]
+    first = reports(tmp_path, fresh=[True, True], environment=zero, writer=writer)
+    assert [(one["start"], one["kind"]) for one in first] == [(0, "")] * 2
+    second = reports(tmp_path, fresh=[True, True], environment=launchers, writer=writer, steps=6)
+    assert [(one["start"], one["kind"]) for one in second] == [(4 if counts[0] == "1" else 0, "")] * 2
+
+
+@pytest.mark.distributed
+def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
+    """``fresh=`` is one decision for the job: ranks that were given different ones are refused by name, and none waits."""
+    found = reports(tmp_path, fresh=[True, False])
+    assert [one["kind"] for one in found] == ["ConfigError"] * 2 and all("fresh= is True on rank 0" in one["error"] for one in found)
+
+
+@pytest.mark.distributed
+def test_a_job_whose_rank_0_moved_to_another_node_is_not_fresh_twice(tmp_path: Path) -> None:
+    """After a change of nodes torchrun's count stays 0: one agent in common shows that the job has begun before."""
+    agents = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{one}/attempt_0/0/error.json"} for one in "abc"]
+    assert [one["start"] for one in reports(tmp_path, fresh=[True, True], environment=agents[:2])] == [0, 0]
+    moved = reports(tmp_path, fresh=[True, True], environment=[agents[2], agents[1]], steps=6)
+    assert [one["start"] for one in moved] == [4, 4]
+    assert relight.open(tmp_path / "store" / "run").checkpoints()[-1].step == 5
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+def test_all_ranks_save_and_end_together_if_their_metric_never_comes(tmp_path: Path, writer: str) -> None:
+    """A trigger that saves nothing ends the job on every rank at one step, after a save: no rank is left in a collective."""
+    found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, writer=writer)
+    assert [(one["kind"], one["step"]) for one in found] == [("ConfigError", 29)] * 2
+    assert all("never took effect in 30 steps" in one["error"] for one in found)
+    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [29]
+
+
+@pytest.mark.distributed
+def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
+    """Evaluation may run on one rank: what it reports counts for all of them."""
+    found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])
+    assert [(one["kind"], one["step"]) for one in found] == [("", 59)] * 2
