@@ -21,6 +21,7 @@ BROAD_MAY_STAND = {
     "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
     "checkpointer/inline_writer.py": "the trainer's edge: event, counter, warning",
     "errors.py": "a value whose repr fails: an error's message is made without it",
+    "checkpointer/outside_state.py": "another object's state_dict, asked for a report only",
     "checkpointer/signals.py": "what the script's own signal handler raises: raised again after the save",
     "checkpointer/heir.py": "another error is on its way out: this one is told, and the way back is as it would have been",
     "capture/planning.py": "somebody else's load_state_dict: kept as the cause",
