@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +74,27 @@ def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callab
     assert train(tmp_path / "copies" / "run", 12) == 10
     if how in (copy_beside, copy_elsewhere, into_a_new_place):
         assert train(tmp_path / "a" / "mine", 6) == 4
+
+
+def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> None:
+    """Both have the same ids and the same attempt, and are two runs: neither takes the other over, nor ends it."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    with relight.Checkpointer(tmp_path / "a" / "mine", model=model, save=relight.every(steps=1), background=False) as ckpt:
+        ckpt.restore()
+        ckpt.step(0)
+        shutil.copytree(tmp_path / "a" / "mine", tmp_path / "a" / "copy")
+        train = (
+            "import sys, torch, relight\n"
+            "c = relight.Checkpointer(sys.argv[1], model=torch.nn.Linear(1, 1, bias=False), save=relight.every(steps=1), background=False)\n"
+            "for step in range(c.restore(), 4): c.step(step)\n"
+            "c.close(); print('trained', step)"
+        )
+        done = subprocess.run([sys.executable, "-c", train, str(tmp_path / "a" / "copy")], capture_output=True, text=True, timeout=120)
+        assert done.stdout == "trained 3\n", done.stderr
+        for step in range(1, 3):
+            ckpt.step(step)
+    assert [one.step for one in relight.open(tmp_path / "a" / "mine").checkpoints()] == [0, 1, 2]
+    assert [one.step for one in relight.open(tmp_path / "a" / "copy").checkpoints()] == [0, 1, 2, 3]
 
 
 def test_records_of_two_runs_in_one_log_are_still_refused(tmp_path: Path) -> None:

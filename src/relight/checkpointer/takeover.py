@@ -171,11 +171,12 @@ class Takeover:
         attempt = begin(owner._ranks, owner._store, owner._run, reason, best, check)
         self._end_own_others()  # of ranks other than 0
         place = attempt.place
-        self._address, self._thread = _address(place.store_id, place.run_id, place.epoch), threading.current_thread()
+        where = _identity(place.store, place.log.run)
+        self._address, self._thread = _address(place.run_id, where, place.epoch), threading.current_thread()
         if owner._world.rank == 0:
             self._listen()
             for epoch in range(max(1, place.epoch - 4), place.epoch):
-                _notify(_address(place.store_id, place.run_id, epoch))
+                _notify(_address(place.run_id, where, epoch))
         _holding.add(self)
         return attempt
 
@@ -358,7 +359,7 @@ def look(store: ByteStore, run: str) -> Sign | None:
             continue
         if newest is None:
             newest = record
-            pid = _listener(address := _address(record.store, record.run, record.epoch))
+            pid = _listener(address := _address(record.run, _identity(store, run), record.epoch))
             if pid is not None:
                 return Sign(record.epoch, seq, address, _host(), pid or process_of(record.writer)[1], _age(record), certain=True)
         body = record.body
@@ -397,9 +398,18 @@ def _window(seen: list[Record]) -> float:
     return min(WAIT_MAX_S, max(WAIT_MIN_S, 2 * max(gaps) + 5)) if gaps else WAIT_MAX_S
 
 
-def _address(store_id: str, run_id: str, epoch: int) -> str:
+def _identity(store: ByteStore, run: str) -> str:
+    """Return what tells a run's directory from a copy of it, under whatever path: its inode; for a remote store, its URL."""
+    try:
+        found = os.stat(f"{store.url}/{run}/{LOG_DIR}")
+    except (OSError, ValueError):
+        return f"{store.url}/{run}"
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _address(run_id: str, where: str, epoch: int) -> str:
     """Return the abstract socket address of an attempt, with its leading zero byte."""
-    return f"\0relight-attempt-{hexdigest(chr(0).join((store_id, run_id, str(epoch))).encode())[:40]}"
+    return f"\0relight-attempt-{hexdigest(chr(0).join((run_id, where, str(epoch))).encode())[:40]}"
 
 
 def _listener(address: str) -> int | None:
