@@ -80,6 +80,7 @@ def capture(
     kinds = {name: kind_of(value) for name, value in components.items()}
     fixed = recall.of(components) if recall is not None else None
     walker = Walker(fixed, behind)
+    walker.components = components
     walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
     if fixed is None:
         with collector_paused():

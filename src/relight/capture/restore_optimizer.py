@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from operator import eq
 from typing import Any
 
@@ -28,7 +28,8 @@ from relight.capture.optimizers import (
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.planning import LAST, STATE, Planning
-from relight.capture.rebuild import torch_dtype
+from relight.capture.own_state import INNER, inner_optimizers, own_form_of
+from relight.capture.rebuild import Thunk, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.tensors import touched
 from relight.format import Leaf
@@ -47,9 +48,19 @@ class OptimizerPlan:
         self._planning, self._optimizer, self._path, self._stored = planning, optimizer, path, stored
         self._holder = holder_of(optimizer)
         self._made: dict[torch.Tensor, dict[Any, Any]] = {}
+        self._later: list[tuple[Any, str, Any]] = []
 
     def make(self, node: Any) -> None:
-        """Plan how ``node`` goes into it."""
+        """Plan how ``node`` goes into it, and then into the optimizers inside it."""
+        self._make(node)
+        for inner, path, one in self._later:
+            if own_form_of(one) is not None and not is_custom(inner):
+                make = thunks(own_form_of(one), path, self._planning.memory)
+                self._planning.do(STATE, partial(self._planning.guarded, path, lambda inner=inner, make=make: inner.load_state_dict(make())))
+            else:
+                OptimizerPlan(self._planning, inner, path).make(one)
+
+    def _make(self, node: Any) -> None:
         planning, optimizer, path = self._planning, self._optimizer, self._path
         if not _is_optimizers(node):
             planning.wrong.append(f"{path}: stored as something other than an optimizer")
@@ -65,8 +76,12 @@ class OptimizerPlan:
             node = {**node, "groups": [settings_of_both(optimizer, group) for group in node["groups"]]}
         else:
             planning.note_class(path, optimizer, self._stored)
-        flattened = flattened_in(optimizer, planning.components)
         names = parameter_names(optimizer, planning.components)
+        self._inner(node)
+        if is_custom(optimizer) and own_form_of(node) is not None:
+            self._own(node, names)
+            return
+        flattened = flattened_in(optimizer, planning.components)
         if _is_by_number(node):
             node = self._named(node, names, bool(flattened))
             if node is None:
@@ -113,11 +128,40 @@ class OptimizerPlan:
                 for home in homes:
                     wanted = {key: value for key, value in saved_groups[home].items() if key != "params"}
                     make = thunks(wanted, f"{path}/groups/{index}", planning.memory)
-                    planning.do(STATE, partial(set_group, group, make))
+                    planning.do(STATE, partial(self._set_group, index, make))
                     break
         if planning.takes(f"{path}/extra"):
             make_extra = thunks(node["extra"], f"{path}/extra", planning.memory)
             planning.do(STATE, lambda: self._holder.state.update(make_extra()))
+
+    def _own(self, node: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        """A state in the optimizer's own form, for its own ``load_state_dict``: with the same parameters in the same order only."""
+        planning, optimizer, path = self._planning, self._optimizer, self._path
+        lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
+        stored = [[_renamed_parameter(name, planning.components, planning.rename) if planning.rename is not None else name
+                   for name in group["params"]] for group in node["groups"]]  # fmt: skip
+        if stored and stored != lives:
+            here, there = set(chain(*lives)), set(chain(*stored))
+            self._tell_apart(here, there, [set(one) & there for one in lives], [set(one) for one in stored])
+            if here == there and list(map(set, lives)) == list(map(set, stored)):
+                planning.wrong.append(f"{path}: its parameters had another order when it was saved, and its state_dict is not by name")
+            return
+        if planning.takes(path):
+            make = thunks(node, path, planning.memory)
+            planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
+
+    def _inner(self, node: Mapping[str, Any]) -> None:
+        """Optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""
+        planning, stored = self._planning, node.get(INNER)
+        if not isinstance(stored, dict):
+            return
+        live = inner_optimizers(self._optimizer)
+        for attribute, one in stored.items():
+            at = join_path(f"{self._path}/{INNER}", attribute)
+            if attribute not in live or not _is_optimizers(one):
+                planning.wrong.append(f"{at}: an inner optimizer is stored, and the live optimizer has none there")
+            elif planning.takes(at):
+                self._later.append((live[attribute], at, one))
 
     def _tell_apart(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
         """Say which parameters are on one side only, and whose group was another one. ``groups``: live ones, of what is held."""
@@ -289,6 +333,9 @@ class OptimizerPlan:
             return False
         shape = self._planning.tensors[leaf.tensors[0]].shape
         return shape == original.shape and bool(shape or key in _LIKE_PARAMETER)
+
+    def _set_group(self, index: int, make: Thunk) -> None:
+        set_group(self._optimizer.param_groups[index], make)  # an optimizer around it may have replaced its groups since
 
     def _set_states(self) -> None:
         for parameter, state in self._made.items():

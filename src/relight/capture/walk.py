@@ -41,6 +41,7 @@ class Walker:
         self.spreads: dict[int, Spread] = dict(fixed.spreads) if fixed is not None else {}
         self.frozen: set[int] = set(fixed.frozen) if fixed is not None else set()
         self.refused: list[str] = []
+        self.components: Mapping[str, object] = {}
         self.known: dict[tuple[object, ...], int] = {}
         self.names: set[str] = set()
         self._fixed_known: Mapping[tuple[object, ...], int] = fixed.known if fixed is not None else {}
