@@ -83,8 +83,15 @@ class Planning:
         """Recorded class of each stored component, by its live name."""
         self.imported = False
         """Whether another framework stored it."""
+        self.undo: list[Thunk] = []
+        """What takes back changes that planning had to make."""
         self.resized: set[int] = set()
         """Parameters, by ``id``, that are stored in another shape: nor does what an optimizer holds for them fit."""
+
+    def back(self) -> None:
+        """Undo what planning has changed in live objects: a restore that is refused leaves them as they were."""
+        while self.undo:
+            self.undo.pop()()
 
     def do(self, order: int, action: Thunk) -> None:
         """``action`` when the bytes are there, in its turn."""
