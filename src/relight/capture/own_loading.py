@@ -1,0 +1,93 @@
+"""Modules that make room for what they load: lazy parameters, and code of their own that takes tensors of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.capture.kinds import foreign_hooks
+
+Undo = Callable[[], None]
+
+
+def is_lazy(value: object) -> bool:
+    """Whether a parameter or buffer has no shape until a forward pass or a load gives it one."""
+    return isinstance(value, torch.Tensor) and torch.nn.parameter.is_lazy(value)
+
+
+def materialise(tensor: Any, shape: tuple[int, ...]) -> Undo:
+    """Give a lazy parameter or buffer memory of that shape. Returns what makes it lazy again."""
+    kind, device, dtype = type(tensor), tensor.device, tensor.dtype
+    tensor.materialize(shape)
+
+    def undo() -> None:
+        tensor.data = torch.empty(0, device=device, dtype=dtype)
+        tensor.__class__ = kind
+
+    return undo
+
+
+def owner_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
+    """Return the module that loads what is stored at ``key``, and its prefix."""
+    owner, prefix = module, ""
+    for name in key.split(".")[:-1]:
+        below = owner._modules.get(name)
+        if below is None:
+            break
+        owner, prefix = below, f"{prefix}{name}."
+    return owner, prefix
+
+
+def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
+    """Return the module in which a buffer is registered that is None so far, and its name there; None if there is no such buffer."""
+    owner, prefix = owner_of(module, key)
+    name = key.removeprefix(prefix)
+    known = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
+    return (owner, name) if known else None
+
+
+def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
+    """Whether the loading code of the module that has ``key`` takes what is stored there, though shape or name is not what is live.
+
+    ``shapes``: of all stored tensors. Loading code of a class is tried on a copy without memory. Hooks cannot be tried, as they may hold
+    the live module: they are trusted, and what they do not take is refused when the state is loaded.
+    """
+    owner, prefix = owner_of(module, key)
+    if foreign_hooks(owner._load_state_dict_pre_hooks):
+        return not _is_torchs_lazy(owner)
+    if type(owner)._load_from_state_dict.__module__.startswith("torch.nn."):
+        return False
+    state = {
+        name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items() if name.startswith(prefix)
+    }
+    missing: list[str] = []
+    unexpected: list[str] = []
+    errors: list[str] = []
+    metadata = {"version": getattr(owner, "_version", None)}
+    try:
+        with torch.no_grad():
+            _without_memory(owner)._load_from_state_dict(state, prefix, metadata, True, missing, unexpected, errors)
+    except Exception:  # noqa: BLE001 - the class's own code
+        return False
+    return not errors and key not in unexpected
+
+
+def _is_torchs_lazy(module: nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
+
+
+def _without_memory(module: nn.Module) -> nn.Module:
+    twin = copy(module)
+    held = twin.__dict__
+    held["_parameters"] = {
+        key: None if one is None else nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+        for key, one in module._parameters.items()
+    }
+    held["_buffers"] = {key: None if one is None else torch.empty_like(one, device="meta") for key, one in module._buffers.items()}
+    held["_modules"] = {key: None if one is None else _without_memory(one) for key, one in module._modules.items()}
+    held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+    return twin
