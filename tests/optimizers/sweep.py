@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import importlib
 import io
 import logging
@@ -299,7 +298,6 @@ def heavyball() -> dict[str, Build]:
     module = importlib.import_module("heavyball")
     with contextlib.suppress(AttributeError):
         module.utils.compile_mode = None
-        module.utils.set_torch()
     return {name: _of_class(kind) for name, kind in _classes(module).items()}
 
 
@@ -360,13 +358,18 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     results: dict[str, dict[str, Outcome]] = {}
     for library in options.only or LIBRARIES:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            builds = LIBRARIES[library]()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                builds = LIBRARIES[library]()
+        except ImportError as error:
+            print(f"{library}: not installed ({error})", flush=True)
+            continue
         results[library] = {}
         for name, build in builds.items():
             if options.name and name not in options.name:
                 continue
-            outcome = results[library][name] = trial(build)
+            with contextlib.redirect_stdout(io.StringIO()):
+                outcome = results[library][name] = trial(build)
             print(f"{library:18} {name:32} {outcome.kind:16} {outcome.why}", flush=True)
     counts = {library: Counter(outcome.kind for outcome in found.values()) for library, found in results.items()}
     for library, count in counts.items():

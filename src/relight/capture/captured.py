@@ -15,6 +15,7 @@ from relight.capture.fixed import Fixed, Recall, basis_of
 from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
+from relight.capture.objects import inner_tensors
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
 from relight.capture.sharded import Flat, Spread, local_of
 from relight.capture.swap import Swap
@@ -303,5 +304,5 @@ def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
             found.append((-1, steps_of(value)))
         elif kind_of(value) == VALUE:
             tensors = [tensor for _, tensor in loose_tensors(value, "")]
-        found += [_mark(tensor) for tensor in tensors]
+        found += [_mark(inner) for tensor in tensors for inner in inner_tensors(tensor)]
     return tuple(found)

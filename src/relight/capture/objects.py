@@ -96,7 +96,7 @@ def unfit(node: Any, live: Any) -> str | None:
     """Return why ``live`` cannot take what ``node`` has of objects, or None if it can."""
     if is_mark(node):
         if FORM in node:
-            return f"stored as a tensor of class {node[CLASS]}, in a place where none is live" if not flattens(live) else None
+            return unfit_parts(node, live)
         if not is_simple(live):
             return f"an object of class {node[CLASS]} is stored, and no live object is there that could take its state"
         if name_of(live) != node[CLASS]:
@@ -111,6 +111,25 @@ def unfit(node: Any, live: Any) -> str | None:
     return None
 
 
+def unfit_parts(node: Mapping[str, Any], live: Any) -> str | None:
+    """Return why the inner tensors of ``live`` cannot take those of a stored tensor, or None if they can."""
+    if not flattens(live):
+        return f"stored as a tensor of class {node[CLASS]}, the live object is a {type(live).__qualname__}"
+    if name_of(live) != node[CLASS]:
+        return f"stored as a tensor of class {node[CLASS]}, the live one is of class {name_of(live)}"
+    if form_of(live) != node[FORM] or parts_of(live).keys() != node.keys() - {CLASS, FORM}:
+        return f"a {node[CLASS]} with other settings is stored: {node[FORM]}, the live one has {form_of(live)}"
+    return None
+
+
+def _fill(node: Mapping[str, Any], live: torch.Tensor) -> None:
+    for name, part in parts_of(live).items():
+        if flattens(part):
+            _fill(node[name], part)
+        else:
+            part.copy_(node[name])
+
+
 def _at(live: Any, index: int) -> Any:
     if not isinstance(live, (list, tuple)) or not live:
         return None
@@ -122,6 +141,9 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
 
     Tensors go to the device of the live tensor in their place, or to ``device``.
     """
+    if type(value) is dict and FORM in value:
+        _fill(value, live)
+        return live
     if type(value) is dict and CLASS in value:
         held = dict(vars(live))
         made = {key: revived(one, held.get(key), device) for key, one in value.items() if key != CLASS}

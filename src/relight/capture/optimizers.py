@@ -230,6 +230,17 @@ def _capture_inner(walker: Walker, optimizer: Optimizer, path: str, given: Any) 
     return {INNER: nodes} if nodes else {}
 
 
+def live_custom(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return the live state in the form of ``_capture_custom``'s tree: what objects in a stored one are restored into."""
+    given = optimizer.state_dict()
+    params = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
+    if not has_torchs_form(optimizer, given):
+        return {OWN: with_names(given, params)}
+    saved, order = dict(given), [name for group in params for name in group]
+    state, groups = saved.pop("state"), saved.pop("param_groups")
+    return {"state": {_named(key, order): value for key, value in state.items()}, "groups": groups, "extra": saved}
+
+
 def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
     """Give ``_capture_custom``'s tree back through the class's own ``load_state_dict``."""
     own = own_form_of(saved)

@@ -33,10 +33,11 @@ from relight.capture.kinds import (
 from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
+from relight.capture.objects import flattens, is_mark, unfit
 from relight.capture.own_loading import empty_buffer, is_lazy, makes_room, materialise
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
-from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.rebuild import Check, Memory, Thunk, torch_dtype
+from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
@@ -186,6 +187,12 @@ class _Planner(Planning):
                 continue
             if not flattened and without_wrapper(tensor):
                 self.wrong.append(f"{at}: flattened by a wrapper around the module that was given: {OUTERMOST}")
+                continue
+            if is_mark(leaf) or flattens(tensor):
+                if flattens(tensor):
+                    self.targets.parts(leaf, tensor, at)
+                else:
+                    self.wrong.append(f"{at}: {unfit(leaf, tensor)}")
                 continue
             if isinstance(tensor, (torch.Tensor, Flat)) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
                 if not direct and self._makes_room(module, keys.get(key, key), leaf, tensor, stored):

@@ -19,6 +19,7 @@ from relight.capture.optimizers import (
     flattened_in,
     holder_of,
     is_custom,
+    live_custom,
     load_custom,
     names_of,
     own_parameters,
@@ -28,7 +29,8 @@ from relight.capture.optimizers import (
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.planning import LAST, STATE, Planning
-from relight.capture.own_state import INNER, inner_optimizers, own_form_of
+from relight.capture.objects import FORM, first_state, flattens, is_mark, marked, revived, unfit
+from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
 from relight.capture.rebuild import Thunk, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.tensors import touched
@@ -41,6 +43,9 @@ _LIKE_PARAMETER = frozenset(
 """State that has its parameter's shape in every optimizer that calls it so; other state (Adafactor's factors) need not."""
 
 
+ONE_STEP = "run one step of the optimizer before the restore, which makes it"
+
+
 class OptimizerPlan:
     """Of one optimizer, which is the component at ``path``. ``stored``: the recorded class of the one that was saved."""
 
@@ -49,6 +54,7 @@ class OptimizerPlan:
         self._holder = holder_of(optimizer)
         self._made: dict[torch.Tensor, dict[Any, Any]] = {}
         self._later: list[tuple[Any, str, Any]] = []
+        self._made_first: dict[torch.Tensor, dict[Any, Any]] | None = None
 
     def make(self, node: Any) -> None:
         """Plan how ``node`` goes into it, and then into the optimizers inside it."""
@@ -103,9 +109,7 @@ class OptimizerPlan:
             if declared_in(optimizer, planning.components):
                 planning.wrong.append(f"{path}: it has its own way of taking its state, and its parameters were flattened")
                 return
-            if planning.takes(path):
-                make = thunks(node, path, planning.memory)
-                planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
+            self._load_custom(node, names)
             return
         state = {renamed[one]: value for one, value in node["state"].items()} if renamed else node["state"]
         stepped = {id(parameter) for parameter in own_parameters(self._holder)}
@@ -146,9 +150,24 @@ class OptimizerPlan:
             if here == there and list(map(set, lives)) == list(map(set, stored)):
                 planning.wrong.append(f"{path}: its parameters had another order when it was saved, and its state_dict is not by name")
             return
-        if planning.takes(path):
-            make = thunks(node, path, planning.memory)
+        self._load_custom(node, names)
+
+    def _load_custom(self, node: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        planning, optimizer, path = self._planning, self._optimizer, self._path
+        if not planning.takes(path):
+            return
+        make = thunks(node, path, planning.memory)
+        if not marked(node):
             planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
+            return
+        live = live_custom(optimizer, names)
+        if (reason := unfit(node, live)) is not None:
+            first = {names.get(id(parameter), "?"): state for parameter, state in self._first(path).items()}
+            live = {**live, "state": first}
+            if OWN in node or unfit(node, live) is not None:
+                planning.wrong.append(f"{path}: {reason}; {ONE_STEP}")
+                return
+        planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, revived(make(), live), names)))
 
     def _inner(self, node: Mapping[str, Any]) -> None:
         """Optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""
@@ -236,7 +255,7 @@ class OptimizerPlan:
             if current and planning.takes(path):
                 planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
             return
-        foreign = any(
+        foreign = not planning.has_shape(name, parameter) and any(
             key in _LIKE_PARAMETER and type(leaf) is Leaf and leaf.tensors and planning.tensors[leaf.tensors[0]].shape != parameter.shape
             for key, leaf in saved.items()
         )
@@ -255,6 +274,12 @@ class OptimizerPlan:
                 if key in current:
                     made[key] = tensor
                 continue
+            if marked(leaf):
+                made[key] = self._revived(parameter, key, leaf, tensor, below)
+                continue
+            if flattens(tensor):
+                planning.targets.parts(leaf, tensor, below)
+                continue
             if type(leaf) is not Leaf or leaf.kind != "tensor":
                 made[key] = whole(leaf, below, planning.memory)
                 continue
@@ -267,6 +292,30 @@ class OptimizerPlan:
             made[key] = Later(partial(touched, tensor))
         if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
             self._made[parameter] = made
+
+    def _revived(self, parameter: torch.Tensor, key: Any, node: Any, live: Any, path: str) -> Any:
+        """State that has objects or tensors of a subclass: restored into live ones, or into those that a first step would make."""
+        planning = self._planning
+        reason = unfit(node, live)
+        if reason is not None:
+            live = self._first(path).get(parameter, {}).get(key)
+            if live is None or unfit(node, live) is not None:
+                planning.wrong.append(f"{path}: {reason}; {ONE_STEP}")
+                return None
+        if is_mark(node) and FORM in node:
+            planning.targets.parts(node, live, path)
+            return live
+        make = thunks(node, path, planning.memory)
+        return Later(lambda: revived(make(), live, parameter.device))
+
+    def _first(self, path: str) -> dict[torch.Tensor, dict[Any, Any]]:
+        if self._made_first is None:
+            try:
+                self._made_first = first_state(self._holder)
+            except Exception as error:  # noqa: BLE001 - the optimizer's own code
+                self._made_first = {}
+                self._planning.result.notes.append(f"{path}: a trial step failed with {type(error).__name__}: {error}")
+        return self._made_first
 
     def _flattened(self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
         """State of one that holds elements of several, or some of one: each of those has its own stored."""

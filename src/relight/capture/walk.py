@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from relight.capture.objects import CLASS, FORM, flattens, form_of, is_simple, name_of, parts_of
 from relight.capture.sharded import Flat, Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
@@ -28,6 +29,11 @@ _SPARSE = {
     torch.sparse_bsc: ("sparse_bsc", "ccol_indices", "row_indices"),
 }
 _NUMPY_KINDS = "biufcSUMm"
+_IN_PLACE = frozenset(("param", "buffer", "optim"))
+"""Roles of what is restored into a live tensor of the same class."""
+NO_SUBCLASS = "its class can only be restored inside a module's or an optimizer's state: give the object that holds it"
+NO_OBJECT = "give its fields as plain values, or give it as a component of its own with state_dict() and load_state_dict()"
+NO_OPTIMIZER_OBJECT = "give the optimizer's class a state_dict() that turns it into tensors and plain values, and a load_state_dict() for them"
 
 
 class Walker:
@@ -100,13 +106,38 @@ class Walker:
         without_class = plain(value)
         if without_class is not None:
             return self.value(without_class, path, role, level)
-        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
+        if role == "optim" and is_simple(value):
+            return self._object(value, path, level)
+        way = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
+        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {way}")
         return None
+
+    def _object(self, value: Any, path: str, level: int) -> Any:
+        """A simple object as the dict of its attributes, for the live object that is in its place when it is restored."""
+        if id(value) in self._open:
+            self.refuse(path, "an object that contains itself")
+            return None
+        self._open.add(id(value))
+        try:
+            attributes = {key: self.value(one, join_path(path, key), "optim", level + 1) for key, one in vars(value).items()}
+        finally:
+            self._open.discard(id(value))
+        return {CLASS: name_of(value), **attributes}
+
+    def _flattened(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> Any:
+        """A tensor of a subclass as the dict of its inner tensors."""
+        if role not in _IN_PLACE:
+            self.refuse(path, f"a {type(tensor).__module__}.{type(tensor).__qualname__}: {NO_SUBCLASS}")
+            return None
+        parts = {name: self.tensor(part, join_path(path, name), role, trainable=trainable) for name, part in parts_of(tensor).items()}
+        return {CLASS: name_of(tensor), FORM: form_of(tensor), **parts}
 
     def tensor(self, tensor: torch.Tensor | Flat, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
         if isinstance(tensor, Flat) or is_spread(tensor):
             return self._spread(tensor, path, role, trainable)
+        if flattens(tensor):
+            return self._flattened(tensor, path, role, trainable)
         reason = why_not(tensor)
         if reason is not None:
             self.refuse(path, reason)
