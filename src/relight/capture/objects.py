@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from copy import copy
+from enum import Enum
 from typing import Any
 
 import torch
 
 from relight.capture.sharded import is_spread
+from relight.capture.typed_values import is_named_tuple, member
 
 CLASS = "relight.class"
 """Key of the dict that stands for an object or a tensor of a subclass: ``module:qualified name`` of its class, for messages."""
 FORM = "relight.form"
 """Key next to it, for tensors only: what must be equal in the live tensor."""
+VALUE, ITEMS, _DEQUE = "value", "items", "collections:deque"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _USUAL = (torch.Tensor, torch.nn.Parameter)
@@ -80,6 +83,15 @@ def is_simple(value: Any) -> bool:
     return all(getattr(kind, name, None) is getattr(object, name, None) for name in _PICKLING)
 
 
+def typed_parts(value: Any) -> dict[str, Any] | None:
+    """Return what is stored of an enum, a deque or a named tuple in an optimizer's state; None for other values."""
+    if isinstance(value, Enum):
+        return {VALUE: value.value}
+    if type(value) is deque:
+        return {ITEMS: list(value), "maxlen": value.maxlen}
+    return {ITEMS: tuple(value)} if is_named_tuple(value) else None
+
+
 def is_mark(node: Any) -> bool:
     """Whether a stored node stands for an object or a tensor of a subclass."""
     return type(node) is dict and CLASS in node
@@ -97,6 +109,12 @@ def unfit(node: Any, live: Any) -> str | None:
     if is_mark(node):
         if FORM in node:
             return unfit_parts(node, live)
+        if node[CLASS] == _DEQUE and isinstance(node.get(ITEMS), list):
+            return unfit(node[ITEMS], list(live) if isinstance(live, deque) else [])
+        if isinstance(live, Enum) or is_named_tuple(live):
+            if name_of(live) != node[CLASS]:
+                return f"a value of class {node[CLASS]} is stored, the live one is of class {name_of(live)}"
+            return unfit(node[ITEMS], live) if is_named_tuple(live) else None
         if not is_simple(live):
             return f"an object of class {node[CLASS]} is stored, and no live object is there that could take its state"
         if name_of(live) != node[CLASS]:
@@ -145,6 +163,12 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
         _fill(value, live)
         return live
     if type(value) is dict and CLASS in value:
+        if value[CLASS] == _DEQUE and ITEMS in value:
+            return deque(revived(value[ITEMS], list(live) if isinstance(live, deque) else [], device), value.get("maxlen"))
+        if isinstance(live, Enum):
+            return member(live, value.get(VALUE), value[CLASS])
+        if is_named_tuple(live):
+            return type(live)._make(revived(tuple(value[ITEMS]), live, device))
         held = dict(vars(live))
         made = {key: revived(one, held.get(key), device) for key, one in value.items() if key != CLASS}
         vars(live).clear()

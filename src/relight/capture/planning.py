@@ -83,7 +83,7 @@ class Planning:
         """Recorded class of each stored component, by its live name."""
         self.imported = False
         """Whether another framework stored it."""
-        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._stored_shapes: dict[str, tuple[int, ...]] | None = None
         self.undo: list[Thunk] = []
         """What takes back changes that planning had to make."""
         self.resized: set[int] = set()
@@ -104,11 +104,11 @@ class Planning:
 
     def has_shape(self, name: str, live: torch.Tensor) -> bool:
         """Whether a parameter of that name is stored in the shape of the live one, so that all state kept for it fits as well."""
-        if self._shapes is None:
-            self._shapes = {one.name: one.shape for one in self.tensors if one.role == "param"}
+        if self._stored_shapes is None:
+            self._stored_shapes = {one.name: one.shape for one in self.tensors if one.role == "param"}
         modules = [component for component, value in self.components.items() if isinstance(value, torch.nn.Module)]
         paths = (*(f"{component}/{name}" for component in modules), name.replace(".", "/", 1))
-        return self.rename is None and any(self._shapes.get(path) == tuple(live.shape) for path in paths)
+        return self.rename is None and any(self._stored_shapes.get(path) == tuple(live.shape) for path in paths)
 
     def touches(self, name: str) -> bool:
         """Whether something of a component may have been asked for."""

@@ -86,6 +86,18 @@ def plan_restore(
     return planner.close()
 
 
+def planned_mismatches(
+    components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: Memory
+) -> list[str]:
+    """Return what a strict restore of ``tree`` into ``components`` would be refused for. Nothing is changed."""
+    planner = _Planner(components, tensors, None, True, None, memory, "")
+    try:
+        planner.plan(tree)
+    finally:
+        planner.back()
+    return planner.wrong + planner.unused
+
+
 class _Planner(Planning):
     def plan(self, root: Any) -> None:
         if not isinstance(root, dict):

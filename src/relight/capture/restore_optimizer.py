@@ -34,6 +34,7 @@ from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
 from relight.capture.rebuild import Thunk, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.tensors import touched
+from relight.capture.typed_values import like
 from relight.format import Leaf
 from relight.format.tree import join_path
 
@@ -157,17 +158,21 @@ class OptimizerPlan:
         if not planning.takes(path):
             return
         make = thunks(node, path, planning.memory)
-        if not marked(node):
-            planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
+        try:
+            live = live_custom(optimizer, names)
+        except Exception as error:  # noqa: BLE001 - the class's own state_dict
+            planning.wrong.append(f"{path}: {type(error).__name__} in its state_dict: {error}")
             return
-        live = live_custom(optimizer, names)
+        if not marked(node):
+            planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, like(live, make(), path), names)))
+            return
         if (reason := unfit(node, live)) is not None:
             first = {names.get(id(parameter), "?"): state for parameter, state in self._first(path).items()}
             live = {**live, "state": first}
             if OWN in node or unfit(node, live) is not None:
                 planning.wrong.append(f"{path}: {reason}; {ONE_STEP}")
                 return
-        planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, revived(make(), live), names)))
+        planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, revived(like(live, make(), path), live), names)))
 
     def _inner(self, node: Mapping[str, Any]) -> None:
         """Optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relight.capture.objects import CLASS, FORM, flattens, form_of, is_simple, name_of, parts_of
+from relight.capture.objects import CLASS, FORM, flattens, form_of, is_simple, name_of, parts_of, typed_parts
 from relight.capture.sharded import Flat, Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
@@ -103,6 +103,9 @@ class Walker:
             return Leaf("torch_dtype", (), str(value).removeprefix("torch."))
         if kind is torch.device:
             return Leaf("torch_device", (), str(value))
+        typed = typed_parts(value) if role == "optim" else None
+        if typed is not None:
+            return {CLASS: name_of(value), **{key: self.value(one, join_path(path, key), role, level + 1) for key, one in typed.items()}}
         without_class = plain(value)
         if without_class is not None:
             return self.value(without_class, path, role, level)
