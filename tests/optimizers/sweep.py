@@ -18,11 +18,12 @@ import contextlib
 import importlib
 import io
 import logging
+import math
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,33 +104,37 @@ def closed(model: torch.nn.Module, optimizer: Any) -> float:
     return met[0]
 
 
+PO_AROUND = ("Lookahead", "ScheduleFreeWrapper", "TRAC", "OrthoGrad", "PCGrad")
+"""Wrappers of pytorch-optimizer around another optimizer."""
 WAYS: tuple[Callable[[torch.nn.Module, Any], float], ...] = (plain, closed, second_order)
 
 
-def trial(build: Build) -> Outcome:
-    """Find how the optimizer is stepped, then resume it."""
-    try:
-        fresh(build, 0)
-    except Exception as error:  # noqa: BLE001 - any library's code
-        return Outcome(ARGUMENTS, _line(error))
+def trial(builds: Sequence[Build]) -> Outcome:
+    """Find how the optimizer is built and stepped, then resume it."""
     failed = ""
-    for step in WAYS:
+    for build in builds:
         try:
-            straight, again = _run(build, step), _run(build, step)
-        except Exception as error:  # noqa: BLE001
+            fresh(build, 0)
+        except Exception as error:  # noqa: BLE001 - any library's code
             failed = failed or _line(error)
             continue
-        if straight != again:
-            return Outcome(ALONE, "two runs without a save differ")
-        return resumed(build, step, straight)
+        for step in WAYS:
+            try:
+                straight, again = _run(build, step), _run(build, step)
+            except Exception as error:  # noqa: BLE001
+                failed = failed or _line(error)
+                continue
+            if straight != again:
+                return Outcome(ALONE, "two runs without a save differ")
+            return resumed(build, step, straight)
     return Outcome(ARGUMENTS, failed)
 
 
 def _run(build: Build, step: Callable[[torch.nn.Module, Any], float]) -> list[float]:
     model, optimizer = fresh(build, 0)
     losses = [step(model, optimizer) for _ in range(BEFORE + AFTER)]
-    if any(loss != loss for loss in losses):
-        raise ArithmeticError("the loss becomes NaN")
+    if any(not math.isfinite(loss) for loss in losses):
+        raise ArithmeticError("the loss becomes NaN or infinite")
     if len(set(losses[1:])) < 2:
         raise ArithmeticError("the loss does not change")
     return losses
@@ -215,29 +220,58 @@ def _line(error: BaseException) -> str:
 # -- what there is
 
 
-def _of_class(kind: Any, **arguments: Any) -> Build:
-    def build(model: torch.nn.Module) -> torch.optim.Optimizer:
-        parameters = list(model.parameters())
-        found: torch.optim.Optimizer | None = None
-        for more in ({}, {"lr": 1e-2}):
-            try:
-                found = kind(parameters, **{**arguments, **more})
-                break
-            except TypeError:
-                continue
-        return found if found is not None else kind(parameters, **arguments)
+def _of_class(kind: Any, **arguments: Any) -> list[Build]:
+    """Ways to build an optimizer, the simplest first: of all parameters, of the model, of matrices apart from vectors, of matrices alone."""
 
-    return build
+    def of(target: Callable[[torch.nn.Module], Any], more: dict[str, Any]) -> Build:
+        return lambda model: kind(target(model), **{**arguments, **more})
 
+    def everything(model: torch.nn.Module) -> Any:
+        return list(model.parameters())
 
-def _around(kind: Any, **arguments: Any) -> Build:
-    """An optimizer around AdamW."""
-    return lambda model: kind(torch.optim.AdamW(model.parameters(), lr=1e-2), **arguments)
+    def parted(model: torch.nn.Module) -> Any:
+        return [{"params": _matrices(model), "use_muon": True}, {"params": _vectors(model), "use_muon": False}]
+
+    ways = [of(everything, more) for more in ({}, {"lr": 1e-2}, {"momentum": 0.9}, {"lr": 1e-2, "momentum": 0.9}, {"lr": None})]
+    ways += [of(everything, {"num_iterations": 100}), of(everything, {"num_data": 64})]
+    ways += [of(lambda model: model, {}), of(lambda model: model, {"lr": 1e-2})]
+    return [*ways, of(parted, {}), of(parted, {"lr": 1e-2}), of(_matrices, {}), of(_matrices, {"lr": 1e-2})]
 
 
-def _with_base(kind: Any, **arguments: Any) -> Build:
+def _matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [one for one in model.parameters() if one.ndim == 2]
+
+
+def _vectors(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [one for one in model.parameters() if one.ndim != 2]
+
+
+def _around(kind: Any, **arguments: Any) -> list[Build]:
+    """An optimizer around AdamW, or around SGD with momentum."""
+    return [
+        lambda model: kind(torch.optim.AdamW(model.parameters(), lr=1e-2), **arguments),
+        lambda model: kind(torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9), **arguments),
+    ]
+
+
+def _with_base(kind: Any, **arguments: Any) -> list[Build]:
     """An optimizer that makes its inner one itself."""
-    return lambda model: kind(list(model.parameters()), torch.optim.AdamW, lr=1e-2, **arguments)
+    return [lambda model: kind(list(model.parameters()), torch.optim.AdamW, lr=1e-2, **arguments)]
+
+
+def _training(builds: Sequence[Build]) -> list[Build]:
+    """The same optimizers in their training mode, where they have one."""
+
+    def training(build: Build) -> Build:
+        def made(model: torch.nn.Module) -> torch.optim.Optimizer:
+            optimizer = build(model)
+            if hasattr(optimizer, "train"):
+                optimizer.train()
+            return optimizer
+
+        return made
+
+    return list(map(training, builds))
 
 
 def _classes(module: Any, names: list[str] | None = None) -> dict[str, Any]:
@@ -249,41 +283,32 @@ def _classes(module: Any, names: list[str] | None = None) -> dict[str, Any]:
     }
 
 
-def torchs() -> dict[str, Build]:
+def torchs() -> dict[str, list[Build]]:
     """Optimizers of torch."""
     return {name: _of_class(kind) for name, kind in _classes(torch.optim).items()}
 
 
-def pytorch_optimizer() -> dict[str, Build]:
+def pytorch_optimizer() -> dict[str, list[Build]]:
     """Optimizers of pytorch-optimizer, and its wrappers."""
     module = importlib.import_module("pytorch_optimizer")
     found = {name: _of_class(module.load_optimizer(name)) for name in sorted(module.get_supported_optimizers())}
-    found.update({name: _around(getattr(module, name)) for name in ("Lookahead", "ScheduleFreeWrapper", "TRAC", "OrthoGrad", "PCGrad")})
-    found.update({name: _with_base(getattr(module, name)) for name in ("SAM", "GSAM", "LookSAM", "FriendlySAM", "WSAM")})
-    found["WSAM"] = lambda model: module.WSAM(model, list(model.parameters()), torch.optim.AdamW, lr=1e-2)
+    found.update({name: _training(_around(getattr(module, name))) for name in PO_AROUND})
+    found.update({name: _with_base(getattr(module, name)) for name in ("SAM", "LookSAM", "FriendlySAM")})
+    found["WSAM"] = [lambda model: module.WSAM(model, list(model.parameters()), torch.optim.AdamW, lr=1e-2)]
     return found
 
 
-def schedulefree() -> dict[str, Build]:
+def schedulefree() -> dict[str, list[Build]]:
     """Optimizers of schedulefree, in their training mode."""
     module = importlib.import_module("schedulefree")
-
-    def training(build: Build) -> Build:
-        def made(model: torch.nn.Module) -> torch.optim.Optimizer:
-            optimizer = build(model)
-            optimizer.train()  # type: ignore[attr-defined]
-            return optimizer
-
-        return made
-
-    found = {name: training(_of_class(kind)) for name, kind in _classes(module).items()}
+    found = {name: _training(_of_class(kind)) for name, kind in _classes(module).items()}
     for name in ("ScheduleFreeWrapper", "ScheduleFreeWrapperReference"):
         if hasattr(module, name):
-            found[name] = training(_around(getattr(module, name)))
+            found[name] = _training(_around(getattr(module, name)))
     return found
 
 
-def bitsandbytes() -> dict[str, Build]:
+def bitsandbytes() -> dict[str, list[Build]]:
     """Optimizers of bitsandbytes; 8-bit ones with states small enough to be quantised here."""
     module = importlib.import_module("bitsandbytes.optim")
     found = {}
@@ -293,7 +318,7 @@ def bitsandbytes() -> dict[str, Build]:
     return found
 
 
-def heavyball() -> dict[str, Build]:
+def heavyball() -> dict[str, list[Build]]:
     """Optimizers of heavyball, without compilation."""
     module = importlib.import_module("heavyball")
     with contextlib.suppress(AttributeError):
@@ -301,40 +326,38 @@ def heavyball() -> dict[str, Build]:
     return {name: _of_class(kind) for name, kind in _classes(module).items()}
 
 
-def transformers() -> dict[str, Build]:
+def transformers() -> dict[str, list[Build]]:
     """Optimizers of transformers."""
     module = importlib.import_module("transformers.optimization")
     return {name: _of_class(kind) for name, kind in _classes(module).items()}
 
 
-def prodigyopt() -> dict[str, Build]:
+def prodigyopt() -> dict[str, list[Build]]:
     """Prodigy."""
     return {name: _of_class(kind, lr=1.0) for name, kind in _classes(importlib.import_module("prodigyopt")).items()}
 
 
-def torchao() -> dict[str, Build]:
+def torchao() -> dict[str, list[Build]]:
     """Optimizers with quantised states, of blocks small enough for this model."""
     module = importlib.import_module("torchao.optim")
     return {name: _of_class(kind, block_size=32) if name != "_AdamW" else _of_class(kind) for name, kind in _classes(module).items()}
 
 
-def galore() -> dict[str, Build]:
+def galore() -> dict[str, list[Build]]:
     """GaLore's AdamW and Adafactor, with a projector for each matrix."""
     module = importlib.import_module("galore_torch")
 
-    def of(kind: Any) -> Build:
-        def build(model: torch.nn.Module) -> torch.optim.Optimizer:
-            matrices = [one for one in model.parameters() if one.ndim == 2]
-            others = [one for one in model.parameters() if one.ndim != 2]
-            projected = {"params": matrices, "rank": 4, "update_proj_gap": 2, "scale": 0.25, "proj_type": "std"}
-            return kind([{"params": others}, projected], lr=1e-2)
+    def groups(model: torch.nn.Module) -> Any:
+        projected = {"params": _matrices(model), "rank": 4, "update_proj_gap": 2, "scale": 0.25, "proj_type": "std"}
+        return [{"params": _vectors(model)}, projected]
 
-        return build
+    def of(kind: Any, **arguments: Any) -> Build:
+        return lambda model: kind(groups(model), **arguments)
 
-    return {name: of(kind) for name, kind in _classes(module).items()}
+    return {name: [of(kind, lr=1e-2), of(kind, lr=None)] for name, kind in _classes(module).items()}
 
 
-LIBRARIES: dict[str, Callable[[], dict[str, Build]]] = {
+LIBRARIES: dict[str, Callable[[], dict[str, list[Build]]]] = {
     "torch": torchs,
     "pytorch_optimizer": pytorch_optimizer,
     "schedulefree": schedulefree,
@@ -365,11 +388,11 @@ def main() -> int:
             print(f"{library}: not installed ({error})", flush=True)
             continue
         results[library] = {}
-        for name, build in builds.items():
+        for name, ways in builds.items():
             if options.name and name not in options.name:
                 continue
             with contextlib.redirect_stdout(io.StringIO()):
-                outcome = results[library][name] = trial(build)
+                outcome = results[library][name] = trial(ways)
             print(f"{library:18} {name:32} {outcome.kind:16} {outcome.why}", flush=True)
     counts = {library: Counter(outcome.kind for outcome in found.values()) for library, found in results.items()}
     for library, count in counts.items():

@@ -19,6 +19,8 @@ CLASS = "relight.class"
 """Key of the dict that stands for an object or a tensor of a subclass: ``module:qualified name`` of its class, for messages."""
 FORM = "relight.form"
 """Key next to it, for tensors only: what must be equal in the live tensor."""
+PERMUTED = "torch:permuted"
+"""Stands for a class in the node of a transposed tensor in an optimizer's state."""
 VALUE, ITEMS, _DEQUE = "value", "items", "collections:deque"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
@@ -92,6 +94,21 @@ def typed_parts(value: Any) -> dict[str, Any] | None:
     return {ITEMS: tuple(value)} if is_named_tuple(value) else None
 
 
+def order_of(tensor: torch.Tensor) -> list[int] | None:
+    """Return the order of dimensions in which the memory of ``tensor`` is contiguous, None for the usual ones and for what has none.
+
+    A kernel may add up the elements of a transposed tensor in another order, so its next result may differ in the last bits.
+    """
+    if tensor.ndim < 2 or tensor.layout != torch.strided or tensor.is_contiguous() or not tensor.numel():
+        return None
+    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return None
+    if tensor.ndim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
+        return None
+    order = sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride(dim), dim))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
 def is_mark(node: Any) -> bool:
     """Whether a stored node stands for an object or a tensor of a subclass."""
     return type(node) is dict and CLASS in node
@@ -109,6 +126,10 @@ def unfit(node: Any, live: Any) -> str | None:
     if is_mark(node):
         if FORM in node:
             return unfit_parts(node, live)
+        if node[CLASS] == PERMUTED:
+            order = node.get("order")
+            sound = isinstance(order, list) and all(type(one) is int for one in order) and sorted(order) == list(range(len(order)))
+            return None if sound and "data" in node else "stored as a transposed tensor without a valid order of its dimensions"
         if node[CLASS] == _DEQUE and isinstance(node.get(ITEMS), list):
             return unfit(node[ITEMS], list(live) if isinstance(live, deque) else [])
         if isinstance(live, Enum) or is_named_tuple(live):
@@ -163,6 +184,10 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
         _fill(value, live)
         return live
     if type(value) is dict and CLASS in value:
+        if value[CLASS] == PERMUTED:
+            order = value["order"]
+            data: torch.Tensor = revived(value["data"], live, device)
+            return data.permute([order.index(dim) for dim in range(len(order))])
         if value[CLASS] == _DEQUE and ITEMS in value:
             return deque(revived(value[ITEMS], list(live) if isinstance(live, deque) else [], device), value.get("maxlen"))
         if isinstance(live, Enum):

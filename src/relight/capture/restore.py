@@ -14,7 +14,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.build import thunks
 from relight.capture.captured import loose_tensors, named_gradients
-from relight.capture.classes import class_path, is_of, is_torchs, lineage, renamed_classes
+from relight.capture.classes import class_path, class_paths, is_of, is_torchs, lineage, renamed_classes
 from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import (
     LOADER,
@@ -91,6 +91,7 @@ def planned_mismatches(
 ) -> list[str]:
     """Return what a strict restore of ``tree`` into ``components`` would be refused for. Nothing is changed."""
     planner = _Planner(components, tensors, None, True, None, memory, "")
+    planner.classes = class_paths(components)
     try:
         planner.plan(tree)
     finally:

@@ -311,7 +311,13 @@ class OptimizerPlan:
             planning.targets.parts(node, live, path)
             return live
         make = thunks(node, path, planning.memory)
-        return Later(lambda: revived(make(), live, parameter.device))
+
+        def made() -> Any:
+            found: list[Any] = []
+            planning.guarded(path, lambda: found.append(revived(make(), live, parameter.device)))
+            return found[0]
+
+        return Later(made)
 
     def _first(self, path: str) -> dict[torch.Tensor, dict[Any, Any]]:
         if self._made_first is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relight.capture.objects import CLASS, FORM, flattens, form_of, is_simple, name_of, parts_of, typed_parts
+from relight.capture.objects import CLASS, FORM, PERMUTED, flattens, form_of, is_simple, name_of, order_of, parts_of, typed_parts
 from relight.capture.sharded import Flat, Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
@@ -158,6 +158,8 @@ class Walker:
         if tensor.is_quantized:
             return self._quantized(tensor.detach(), path, role)
         live = resolved(tensor)
+        if role == "optim" and (order := order_of(live)) is not None:
+            return {CLASS: PERMUTED, "order": order, "data": self.tensor(live.permute(order), join_path(path, "data"), role)}
         base = without_repeats(live)
         index = self._item(base, path, role, trainable)
         if index is None:
