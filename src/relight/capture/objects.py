@@ -152,6 +152,8 @@ def unfit(node: Any, live: Any) -> str | None:
 
 def unfit_parts(node: Mapping[str, Any], live: Any) -> str | None:
     """Return why the inner tensors of ``live`` cannot take those of a stored tensor, or None if they can."""
+    if live is None:
+        return f"a tensor of class {node[CLASS]} is stored, and no live one is there that could take its values"
     if not flattens(live):
         return f"stored as a tensor of class {node[CLASS]}, the live object is a {type(live).__qualname__}"
     if name_of(live) != node[CLASS]:

@@ -76,6 +76,25 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
     return not errors and key not in unexpected
 
 
+def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
+    """Whether ``state_dict`` gives a tensor at ``key`` that ``load_state_dict`` of the same module would refuse as unexpected."""
+    owner, prefix = owner_of(module, key)
+    name = key.removeprefix(prefix)
+    if name in owner._parameters or name in owner._buffers or key.endswith("_extra_state"):
+        return False
+    if type(module).load_state_dict is not nn.Module.load_state_dict or "load_state_dict" in module.__dict__:
+        return False
+    chain = [module]
+    for part in prefix.split(".")[:-1]:
+        chain.append(chain[-1]._modules[part])  # type: ignore[arg-type]
+    if any(foreign_hooks(one._load_state_dict_pre_hooks) for one in chain):
+        return False  # they may rename it
+    ways = [type(one)._load_from_state_dict.__module__.startswith("torch.nn.") for one in chain]
+    if not all(ways[:-1]):
+        return False
+    return ways[-1] or not makes_room(module, key, shapes)
+
+
 def _is_torchs_lazy(module: nn.Module) -> bool:
     return isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
 

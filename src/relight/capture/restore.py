@@ -34,7 +34,7 @@ from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.objects import flattens, is_mark, unfit
-from relight.capture.own_loading import empty_buffer, is_lazy, makes_room, materialise
+from relight.capture.own_loading import empty_buffer, is_lazy, makes_room, materialise, not_taken
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.rebuild import Check, Memory, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
@@ -48,6 +48,7 @@ from relight.format import Leaf, Tensor, decode_tree
 from relight.format.class_names import name_in
 from relight.format.tree import join_path
 
+TAKE = "override _load_from_state_dict in its class, or register a load_state_dict pre-hook"
 Rename = Mapping[str, str] | Callable[[str], str] | None
 
 
@@ -200,6 +201,9 @@ class _Planner(Planning):
                 continue
             if not flattened and without_wrapper(tensor):
                 self.wrong.append(f"{at}: flattened by a wrapper around the module that was given: {OUTERMOST}")
+                continue
+            if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
+                self.wrong.append(f"{at}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
                 continue
             if is_mark(leaf) or flattens(tensor):
                 if flattens(tensor):

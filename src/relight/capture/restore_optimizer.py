@@ -303,10 +303,12 @@ class OptimizerPlan:
         planning = self._planning
         reason = unfit(node, live)
         if reason is not None:
-            live = self._first(path).get(parameter, {}).get(key)
-            if live is None or unfit(node, live) is not None:
-                planning.wrong.append(f"{path}: {reason}; {ONE_STEP}")
+            first = self._first(path).get(parameter, {}).get(key)
+            again = unfit(node, first)
+            if again is not None:
+                planning.wrong.append(f"{path}: {again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
                 return None
+            live = first
         if is_mark(node) and FORM in node:
             planning.targets.parts(node, live, path)
             return live
