@@ -219,3 +219,40 @@ def test_what_can_be_restored_is_not_refused(model: nn.Module) -> None:
     if isinstance(model, nn.Sequential):
         model(torch.randn(6, 5)) if len(model) == 4 else model[1].see(torch.randn(4, 4))
     assert mismatches({"model": model}, capture({"model": model})) == []
+
+
+class Packed(nn.Parameter):
+    """A parameter with memory of its own that also holds a scale (bitsandbytes' kind)."""
+
+    scale: torch.Tensor
+
+
+class PackedLinear(nn.Module):
+    """Gives the scale next to the weight, and has no loading code for it."""
+
+    def __init__(self, value: int, scale: float, blocks: int = 2) -> None:
+        super().__init__()
+        self.weight = torch.Tensor._make_subclass(Packed, torch.full((4,), value, dtype=torch.uint8), False)
+        self.weight.scale = torch.full((2,), scale)
+        self.blocks = blocks
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.scale"] = self.weight.scale
+        destination[f"{prefix}weight.settings"] = torch.tensor([self.blocks])
+
+
+def test_a_packed_parameter_is_restored_with_what_it_holds() -> None:
+    """A parameter of a subclass with memory of its own is restored in place, and so is what the module gives next to it."""
+    model, fresh = nn.Sequential(PackedLinear(7, 3.0)), nn.Sequential(PackedLinear(1, 1.0))
+    assert mismatches({"model": model}, capture({"model": model})) == []
+    restore(save({"model": model}), {"model": fresh})
+    assert type(fresh[0].weight) is Packed
+    assert fresh[0].weight.tolist() == [7] * 4
+    assert fresh[0].weight.scale.tolist() == [3.0] * 2
+
+
+def test_a_packed_parameter_with_other_settings_is_refused() -> None:
+    """What the module computes from a parameter's settings must be the same in the live one."""
+    with pytest.raises(IncompatibleState, match="other settings"):
+        restore(save({"model": PackedLinear(7, 3.0)}), {"model": PackedLinear(1, 1.0, blocks=4)})

@@ -17,6 +17,7 @@ from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.objects import inner_tensors
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
+from relight.capture.own_loading import own_memory
 from relight.capture.sharded import Flat, Spread, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
@@ -25,6 +26,9 @@ from relight.errors import ConfigError
 from relight.format.collector import collector_paused
 from relight.format.tree import Encoded, Leaf, join_path
 from relight.layout import Item
+
+
+_USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 
 class Beginning(Protocol):
@@ -214,7 +218,8 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 walker.refuse(at, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
-            leaf = node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
+            own = own_memory(inner, live, value) if type(value) not in _USUAL else None
+            leaf = node[key] = walker.tensor(value if own is None else own, at, "param" if is_parameter else "buffer", trainable=trainable)
             if is_parameter and not value.requires_grad and isinstance(leaf, Leaf) and leaf.kind == "tensor":
                 walker.frozen.update(leaf.tensors)
         else:

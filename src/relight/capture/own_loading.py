@@ -76,6 +76,32 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
     return not errors and key not in unexpected
 
 
+def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory of a parameter whose subclass only adds attributes (bitsandbytes' packed weights); None if that is not all of it.
+
+    Attributes other than plain values are left to the module's own ``_save_to_state_dict``.
+    """
+    kind = type(tensor)
+    if kind in (torch.Tensor, nn.Parameter) or is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__ or hasattr(kind, "__tensor_flatten__"):
+        return None
+    owner, _ = owner_of(module, key)
+    plain = all(one is None or type(one) in (bool, int, float, str) for one in vars(tensor).values())
+    if not plain and type(owner)._save_to_state_dict is nn.Module._save_to_state_dict:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
+def is_beside(module: nn.Module, key: str) -> bool:
+    """Whether a module gives ``key`` next to a parameter of a subclass, as ``weight.absmax`` to ``weight``: what the parameter holds."""
+    owner, prefix = owner_of(module, key)
+    name, _, more = key.removeprefix(prefix).partition(".")
+    parameter = owner._parameters.get(name)
+    return bool(more) and parameter is not None and type(parameter) is not nn.Parameter
+
+
 def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
     """Whether ``state_dict`` gives a tensor at ``key`` that ``load_state_dict`` of the same module would refuse as unexpected."""
     owner, prefix = owner_of(module, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.objects import flattens, is_mark, unfit
-from relight.capture.own_loading import empty_buffer, is_lazy, makes_room, materialise, not_taken
+from relight.capture.own_loading import empty_buffer, is_beside, is_lazy, makes_room, materialise, not_taken
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.rebuild import Check, Memory, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
@@ -43,11 +43,12 @@ from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats
 from relight.capture.typed_values import like, member
-from relight.errors import RelightError
+from relight.errors import IncompatibleState, RelightError
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.class_names import name_in
 from relight.format.tree import join_path
 
+SAME_SETTINGS = "build the module with the settings it was saved with, and convert it the same way before the restore"
 TAKE = "override _load_from_state_dict in its class, or register a load_state_dict pre-hook"
 Rename = Mapping[str, str] | Callable[[str], str] | None
 
@@ -185,6 +186,7 @@ class _Planner(Planning):
         if simple and stored.keys() == live.keys() and self.targets.all_plainly([stored[key] for key in live], list(live.values())):
             return
         taken: dict[str, Thunk] = {}
+        beside: set[str] = set()
         there: set[int] | None = None
         for key, tensor in live.items():
             leaf = stored.get(key)
@@ -203,6 +205,10 @@ class _Planner(Planning):
                 self.wrong.append(f"{at}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
+                if is_beside(module, keys.get(key, key)):
+                    self._beside(module, keys.get(key, key), leaf, tensor, at)
+                    beside.add(keys.get(key, key))
+                    continue
                 self.wrong.append(f"{at}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
                 continue
             if is_mark(leaf) or flattens(tensor):
@@ -228,7 +234,7 @@ class _Planner(Planning):
                     continue
                 self.unused.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
         if taken:
-            self.do(STATE, lambda: self._load_module(path, module, taken, direct))
+            self.do(STATE, lambda: self._load_module(path, module, taken, direct, beside))
 
     def _materialise(self, state: Mapping[str, Any], stored: Mapping[str, Any], path: str) -> None:
         """Give lazy parameters and buffers the stored shapes. ``undo`` makes them lazy again if the restore is refused."""
@@ -242,6 +248,21 @@ class _Planner(Planning):
         """Whether the module's own loading code takes a tensor of another shape than the live one has."""
         shape = self.tensors[leaf.tensors[0]].shape
         return leaf.kind == "tensor" and shape != tuple(live.shape) and makes_room(module, key, self._shapes(stored))
+
+    def _beside(self, module: nn.Module, key: str, leaf: Leaf, live: Any, path: str) -> None:
+        """What a parameter of a subclass holds: read into live memory, or compared where ``state_dict`` makes it each time."""
+        again = module.state_dict(keep_vars=True)[key]
+        if again.data_ptr() == live.data_ptr():
+            if self.targets.fits(path, leaf, live) and not self.targets.into(leaf, live, path):
+                self.wrong.append(f"{path}: the live tensor's layout takes no bytes")
+            return
+        make = thunks(leaf, path, self.memory)
+
+        def compare() -> None:
+            if not torch.equal(module.state_dict()[key].cpu(), make()):
+                raise IncompatibleState("the live module has other settings than the stored one", where=path, hint=SAME_SETTINGS)
+
+        self.do(LAST, compare)
 
     def _gained(
         self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool
@@ -265,7 +286,7 @@ class _Planner(Planning):
         leaves = {key: self.tensors[one.tensors[0]] for key, one in stored.items() if type(one) is Leaf and one.kind == "tensor"}
         return {key: (one.shape, torch_dtype(one)) for key, one in leaves.items()}
 
-    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool) -> None:
+    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, beside: Set[str] = frozenset()) -> None:
         values = {key: make() for key, make in taken.items()}
         if direct:
             extra = {key for key in values if key.endswith("_extra_state")}
@@ -277,6 +298,8 @@ class _Planner(Planning):
                 self.guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
             return
         current = module.state_dict()  # with its metadata: the versions that loading code looks at
+        for key in beside:
+            current.pop(key, None)
         current.update(values)
         self.guarded(path, lambda: module.load_state_dict(current, strict=True))
 
