@@ -77,9 +77,9 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
 
 
 def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the memory of a parameter whose subclass only adds attributes (bitsandbytes' packed weights); None if that is not all of it.
+    """Return the memory of a parameter whose subclass only adds attributes, as bitsandbytes' packed weights do; else None.
 
-    Attributes other than plain values are left to the module's own ``_save_to_state_dict``.
+    Its module must have a ``_save_to_state_dict`` of its own, which gives what the parameter holds apart from its memory.
     """
     kind = type(tensor)
     if kind in (torch.Tensor, nn.Parameter) or is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta:
@@ -87,8 +87,7 @@ def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tenso
     if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__ or hasattr(kind, "__tensor_flatten__"):
         return None
     owner, _ = owner_of(module, key)
-    plain = all(one is None or type(one) in (bool, int, float, str) for one in vars(tensor).values())
-    if not plain and type(owner)._save_to_state_dict is nn.Module._save_to_state_dict:
+    if type(owner)._save_to_state_dict is nn.Module._save_to_state_dict:
         return None
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
