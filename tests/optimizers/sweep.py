@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
 import io
 import logging
 import math
@@ -370,6 +371,32 @@ LIBRARIES: dict[str, Callable[[], dict[str, list[Build]]]] = {
 }
 
 
+def table(results: dict[str, dict[str, Outcome]]) -> str:
+    """Return the page with the counts of each library, and each optimizer that is not exact."""
+    kinds = (EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG)
+    lines = ["# Table: optimizers", "", "`make optimizers` writes this page. [Optimizers](optimizers.md) explains the columns.", ""]
+    lines += [f"torch {torch.__version__}, relight {relight.__version__}.", ""]
+    lines += ["| library | version | " + " | ".join(kinds) + " |", "|---|---|" + "---:|" * len(kinds)]
+    total: Counter[str] = Counter()
+    for library, found in results.items():
+        count = Counter(outcome.kind for outcome in found.values())
+        total += count
+        lines.append(f"| {library} | {_version(library)} | " + " | ".join(str(count[kind]) for kind in kinds) + " |")
+    lines += ["| all | | " + " | ".join(str(total[kind]) for kind in kinds) + " |", "", "## Not exact", ""]
+    lines += ["| library | optimizer | outcome | reason |", "|---|---|---|---|"]
+    for library, found in results.items():
+        for name, (kind, why) in found.items():
+            if kind != EXACT:
+                cell = why.replace("|", "\\|").replace("<", "&lt;")
+                lines.append(f"| {library} | {name} | {kind} | {cell} |")
+    return "\n".join([*lines, ""])
+
+
+def _version(library: str) -> str:
+    name = {"galore_torch": "galore-torch"}.get(library, library)
+    return importlib.metadata.version(name)
+
+
 def main() -> int:
     """Try them all; write the table if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -394,6 +421,8 @@ def main() -> int:
             with contextlib.redirect_stdout(io.StringIO()):
                 outcome = results[library][name] = trial(ways)
             print(f"{library:18} {name:32} {outcome.kind:16} {outcome.why}", flush=True)
+    if options.table:
+        options.table.write_text(table(results))
     counts = {library: Counter(outcome.kind for outcome in found.values()) for library, found in results.items()}
     for library, count in counts.items():
         print(library, dict(count))

@@ -27,7 +27,6 @@ from relight.format.collector import collector_paused
 from relight.format.tree import Encoded, Leaf, join_path
 from relight.layout import Item
 
-
 _USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 

@@ -105,7 +105,7 @@ def order_of(tensor: torch.Tensor) -> list[int] | None:
         return None
     if tensor.ndim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
         return None
-    order = sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride(dim), dim))
+    order = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride()[dim])
     return order if tensor.permute(order).is_contiguous() else None
 
 

@@ -243,9 +243,9 @@ def live_custom(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
 
 def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
     """Give ``_capture_custom``'s tree back through the class's own ``load_state_dict``."""
-    own = own_form_of(saved)
-    if own is not None:
-        optimizer.load_state_dict(with_numbers(own, [names[id(parameter)] for parameter in own_parameters(optimizer)]))
+    whole = own_form_of(saved)
+    if whole is not None:
+        optimizer.load_state_dict(with_numbers(whole, [names[id(parameter)] for parameter in own_parameters(optimizer)]))
         return
     # torch gives the nth number of a group to the group's nth live parameter: numbers go in live order, whatever the stored one was.
     numbers = {names[id(parameter)]: index for index, parameter in enumerate(own_parameters(optimizer))}

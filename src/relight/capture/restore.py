@@ -242,7 +242,11 @@ class _Planner(Planning):
             leaf, at = stored.get(key), join_path(path, key)
             if is_lazy(tensor) and self.takes(at) and type(leaf) is Leaf and leaf.kind == "tensor":
                 kept = self.tensors[leaf.tensors[0]]
-                self.undo.append(self.memory.make(kept, partial(materialise, tensor, kept.shape)))
+                self.memory.make(kept, partial(self._make_real, tensor, kept.shape))
+
+    def _make_real(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        self.undo.append(materialise(tensor, shape))
+        return tensor
 
     def _makes_room(self, module: nn.Module, key: str, leaf: Leaf, live: torch.Tensor | Flat, stored: Mapping[str, Any]) -> bool:
         """Whether the module's own loading code takes a tensor of another shape than the live one has."""

@@ -14,6 +14,7 @@ from relight.capture.build import Later, thunks, whole
 from relight.capture.declared import declared_among, fill
 from relight.capture.flattened import Original
 from relight.capture.kinds import MODULE, kind_of
+from relight.capture.objects import FORM, first_state, flattens, is_mark, marked, revived, unfit
 from relight.capture.optimizers import (
     declared_in,
     flattened_in,
@@ -28,9 +29,8 @@ from relight.capture.optimizers import (
     why_not_apart,
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
-from relight.capture.planning import LAST, STATE, Planning
-from relight.capture.objects import FORM, first_state, flattens, is_mark, marked, revived, unfit
 from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
+from relight.capture.planning import LAST, STATE, Planning
 from relight.capture.rebuild import Thunk, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.tensors import touched
@@ -63,7 +63,7 @@ class OptimizerPlan:
         for inner, path, one in self._later:
             if own_form_of(one) is not None and not is_custom(inner):
                 make = thunks(own_form_of(one), path, self._planning.memory)
-                self._planning.do(STATE, partial(self._planning.guarded, path, lambda inner=inner, make=make: inner.load_state_dict(make())))
+                self._planning.do(STATE, partial(self._planning.guarded, path, partial(_load, inner, make)))
             else:
                 OptimizerPlan(self._planning, inner, path).make(one)
 
@@ -128,7 +128,7 @@ class OptimizerPlan:
             planning.do(STATE, self._set_states)
         self._masters(node.get("masters", {}), {new: old for old, new in renamed.items()})
         if planning.takes(f"{path}/groups"):
-            for index, (group, mine) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            for index, mine in enumerate(groups):
                 homes = [index] if index < len(members) and mine <= members[index] else (n for n, one in enumerate(members) if mine <= one)
                 for home in homes:
                     wanted = {key: value for key, value in saved_groups[home].items() if key != "params"}
@@ -402,6 +402,10 @@ class OptimizerPlan:
     def _set_states(self) -> None:
         for parameter, state in self._made.items():
             self._holder.state[parameter] = {key: value.make() if type(value) is Later else value for key, value in state.items()}
+
+
+def _load(inner: Any, make: Thunk) -> None:
+    inner.load_state_dict(make())
 
 
 def follow_weights(planning: Planning, optimizer: torch.optim.Optimizer) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from relight.capture.memory_of_targets import read_only, why_no_bytes
-from relight.capture.objects import CLASS, FORM, flattens, is_mark, parts_of, unfit_parts
+from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_parts
 from relight.capture.rebuild import Memory, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
@@ -20,6 +20,7 @@ from relight.format.tree import join_path
 from relight.layout import Sink
 from relight.layout.sources import Place
 
+BEFORE = "load it before it is converted"
 _USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
 _shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "layout", "is_cpu", "nbytes"))
 
@@ -124,8 +125,8 @@ class Targets:
     def parts(self, node: object, live: torch.Tensor, path: str) -> None:
         """Read the inner tensors of a stored subclass straight into those of ``live``."""
         if type(node) is not dict or FORM not in node:
-            stored = f"an object of class {node[CLASS]}" if is_mark(node) else "a plain tensor"  # type: ignore[index]
-            self._wrong.append(f"{path}: stored as {stored}, the live tensor is a {type(live).__qualname__}: load it before it is converted")
+            stored = "an object" if is_mark(node) else "a plain tensor"
+            self._wrong.append(f"{path}: stored as {stored}, the live tensor is a {type(live).__qualname__}: {BEFORE}")
             return
         reason = unfit_parts(node, live)
         if reason is not None:

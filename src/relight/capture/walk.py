@@ -33,7 +33,7 @@ _IN_PLACE = frozenset(("param", "buffer", "optim"))
 """Roles of what is restored into a live tensor of the same class."""
 NO_SUBCLASS = "its class can only be restored inside a module's or an optimizer's state: give the object that holds it"
 NO_OBJECT = "give its fields as plain values, or give it as a component of its own with state_dict() and load_state_dict()"
-NO_OPTIMIZER_OBJECT = "give the optimizer's class a state_dict() that turns it into tensors and plain values, and a load_state_dict() for them"
+NO_OPTIMIZER_OBJECT = "give the optimizer's class a state_dict() that makes tensors and plain values of it, and a load_state_dict()"
 
 
 class Walker:

@@ -135,7 +135,7 @@ class Checkpointer(Holds):
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = UnderWay()
-        self._looked_over, self._warmed, self._takeover, self._restorable = False, False, Takeover(takeover, self), Restorable()
+        self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, Recall(), Trusted(self._compact), Calls(self._run)
         if self._ranks is not None:
             self._ranks.split(self._components)
@@ -348,7 +348,7 @@ class Checkpointer(Holds):
         if self._looked_over:
             return
         try:
-            state = self._restorable.check(self._components, capture(self._components, recall=self._recall if self._ranks is None else None))
+            state = self._plans.check(self._components, capture(self._components, recall=self._recall if self._ranks is None else None))
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:
@@ -427,7 +427,7 @@ class Checkpointer(Holds):
     def _capture(self, micro_step: int | None) -> Captured:
         if self._ranks is not None:
             return self._ranks.capture(self._components, micro_step=micro_step, recall=self._recall)
-        return self._restorable.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
+        return self._plans.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
 
     def _warm_up(self) -> None:
         """After the first step that saved nothing: the agent and its memory are made ready while training goes on."""

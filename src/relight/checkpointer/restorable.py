@@ -15,7 +15,7 @@ SHARE_MAX = 0.01
 
 
 class Restorable:
-    """Plans of one Checkpointer. A plan costs about 10 µs a tensor, once for each structure; a comparison 0.1 µs a tensor at each save."""
+    """Plans of one Checkpointer. A plan costs about a third of a first capture, once for each structure; a comparison 0.2 µs a tensor."""
 
     def __init__(self) -> None:
         self._structure: object = None
@@ -45,4 +45,7 @@ class Restorable:
 def _structure_of(state: Captured) -> object:
     """Names and dtypes of the tensors. Shapes are left out: buffers that grow would change them at each save."""
     known = len(state.fixed.items) if state.fixed is not None else 0
-    return id(state.fixed) if state.fixed is not None else None, tuple((item.name, item.dtype) for item in state.items[known:])
+    items = state.items[known:]
+    # Strings, not tuples: the garbage collector would go through tens of thousands of them at each save.
+    names, dtypes = "\0".join([item.name for item in items]), " ".join([item.dtype for item in items])
+    return id(state.fixed) if state.fixed is not None else None, hash(names), hash(dtypes)
