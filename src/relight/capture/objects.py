@@ -1,4 +1,7 @@
-"""Tensor subclasses and simple objects in a state: stored by their parts, put back into live ones. No class is looked up by a stored name."""
+"""Tensor subclasses and simple objects in a state: stored by their parts, restored into live ones.
+
+No class is looked up by a stored name.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 def is_simple(value: Any) -> bool:
     """Whether ``value`` is an object of a Python class that is all in its ``__dict__``."""
     kind = type(value)
-    if not isinstance(getattr(value, "__dict__", None), dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
+    held = getattr(value, "__dict__", None)
+    if not isinstance(held, dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
         return False
     if kind.__module__ in ("builtins", "enum") or hasattr(kind, "__members__") or not kind.__flags__ & (1 << 9):  # Py_TPFLAGS_HEAPTYPE
         return False

@@ -40,7 +40,7 @@ class _NoMemory(Memory):
 def mismatches(components: Mapping[str, object], state: Captured) -> list[str]:
     """Return why ``state`` could not be restored into the components that it was captured from, by path; empty if it could.
 
-    Nothing is read, copied or changed. Costs about a third of a first capture. Loaders and generators are left out: their state is no structure.
+    Nothing is read, copied or changed. Costs about a third of a first capture. Loaders and generators are left out: they have no structure.
     """
     if any(isinstance(value, torch.nn.Module) and is_flattened(value) for value in components.values()):
         return []  # other ranks hold what this one has no element of
