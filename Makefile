@@ -8,11 +8,12 @@ STAMP := $(VENV)/.ready
 BENCH := build/bench
 EXPORTS := build/exports
 FOREIGN := build/foreign
+OPTIMIZERS := build/optimizers
 PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit long crash slips kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
+.PHONY: help demo test check docs site unit long crash slips kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -175,6 +176,9 @@ migrations: $(EXPORTS)/.ready ## old checkpoints, migrated by processes and by R
 
 plugins: $(PLUGINS)/.ready ## the plug-ins, against each framework: its example killed and resumed to the same losses; about twenty minutes
 	RELIGHT_TEST_ALL_PLUGINS=1 $(PLUGINS)/bin/python -m pytest tests/plugins --timeout 900
+
+optimizers: $(OPTIMIZERS)/.ready ## 250 optimizers of nine libraries, each saved and restored into new objects: the same losses, to the bit; about one minute
+	TORCHDYNAMO_DISABLE=1 $(OPTIMIZERS)/bin/python tests/optimizers/sweep.py --table docs/optimizers-table.md
 
 pages: build/pages/.ready ## the dashboard in a real browser: each page and action, two widths, light and dark, axe; pictures in build/shots (Debian: chromium; npm)
 	npm install --silent --no-audit --no-fund --prefix build/axe axe-core@4.14.1

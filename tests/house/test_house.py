@@ -25,6 +25,8 @@ BROAD_MAY_STAND = {
     "checkpointer/signals.py": "what the script's own signal handler raises: raised again after the save",
     "checkpointer/heir.py": "another error is on its way out: this one is told, and the way back is as it would have been",
     "capture/planning.py": "somebody else's load_state_dict: kept as the cause",
+    "capture/own_loading.py": "a class's loading code, tried on a copy: what it raises means that it takes no such tensor",
+    "capture/restore_optimizer.py": "an optimizer's step or state_dict, tried on a copy: reported as a mismatch",
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",

@@ -16,6 +16,7 @@ from relight.capture.kinds import is_component, is_large, kind_of
 from relight.capture.loaders import leave_epoch, observe_batches, unwatch_loaders, watch_loaders
 from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
+from relight.capture.restorable import mismatches
 from relight.capture.restore import plan_restore
 from relight.capture.rng import Frozen
 from relight.capture.rng import frozen as frozen_generators
@@ -43,6 +44,7 @@ __all__ = [
     "is_large",
     "kind_of",
     "leave_epoch",
+    "mismatches",
     "observe_batches",
     "only_needed",
     "plan_restore",

@@ -15,7 +15,9 @@ from relight.capture.fixed import Fixed, Recall, basis_of
 from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
+from relight.capture.objects import inner_tensors
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
+from relight.capture.own_loading import own_memory
 from relight.capture.sharded import Flat, Spread, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
@@ -24,6 +26,8 @@ from relight.errors import ConfigError
 from relight.format.collector import collector_paused
 from relight.format.tree import Encoded, Leaf, join_path
 from relight.layout import Item
+
+_USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 
 class Beginning(Protocol):
@@ -80,6 +84,7 @@ def capture(
     kinds = {name: kind_of(value) for name, value in components.items()}
     fixed = recall.of(components) if recall is not None else None
     walker = Walker(fixed, behind)
+    walker.components = components
     walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
     if fixed is None:
         with collector_paused():
@@ -212,7 +217,8 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
                 walker.refuse(at, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
-            leaf = node[key] = walker.tensor(value, at, "param" if is_parameter else "buffer", trainable=trainable)
+            own = own_memory(inner, live, value) if type(value) not in _USUAL else None
+            leaf = node[key] = walker.tensor(value if own is None else own, at, "param" if is_parameter else "buffer", trainable=trainable)
             if is_parameter and not value.requires_grad and isinstance(leaf, Leaf) and leaf.kind == "tensor":
                 walker.frozen.update(leaf.tensors)
         else:
@@ -302,5 +308,5 @@ def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
             found.append((-1, steps_of(value)))
         elif kind_of(value) == VALUE:
             tensors = [tensor for _, tensor in loose_tensors(value, "")]
-        found += [_mark(tensor) for tensor in tensors]
+        found += [_mark(inner) for tensor in tensors for inner in inner_tensors(tensor)]
     return tuple(found)

@@ -18,6 +18,7 @@ from torch import nn
 
 from relight.capture import declared
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
+from relight.capture.objects import flattens
 from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
 from relight.capture.sharded import Spread, local_of
 from relight.layout import Item
@@ -239,6 +240,8 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
 def _is_its_memory(tensor: torch.Tensor) -> bool:
     """Whether what is saved of it is its memory, not something computed from it."""
     tensor = local_of(tensor)
+    if flattens(tensor):
+        return False  # its inner tensors may be others at the next save
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
 
 

@@ -11,6 +11,7 @@ import torch
 from relight.capture.declared import Declared, declared_among, declared_of, lives_in, own_values
 from relight.capture.flattened import FLAT, Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
+from relight.capture.own_state import INNER, OWN, has_torchs_form, left_out, own_form_of, with_names, with_numbers
 from relight.capture.walk import Walker
 from relight.format.tree import join_path
 
@@ -183,6 +184,7 @@ def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: 
     """``{"state": {name: {key: value}}, "groups": [{…, "params": [names]}], "extra": {…}}``."""
     if is_custom(optimizer):
         return _capture_custom(walker, optimizer, path, moments.params)
+    inner = _capture_inner(walker, optimizer, path, None)
     groups = [
         {
             **walker.value({key: item for key, item in group.items() if key not in ("params", "param_names")}, f"{path}/groups/{i}"),
@@ -192,11 +194,16 @@ def capture_optimizer(walker: Walker, optimizer: Optimizer, path: str, moments: 
     ]
     extra = {key: value for key, value in holder_of(optimizer).state.items() if not isinstance(key, torch.Tensor)}
     masters = {"masters": moments.masters} if moments.masters else {}
-    return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim"), **masters}
+    return {"state": moments.state, "groups": groups, "extra": walker.value(extra, f"{path}/extra", "optim"), **masters, **inner}
 
 
 def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: list[Any]) -> Any:
-    saved = dict(optimizer.state_dict())
+    given = optimizer.state_dict()
+    inner = _capture_inner(walker, optimizer, path, given)
+    if not has_torchs_form(optimizer, given):
+        own = walker.value(with_names(given, params), f"{path}/{OWN}", "optim")
+        return {"state": {}, "groups": [{"params": names} for names in params], "extra": {}, OWN: own, **inner}
+    saved = dict(given)
     order = [name for group in params for name in group]
     state, groups = saved.pop("state", {}), saved.pop("param_groups", [])
     return {
@@ -205,11 +212,41 @@ def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: lis
             [{**group, "params": [_named(index, order) for index in group.get("params", ())]} for group in groups], f"{path}/groups"
         ),
         "extra": walker.value(saved, f"{path}/extra", "optim"),
+        **inner,
     }
+
+
+def _capture_inner(walker: Walker, optimizer: Optimizer, path: str, given: Any) -> dict[str, Any]:
+    """Return the nodes of inner optimizers that ``given``, its ``state_dict``, leaves out; empty if there are none."""
+    nodes: dict[str, Any] = {}
+    for attribute, inner in left_out(optimizer, given if given is not None else list(holder_of(optimizer).state.values())).items():
+        at = join_path(f"{path}/{INNER}", attribute)
+        names = parameter_names(inner, walker.components)
+        if all(id(parameter) in names for parameter in trained_by(inner)):
+            moments = capture_moments(walker, inner, at, walker.components)
+            nodes[attribute] = capture_optimizer(walker, inner, at, moments) if moments is not None else None
+        else:  # its parameters are copies of the model's
+            nodes[attribute] = {"state": {}, "groups": [], "extra": {}, OWN: walker.value(inner.state_dict(), f"{at}/{OWN}", "optim")}
+    return {INNER: nodes} if nodes else {}
+
+
+def live_custom(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return the live state in the form of ``_capture_custom``'s tree: what objects in a stored one are restored into."""
+    given = optimizer.state_dict()
+    params = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
+    if not has_torchs_form(optimizer, given):
+        return {OWN: with_names(given, params)}
+    saved, order = dict(given), [name for group in params for name in group]
+    state, groups = saved.pop("state"), saved.pop("param_groups")
+    return {"state": {_named(key, order): value for key, value in state.items()}, "groups": groups, "extra": saved}
 
 
 def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
     """Give ``_capture_custom``'s tree back through the class's own ``load_state_dict``."""
+    whole = own_form_of(saved)
+    if whole is not None:
+        optimizer.load_state_dict(with_numbers(whole, [names[id(parameter)] for parameter in own_parameters(optimizer)]))
+        return
     # torch gives the nth number of a group to the group's nth live parameter: numbers go in live order, whatever the stored one was.
     numbers = {names[id(parameter)]: index for index, parameter in enumerate(own_parameters(optimizer))}
     groups = []

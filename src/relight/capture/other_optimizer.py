@@ -96,6 +96,8 @@ def _foreign_entries(live: Any, entries: Set[str]) -> bool:
     if known is not None:
         always, sometimes = known
         return bool(entries - always - sometimes) and not (always <= entries and entries & (always | sometimes))
+    if is_custom(live):
+        return False  # its state_dict may have other entries than its state
     return bool(kept and entries - kept and kept - entries)
 
 

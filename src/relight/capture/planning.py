@@ -83,8 +83,16 @@ class Planning:
         """Recorded class of each stored component, by its live name."""
         self.imported = False
         """Whether another framework stored it."""
+        self._stored_shapes: dict[str, tuple[int, ...]] | None = None
+        self.undo: list[Thunk] = []
+        """What takes back changes that planning had to make."""
         self.resized: set[int] = set()
         """Parameters, by ``id``, that are stored in another shape: nor does what an optimizer holds for them fit."""
+
+    def back(self) -> None:
+        """Undo what planning has changed in live objects: a restore that is refused leaves them as they were."""
+        while self.undo:
+            self.undo.pop()()
 
     def do(self, order: int, action: Thunk) -> None:
         """``action`` when the bytes are there, in its turn."""
@@ -93,6 +101,14 @@ class Planning:
     def takes(self, path: str) -> bool:
         """Whether what is at ``path`` was asked for."""
         return selected(path, self.only)
+
+    def has_shape(self, name: str, live: torch.Tensor) -> bool:
+        """Whether a parameter of that name is stored in the shape of the live one, so that all state kept for it fits as well."""
+        if self._stored_shapes is None:
+            self._stored_shapes = {one.name: one.shape for one in self.tensors if one.role == "param"}
+        modules = [component for component, value in self.components.items() if isinstance(value, torch.nn.Module)]
+        paths = (*(f"{component}/{name}" for component in modules), name.replace(".", "/", 1))
+        return self.rename is None and any(self._stored_shapes.get(path) == tuple(live.shape) for path in paths)
 
     def touches(self, name: str) -> bool:
         """Whether something of a component may have been asked for."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from relight.capture.rebuild import Thunk
-from relight.capture.typed_values import is_named_tuple
+from relight.capture.typed_values import is_named_tuple, like
 
 
 def set_group(group: dict[str, Any], make: Thunk) -> None:
@@ -19,7 +19,7 @@ def set_group(group: dict[str, Any], make: Thunk) -> None:
         if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and current.shape == value.shape:
             current.copy_(value)
         else:
-            group[key] = value
+            group[key] = like(current, value, str(key))
 
 
 def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: bool) -> dict[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.build import thunks
 from relight.capture.captured import loose_tensors, named_gradients
-from relight.capture.classes import class_path, is_of, is_torchs, lineage, renamed_classes
+from relight.capture.classes import class_path, class_paths, is_of, is_torchs, lineage, renamed_classes
 from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import (
     LOADER,
@@ -33,18 +33,23 @@ from relight.capture.kinds import (
 from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
+from relight.capture.objects import flattens, is_mark, unfit
+from relight.capture.own_loading import empty_buffer, is_beside, is_lazy, makes_room, materialise, not_taken
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
-from relight.capture.rebuild import Check, Memory, Thunk
+from relight.capture.rebuild import Check, Memory, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats
 from relight.capture.typed_values import like, member
+from relight.errors import IncompatibleState, RelightError
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.class_names import name_in
 from relight.format.tree import join_path
 
+SAME_SETTINGS = "build the module with the settings it was saved with, and convert it the same way before the restore"
+TAKE = "override _load_from_state_dict in its class, or register a load_state_dict pre-hook"
 Rename = Mapping[str, str] | Callable[[str], str] | None
 
 
@@ -69,14 +74,31 @@ def plan_restore(
     planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check), where)
     if classes:
         planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes
-    planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
-    planner.targets.refuse_read_only()
-    if elsewhere:
-        planner.result.unused = planner.unused
-    else:
-        planner.wrong += planner.unused
-    planner.result.refuse(planner.wrong)
+    try:
+        planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
+        planner.targets.refuse_read_only()
+        if elsewhere:
+            planner.result.unused = planner.unused
+        else:
+            planner.wrong += planner.unused
+        planner.result.refuse(planner.wrong)
+    except RelightError:
+        planner.back()
+        raise
     return planner.close()
+
+
+def planned_mismatches(
+    components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: Memory
+) -> list[str]:
+    """Return what a strict restore of ``tree`` into ``components`` would be refused for. Nothing is changed."""
+    planner = _Planner(components, tensors, None, True, None, memory, "")
+    planner.classes = class_paths(components)
+    try:
+        planner.plan(tree)
+    finally:
+        planner.back()
+    return planner.wrong + planner.unused
 
 
 class _Planner(Planning):
@@ -154,6 +176,8 @@ class _Planner(Planning):
         plain = flattened_state(module) if flattened else plain_state(module)
         state: dict[str, Any] = module.state_dict(keep_vars=True) if plain is None else plain
         direct = plain is not None or is_plain(module, state)
+        if not direct:
+            self._materialise(state, node, path)
         wrappers = wrapped(module)
         keys = {own_name(key, wrappers): key for key in state} if wrappers else {}
         live = {key: state[keys[key]] for key in keys} if wrappers else state
@@ -162,6 +186,7 @@ class _Planner(Planning):
         if simple and stored.keys() == live.keys() and self.targets.all_plainly([stored[key] for key in live], list(live.values())):
             return
         taken: dict[str, Thunk] = {}
+        beside: set[str] = set()
         there: set[int] | None = None
         for key, tensor in live.items():
             leaf = stored.get(key)
@@ -179,7 +204,23 @@ class _Planner(Planning):
             if not flattened and without_wrapper(tensor):
                 self.wrong.append(f"{at}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
+            if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
+                if is_beside(module, keys.get(key, key)):
+                    self._beside(module, keys.get(key, key), leaf, tensor, at)
+                    beside.add(keys.get(key, key))
+                    continue
+                self.wrong.append(f"{at}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
+                continue
+            if is_mark(leaf) or flattens(tensor):
+                if flattens(tensor):
+                    self.targets.parts(leaf, tensor, at)
+                else:
+                    self.wrong.append(f"{at}: {unfit(leaf, tensor)}")
+                continue
             if isinstance(tensor, (torch.Tensor, Flat)) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
+                if not direct and self._makes_room(module, keys.get(key, key), leaf, tensor, stored):
+                    taken[keys.get(key, key)] = thunks(leaf, at, self.memory)
+                    continue
                 if not self.targets.fits(at, leaf, tensor):
                     if isinstance(tensor, Flat) or why_no_bytes(tensor) is None:
                         self.resized.add(id(tensor.owner if isinstance(tensor, Flat) else tensor))
@@ -189,11 +230,67 @@ class _Planner(Planning):
             taken[keys.get(key, key)] = thunks(leaf, at, self.memory)
         if self.only is None:
             for key in stored.keys() - live.keys():
+                if self._gained(module, key, stored, join_path(path, key), taken, direct):
+                    continue
                 self.unused.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
         if taken:
-            self.do(STATE, lambda: self._load_module(path, module, taken, direct))
+            self.do(STATE, lambda: self._load_module(path, module, taken, direct, beside))
 
-    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool) -> None:
+    def _materialise(self, state: Mapping[str, Any], stored: Mapping[str, Any], path: str) -> None:
+        """Give lazy parameters and buffers the stored shapes. ``undo`` makes them lazy again if the restore is refused."""
+        for key, tensor in state.items():
+            leaf, at = stored.get(key), join_path(path, key)
+            if is_lazy(tensor) and self.takes(at) and type(leaf) is Leaf and leaf.kind == "tensor":
+                kept = self.tensors[leaf.tensors[0]]
+                self.memory.make(kept, partial(self._make_real, tensor, kept.shape))
+
+    def _make_real(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        self.undo.append(materialise(tensor, shape))
+        return tensor
+
+    def _makes_room(self, module: nn.Module, key: str, leaf: Leaf, live: torch.Tensor | Flat, stored: Mapping[str, Any]) -> bool:
+        """Whether the module's own loading code takes a tensor of another shape than the live one has."""
+        shape = self.tensors[leaf.tensors[0]].shape
+        return leaf.kind == "tensor" and shape != tuple(live.shape) and makes_room(module, key, self._shapes(stored))
+
+    def _beside(self, module: nn.Module, key: str, leaf: Leaf, live: Any, path: str) -> None:
+        """What a parameter of a subclass holds: read into live memory, or compared where ``state_dict`` makes it each time."""
+        again = module.state_dict(keep_vars=True)[key]
+        if again.data_ptr() == live.data_ptr():
+            if self.targets.fits(path, leaf, live) and not self.targets.into(leaf, live, path):
+                self.wrong.append(f"{path}: the live tensor's layout takes no bytes")
+            return
+        make = thunks(leaf, path, self.memory)
+
+        def compare() -> None:
+            if not torch.equal(module.state_dict()[key].cpu(), make()):
+                raise IncompatibleState("the live module has other settings than the stored one", where=path, hint=SAME_SETTINGS)
+
+        self.do(LAST, compare)
+
+    def _gained(
+        self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool
+    ) -> bool:
+        """Plan for a stored tensor of which the live module has only the name, or that its loading code adds. False if neither."""
+        leaf = stored[key]
+        if type(leaf) is not Leaf or leaf.kind != "tensor":
+            return False
+        if (found := empty_buffer(module, key)) is not None:
+            owner, name = found
+            make = thunks(leaf, path, self.memory)
+            device = next((one.device for one in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+            self.do(STATE, lambda: owner._buffers.update({name: make().to(device)}))
+            return True
+        if not direct and makes_room(module, key, self._shapes(stored)):
+            taken[key] = thunks(leaf, path, self.memory)
+            return True
+        return False
+
+    def _shapes(self, stored: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        leaves = {key: self.tensors[one.tensors[0]] for key, one in stored.items() if type(one) is Leaf and one.kind == "tensor"}
+        return {key: (one.shape, torch_dtype(one)) for key, one in leaves.items()}
+
+    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, beside: Set[str] = frozenset()) -> None:
         values = {key: make() for key, make in taken.items()}
         if direct:
             extra = {key for key in values if key.endswith("_extra_state")}
@@ -205,6 +302,8 @@ class _Planner(Planning):
                 self.guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
             return
         current = module.state_dict()  # with its metadata: the versions that loading code looks at
+        for key in beside:
+            current.pop(key, None)
         current.update(values)
         self.guarded(path, lambda: module.load_state_dict(current, strict=True))
 
@@ -347,4 +446,6 @@ def _text(stored: Tensor) -> str:
 
 
 def _live(value: Any) -> str:
+    if is_lazy(value):
+        return ": the live one is not initialised yet, run a forward pass before the restore"
     return f" (live {dtype_text(value)} {list(value.shape)})" if isinstance(value, torch.Tensor) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from operator import eq
 from typing import Any
 
@@ -14,11 +14,13 @@ from relight.capture.build import Later, thunks, whole
 from relight.capture.declared import declared_among, fill
 from relight.capture.flattened import Original
 from relight.capture.kinds import MODULE, kind_of
+from relight.capture.objects import FORM, first_state, flattens, is_mark, marked, revived, unfit
 from relight.capture.optimizers import (
     declared_in,
     flattened_in,
     holder_of,
     is_custom,
+    live_custom,
     load_custom,
     names_of,
     own_parameters,
@@ -27,10 +29,12 @@ from relight.capture.optimizers import (
     why_not_apart,
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
+from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
 from relight.capture.planning import LAST, STATE, Planning
-from relight.capture.rebuild import torch_dtype
+from relight.capture.rebuild import Thunk, torch_dtype
 from relight.capture.refill import set_group
 from relight.capture.tensors import touched
+from relight.capture.typed_values import like
 from relight.format import Leaf
 from relight.format.tree import join_path
 
@@ -40,6 +44,9 @@ _LIKE_PARAMETER = frozenset(
 """State that has its parameter's shape in every optimizer that calls it so; other state (Adafactor's factors) need not."""
 
 
+ONE_STEP = "run one step of the optimizer before the restore, which makes it"
+
+
 class OptimizerPlan:
     """Of one optimizer, which is the component at ``path``. ``stored``: the recorded class of the one that was saved."""
 
@@ -47,9 +54,20 @@ class OptimizerPlan:
         self._planning, self._optimizer, self._path, self._stored = planning, optimizer, path, stored
         self._holder = holder_of(optimizer)
         self._made: dict[torch.Tensor, dict[Any, Any]] = {}
+        self._later: list[tuple[Any, str, Any]] = []
+        self._made_first: dict[torch.Tensor, dict[Any, Any]] | None = None
 
     def make(self, node: Any) -> None:
-        """Plan how ``node`` goes into it."""
+        """Plan how ``node`` goes into it, and then into the optimizers inside it."""
+        self._make(node)
+        for inner, path, one in self._later:
+            if own_form_of(one) is not None and not is_custom(inner):
+                make = thunks(own_form_of(one), path, self._planning.memory)
+                self._planning.do(STATE, partial(self._planning.guarded, path, partial(_load, inner, make)))
+            else:
+                OptimizerPlan(self._planning, inner, path).make(one)
+
+    def _make(self, node: Any) -> None:
         planning, optimizer, path = self._planning, self._optimizer, self._path
         if not _is_optimizers(node):
             planning.wrong.append(f"{path}: stored as something other than an optimizer")
@@ -65,8 +83,12 @@ class OptimizerPlan:
             node = {**node, "groups": [settings_of_both(optimizer, group) for group in node["groups"]]}
         else:
             planning.note_class(path, optimizer, self._stored)
-        flattened = flattened_in(optimizer, planning.components)
         names = parameter_names(optimizer, planning.components)
+        self._inner(node)
+        if is_custom(optimizer) and own_form_of(node) is not None:
+            self._own(node, names)
+            return
+        flattened = flattened_in(optimizer, planning.components)
         if _is_by_number(node):
             node = self._named(node, names, bool(flattened))
             if node is None:
@@ -88,9 +110,7 @@ class OptimizerPlan:
             if declared_in(optimizer, planning.components):
                 planning.wrong.append(f"{path}: it has its own way of taking its state, and its parameters were flattened")
                 return
-            if planning.takes(path):
-                make = thunks(node, path, planning.memory)
-                planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, make(), names)))
+            self._load_custom(node, names)
             return
         state = {renamed[one]: value for one, value in node["state"].items()} if renamed else node["state"]
         stepped = {id(parameter) for parameter in own_parameters(self._holder)}
@@ -108,16 +128,64 @@ class OptimizerPlan:
             planning.do(STATE, self._set_states)
         self._masters(node.get("masters", {}), {new: old for old, new in renamed.items()})
         if planning.takes(f"{path}/groups"):
-            for index, (group, mine) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            for index, mine in enumerate(groups):
                 homes = [index] if index < len(members) and mine <= members[index] else (n for n, one in enumerate(members) if mine <= one)
                 for home in homes:
                     wanted = {key: value for key, value in saved_groups[home].items() if key != "params"}
                     make = thunks(wanted, f"{path}/groups/{index}", planning.memory)
-                    planning.do(STATE, partial(set_group, group, make))
+                    planning.do(STATE, partial(self._set_group, index, make))
                     break
         if planning.takes(f"{path}/extra"):
             make_extra = thunks(node["extra"], f"{path}/extra", planning.memory)
             planning.do(STATE, lambda: self._holder.state.update(make_extra()))
+
+    def _own(self, node: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        """A state in the optimizer's own form, for its own ``load_state_dict``: with the same parameters in the same order only."""
+        planning, optimizer, path = self._planning, self._optimizer, self._path
+        lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
+        stored = [[_renamed_parameter(name, planning.components, planning.rename) if planning.rename is not None else name
+                   for name in group["params"]] for group in node["groups"]]  # fmt: skip
+        if stored and stored != lives:
+            here, there = set(chain(*lives)), set(chain(*stored))
+            self._tell_apart(here, there, [set(one) & there for one in lives], [set(one) for one in stored])
+            if here == there and list(map(set, lives)) == list(map(set, stored)):
+                planning.wrong.append(f"{path}: its parameters had another order when it was saved, and its state_dict is not by name")
+            return
+        self._load_custom(node, names)
+
+    def _load_custom(self, node: Mapping[str, Any], names: Mapping[int, str]) -> None:
+        planning, optimizer, path = self._planning, self._optimizer, self._path
+        if not planning.takes(path):
+            return
+        make = thunks(node, path, planning.memory)
+        try:
+            live = live_custom(optimizer, names)
+        except Exception as error:  # noqa: BLE001 - the class's own state_dict
+            planning.wrong.append(f"{path}: {type(error).__name__} in its state_dict: {error}")
+            return
+        if not marked(node):
+            planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, like(live, make(), path), names)))
+            return
+        if (reason := unfit(node, live)) is not None:
+            first = {names.get(id(parameter), "?"): state for parameter, state in self._first(path).items()}
+            live = {**live, "state": first}
+            if OWN in node or unfit(node, live) is not None:
+                planning.wrong.append(f"{path}: {reason}; {ONE_STEP}")
+                return
+        planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, revived(like(live, make(), path), live), names)))
+
+    def _inner(self, node: Mapping[str, Any]) -> None:
+        """Optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""
+        planning, stored = self._planning, node.get(INNER)
+        if not isinstance(stored, dict):
+            return
+        live = inner_optimizers(self._optimizer)
+        for attribute, one in stored.items():
+            at = join_path(f"{self._path}/{INNER}", attribute)
+            if attribute not in live or not _is_optimizers(one):
+                planning.wrong.append(f"{at}: an inner optimizer is stored, and the live optimizer has none there")
+            elif planning.takes(at):
+                self._later.append((live[attribute], at, one))
 
     def _tell_apart(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
         """Say which parameters are on one side only, and whose group was another one. ``groups``: live ones, of what is held."""
@@ -192,7 +260,7 @@ class OptimizerPlan:
             if current and planning.takes(path):
                 planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
             return
-        foreign = any(
+        foreign = not planning.has_shape(name, parameter) and any(
             key in _LIKE_PARAMETER and type(leaf) is Leaf and leaf.tensors and planning.tensors[leaf.tensors[0]].shape != parameter.shape
             for key, leaf in saved.items()
         )
@@ -211,6 +279,12 @@ class OptimizerPlan:
                 if key in current:
                     made[key] = tensor
                 continue
+            if marked(leaf):
+                made[key] = self._revived(parameter, key, leaf, tensor, below)
+                continue
+            if flattens(tensor):
+                planning.targets.parts(leaf, tensor, below)
+                continue
             if type(leaf) is not Leaf or leaf.kind != "tensor":
                 made[key] = whole(leaf, below, planning.memory)
                 continue
@@ -223,6 +297,38 @@ class OptimizerPlan:
             made[key] = Later(partial(touched, tensor))
         if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
             self._made[parameter] = made
+
+    def _revived(self, parameter: torch.Tensor, key: Any, node: Any, live: Any, path: str) -> Any:
+        """State that has objects or tensors of a subclass: restored into live ones, or into those that a first step would make."""
+        planning = self._planning
+        reason = unfit(node, live)
+        if reason is not None:
+            first = self._first(path).get(parameter, {}).get(key)
+            again = unfit(node, first)
+            if again is not None:
+                planning.wrong.append(f"{path}: {again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
+                return None
+            live = first
+        if is_mark(node) and FORM in node:
+            planning.targets.parts(node, live, path)
+            return live
+        make = thunks(node, path, planning.memory)
+
+        def made() -> Any:
+            found: list[Any] = []
+            planning.guarded(path, lambda: found.append(revived(make(), live, parameter.device)))
+            return found[0]
+
+        return Later(made)
+
+    def _first(self, path: str) -> dict[torch.Tensor, dict[Any, Any]]:
+        if self._made_first is None:
+            try:
+                self._made_first = first_state(self._holder)
+            except Exception as error:  # noqa: BLE001 - the optimizer's own code
+                self._made_first = {}
+                self._planning.result.notes.append(f"{path}: a trial step failed with {type(error).__name__}: {error}")
+        return self._made_first
 
     def _flattened(self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
         """State of one that holds elements of several, or some of one: each of those has its own stored."""
@@ -290,9 +396,16 @@ class OptimizerPlan:
         shape = self._planning.tensors[leaf.tensors[0]].shape
         return shape == original.shape and bool(shape or key in _LIKE_PARAMETER)
 
+    def _set_group(self, index: int, make: Thunk) -> None:
+        set_group(self._optimizer.param_groups[index], make)  # an optimizer around it may have replaced its groups since
+
     def _set_states(self) -> None:
         for parameter, state in self._made.items():
             self._holder.state[parameter] = {key: value.make() if type(value) is Later else value for key, value in state.items()}
+
+
+def _load(inner: Any, make: Thunk) -> None:
+    inner.load_state_dict(make())
 
 
 def follow_weights(planning: Planning, optimizer: torch.optim.Optimizer) -> None:

@@ -10,14 +10,17 @@ from typing import cast
 import torch
 
 from relight.capture.memory_of_targets import read_only, why_no_bytes
+from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_parts
 from relight.capture.rebuild import Memory, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
+from relight.format.tree import join_path
 from relight.layout import Sink
 from relight.layout.sources import Place
 
+BEFORE = "load it before it is converted"
 _USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
 _shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "layout", "is_cpu", "nbytes"))
 
@@ -118,6 +121,25 @@ class Targets:
         if self.add(leaf.tensors[0], target, path):  # else told; strict or not, nothing goes there
             self._live.append(live)
         return True
+
+    def parts(self, node: object, live: torch.Tensor, path: str) -> None:
+        """Read the inner tensors of a stored subclass straight into those of ``live``."""
+        if type(node) is not dict or FORM not in node:
+            stored = "an object" if is_mark(node) else "a plain tensor"
+            self._wrong.append(f"{path}: stored as {stored}, the live tensor is a {type(live).__qualname__}: {BEFORE}")
+            return
+        reason = unfit_parts(node, live)
+        if reason is not None:
+            self._wrong.append(f"{path}: {reason}")
+            return
+        for name, part in parts_of(live).items():
+            below, leaf = join_path(path, name), node[name]
+            if flattens(part):
+                self.parts(leaf, part, below)
+            elif type(leaf) is not Leaf or leaf.kind not in ("tensor", "expanded"):
+                self._wrong.append(f"{below}: stored as something other than a tensor")
+            elif self.fits(below, leaf, part) and not self.into(leaf, part, below):
+                self._wrong.append(f"{below}: the live tensor's layout takes no bytes")
 
     def _into_spread(self, leaf: Leaf, live: torch.Tensor | Flat, path: str) -> bool:
         if leaf.kind != "tensor":

@@ -16,6 +16,7 @@ from relight.layout.sources import Place
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+SUBCLASS = "give its values by a _save_to_state_dict of the module's class, or convert it to a plain tensor"
 _SLAB_BYTES = 16 << 20
 """The most that is gathered or scattered at once."""
 
@@ -31,7 +32,7 @@ def why_not(tensor: torch.Tensor) -> str | None:
         return "not initialised yet: run a forward pass before the first save"
     # Not isinstance: any subclass wrapped as a parameter (fake, DTensor, quantised) claims to be an nn.Parameter.
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; only plain tensors are understood yet"
+        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass without __tensor_flatten__: {SUBCLASS}"
     if tensor.is_meta:
         return "a meta tensor: it has no values"
     if tensor.is_nested:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from relight.capture.objects import CLASS, FORM, PERMUTED, flattens, form_of, is_simple, name_of, order_of, parts_of, typed_parts
 from relight.capture.sharded import Flat, Spread, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
@@ -28,6 +29,11 @@ _SPARSE = {
     torch.sparse_bsc: ("sparse_bsc", "ccol_indices", "row_indices"),
 }
 _NUMPY_KINDS = "biufcSUMm"
+_IN_PLACE = frozenset(("param", "buffer", "optim"))
+"""Roles of what is restored into a live tensor of the same class."""
+NO_SUBCLASS = "its class can only be restored inside a module's or an optimizer's state: give the object that holds it"
+NO_OBJECT = "give its fields as plain values, or give it as a component of its own with state_dict() and load_state_dict()"
+NO_OPTIMIZER_OBJECT = "give the optimizer's class a state_dict() that makes tensors and plain values of it, and a load_state_dict()"
 
 
 class Walker:
@@ -41,6 +47,7 @@ class Walker:
         self.spreads: dict[int, Spread] = dict(fixed.spreads) if fixed is not None else {}
         self.frozen: set[int] = set(fixed.frozen) if fixed is not None else set()
         self.refused: list[str] = []
+        self.components: Mapping[str, object] = {}
         self.known: dict[tuple[object, ...], int] = {}
         self.names: set[str] = set()
         self._fixed_known: Mapping[tuple[object, ...], int] = fixed.known if fixed is not None else {}
@@ -96,16 +103,44 @@ class Walker:
             return Leaf("torch_dtype", (), str(value).removeprefix("torch."))
         if kind is torch.device:
             return Leaf("torch_device", (), str(value))
+        typed = typed_parts(value) if role == "optim" else None
+        if typed is not None:
+            return {CLASS: name_of(value), **{key: self.value(one, join_path(path, key), role, level + 1) for key, one in typed.items()}}
         without_class = plain(value)
         if without_class is not None:
             return self.value(without_class, path, role, level)
-        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}")
+        if role == "optim" and is_simple(value):
+            return self._object(value, path, level)
+        way = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
+        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {way}")
         return None
+
+    def _object(self, value: Any, path: str, level: int) -> Any:
+        """A simple object as the dict of its attributes, for the live object that is in its place when it is restored."""
+        if id(value) in self._open:
+            self.refuse(path, "an object that contains itself")
+            return None
+        self._open.add(id(value))
+        try:
+            attributes = {key: self.value(one, join_path(path, key), "optim", level + 1) for key, one in vars(value).items()}
+        finally:
+            self._open.discard(id(value))
+        return {CLASS: name_of(value), **attributes}
+
+    def _flattened(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> Any:
+        """A tensor of a subclass as the dict of its inner tensors."""
+        if role not in _IN_PLACE:
+            self.refuse(path, f"a {type(tensor).__module__}.{type(tensor).__qualname__}: {NO_SUBCLASS}")
+            return None
+        parts = {name: self.tensor(part, join_path(path, name), role, trainable=trainable) for name, part in parts_of(tensor).items()}
+        return {CLASS: name_of(tensor), FORM: form_of(tensor), **parts}
 
     def tensor(self, tensor: torch.Tensor | Flat, path: str, role: str, *, trainable: bool = False) -> Any:
         """The leaf for a tensor of any layout."""
         if isinstance(tensor, Flat) or is_spread(tensor):
             return self._spread(tensor, path, role, trainable)
+        if flattens(tensor):
+            return self._flattened(tensor, path, role, trainable)
         reason = why_not(tensor)
         if reason is not None:
             self.refuse(path, reason)
@@ -123,6 +158,8 @@ class Walker:
         if tensor.is_quantized:
             return self._quantized(tensor.detach(), path, role)
         live = resolved(tensor)
+        if role == "optim" and (order := order_of(live)) is not None:
+            return {CLASS: PERMUTED, "order": order, "data": self.tensor(live.permute(order), join_path(path, "data"), role)}
         base = without_repeats(live)
         index = self._item(base, path, role, trainable)
         if index is None:

@@ -37,6 +37,7 @@ from relight.checkpointer.postponed import postpone
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
 from relight.checkpointer.requested import request_of
+from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.resume import Resumed, begun_history, say_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
@@ -134,7 +135,7 @@ class Checkpointer(Holds):
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = UnderWay()
-        self._looked_over, self._warmed, self._takeover = False, False, Takeover(takeover, self)
+        self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, Recall(), Trusted(self._compact), Calls(self._run)
         if self._ranks is not None:
             self._ranks.split(self._components)
@@ -348,7 +349,7 @@ class Checkpointer(Holds):
         if self._looked_over:
             return
         try:
-            state = capture(self._components, recall=self._recall if self._ranks is None else None)
+            state = self._plans.check(self._components, capture(self._components, recall=self._recall if self._ranks is None else None))
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:
@@ -417,8 +418,7 @@ class Checkpointer(Holds):
             failed.error = self._policy.tell(error, step, self._policy.retries)
             return self._count_failure(failed)
         if background is not None:
-            save = self._begin(background, state, step, reason, metrics, tag, micro_step, started)
-            if save is not None:
+            if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
             self._drain()  # this one is made here, and must not overtake those that the agent has
         return self._write(state, step, reason, metrics, tag, micro_step)
@@ -426,7 +426,7 @@ class Checkpointer(Holds):
     def _capture(self, micro_step: int | None) -> Captured:
         if self._ranks is not None:
             return self._ranks.capture(self._components, micro_step=micro_step, recall=self._recall)
-        return capture(self._components, micro_step=micro_step, recall=self._recall)
+        return self._plans.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
 
     def _warm_up(self) -> None:
         """After the first step that saved nothing: the agent and its memory are made ready while training goes on."""

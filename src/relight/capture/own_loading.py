@@ -1,0 +1,137 @@
+"""Modules that make room for what they load: lazy parameters, and code of their own that takes tensors of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.capture.kinds import foreign_hooks
+
+Undo = Callable[[], None]
+
+
+def is_lazy(value: object) -> bool:
+    """Whether a parameter or buffer has no shape until a forward pass or a load gives it one."""
+    return isinstance(value, torch.Tensor) and torch.nn.parameter.is_lazy(value)
+
+
+def materialise(tensor: Any, shape: tuple[int, ...]) -> Undo:
+    """Give a lazy parameter or buffer memory of that shape. Returns what makes it lazy again."""
+    kind, device, dtype = type(tensor), tensor.device, tensor.dtype
+    tensor.materialize(shape)
+
+    def undo() -> None:
+        tensor.data = torch.empty(0, device=device, dtype=dtype)
+        tensor.__class__ = kind
+
+    return undo
+
+
+def owner_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
+    """Return the module that loads what is stored at ``key``, and its prefix."""
+    owner, prefix = module, ""
+    for name in key.split(".")[:-1]:
+        below = owner._modules.get(name)
+        if below is None:
+            break
+        owner, prefix = below, f"{prefix}{name}."
+    return owner, prefix
+
+
+def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
+    """Return the module in which a buffer is registered that is None so far, and its name there; None if there is no such buffer."""
+    owner, prefix = owner_of(module, key)
+    name = key.removeprefix(prefix)
+    known = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
+    return (owner, name) if known else None
+
+
+def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
+    """Whether the loading code of the module that has ``key`` takes what is stored there, though shape or name is not what is live.
+
+    ``shapes``: of all stored tensors. Loading code of a class is tried on a copy without memory. Hooks cannot be tried, as they may hold
+    the live module: they are trusted, and what they do not take is refused when the state is loaded.
+    """
+    owner, prefix = owner_of(module, key)
+    if foreign_hooks(owner._load_state_dict_pre_hooks):
+        return not _is_torchs_lazy(owner)
+    if type(owner)._load_from_state_dict.__module__.startswith("torch.nn."):
+        return False
+    state = {
+        name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items() if name.startswith(prefix)
+    }
+    missing: list[str] = []
+    unexpected: list[str] = []
+    errors: list[str] = []
+    metadata = {"version": getattr(owner, "_version", None)}
+    try:
+        with torch.no_grad():
+            _without_memory(owner)._load_from_state_dict(state, prefix, metadata, True, missing, unexpected, errors)
+    except Exception:  # noqa: BLE001 - the class's own code
+        return False
+    return not errors and key not in unexpected
+
+
+def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory of a parameter whose subclass only adds attributes, as bitsandbytes' packed weights do; else None.
+
+    Its module must have a ``_save_to_state_dict`` of its own, which gives what the parameter holds apart from its memory.
+    """
+    kind = type(tensor)
+    if kind in (torch.Tensor, nn.Parameter) or is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__ or hasattr(kind, "__tensor_flatten__"):
+        return None
+    owner, _ = owner_of(module, key)
+    if type(owner)._save_to_state_dict is nn.Module._save_to_state_dict:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
+def is_beside(module: nn.Module, key: str) -> bool:
+    """Whether a module gives ``key`` next to a parameter of a subclass, as ``weight.absmax`` to ``weight``: what the parameter holds."""
+    owner, prefix = owner_of(module, key)
+    name, _, more = key.removeprefix(prefix).partition(".")
+    parameter = owner._parameters.get(name)
+    return bool(more) and parameter is not None and type(parameter) is not nn.Parameter
+
+
+def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
+    """Whether ``state_dict`` gives a tensor at ``key`` that ``load_state_dict`` of the same module would refuse as unexpected."""
+    owner, prefix = owner_of(module, key)
+    name = key.removeprefix(prefix)
+    if name in owner._parameters or name in owner._buffers or key.endswith("_extra_state"):
+        return False
+    if type(module).load_state_dict is not nn.Module.load_state_dict or "load_state_dict" in module.__dict__:
+        return False
+    chain = [module]
+    for part in prefix.split(".")[:-1]:
+        chain.append(chain[-1]._modules[part])  # type: ignore[arg-type]
+    if any(foreign_hooks(one._load_state_dict_pre_hooks) for one in chain):
+        return False  # they may rename it
+    ways = [type(one)._load_from_state_dict.__module__.startswith("torch.nn.") for one in chain]
+    if not all(ways[:-1]):
+        return False
+    return ways[-1] or not makes_room(module, key, shapes)
+
+
+def _is_torchs_lazy(module: nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
+
+
+def _without_memory(module: nn.Module) -> nn.Module:
+    twin = copy(module)
+    held = twin.__dict__
+    held["_parameters"] = {
+        key: None if one is None else nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+        for key, one in module._parameters.items()
+    }
+    held["_buffers"] = {key: None if one is None else torch.empty_like(one, device="meta") for key, one in module._buffers.items()}
+    held["_modules"] = {key: None if one is None else _without_memory(one) for key, one in module._modules.items()}
+    held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+    return twin

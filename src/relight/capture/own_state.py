@@ -1,0 +1,139 @@
+"""State of optimizers that give it in a form of their own, and of optimizers inside other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from relight.capture.kinds import memory_in
+from relight.capture.tensors import identity
+
+Optimizer = torch.optim.Optimizer
+
+OWN = "own"
+"""Key of an optimizer's node: the whole ``state_dict``, where it does not have torch's form."""
+INNER = "inner"
+"""Key of an optimizer's node: the nodes of optimizers inside it that its ``state_dict`` leaves out, by attribute."""
+_TORCHS = frozenset(("state", "param_groups", "defaults"))
+DEPTH = 4
+"""Levels of attributes and containers in which inner optimizers are searched for."""
+
+
+def has_torchs_form(optimizer: Optimizer, saved: Any) -> bool:
+    """Whether a ``state_dict`` numbers the optimizer's parameters, group by group, as torch's own does."""
+    return isinstance(saved, Mapping) and _is_torchs(saved) and _sizes(saved["param_groups"]) == _sizes(optimizer.param_groups)
+
+
+def _is_torchs(saved: Mapping[Any, Any]) -> bool:
+    state, groups = saved.get("state"), saved.get("param_groups")
+    if not isinstance(state, Mapping) or not isinstance(groups, list):
+        return False
+    if not groups or not all(isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in groups):
+        return False
+    numbers = [number for group in groups for number in group["params"]]
+    return all(type(number) is int for number in numbers) and sorted(numbers) == list(range(len(numbers)))
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def with_names(saved: Any, params: Sequence[Sequence[str]]) -> Any:
+    """Return an own form with parameter names in the parts that have torch's form for the same groups. The rest stays unchanged."""
+    return _renamed(saved, [len(group) for group in params], [name for group in params for name in group])
+
+
+def _renamed(value: Any, sizes: list[int], order: list[str]) -> Any:
+    if isinstance(value, Mapping):
+        if _is_torchs(value) and _sizes(value["param_groups"]) == sizes and all(map(_is_number, value["state"])):
+            groups = [{**group, "params": [order[number] for number in group["params"]]} for group in value["param_groups"]]
+            state = {order[key] if key < len(order) else key: held for key, held in value["state"].items()}
+            return {**value, "state": state, "param_groups": groups}
+        return {key: _renamed(held, sizes, order) for key, held in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_renamed(one, sizes, order) for one in value)
+    return value
+
+
+def _is_number(key: Any) -> bool:
+    return type(key) is int
+
+
+def with_numbers(saved: Any, order: Sequence[str]) -> Any:
+    """Return what ``with_names`` was given, for an optimizer that holds its parameters in this order."""
+    numbers = {name: number for number, name in enumerate(order)}
+
+    def numbered(value: Any) -> Any:
+        if isinstance(value, dict):
+            groups = value.get("param_groups")
+            if isinstance(value.get("state"), dict) and isinstance(groups, list) and _is_named(groups, numbers):
+                groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in groups]
+                return {**value, "state": {numbers.get(key, key): held for key, held in value["state"].items()}, "param_groups": groups}
+            return {key: numbered(held) for key, held in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(numbered(one) for one in value)
+        return value
+
+    return numbered(saved)
+
+
+def _is_named(groups: list[Any], numbers: Mapping[str, int]) -> bool:
+    named = [group["params"] for group in groups if isinstance(group, dict) and isinstance(group.get("params"), (list, tuple))]
+    return len(named) == len(groups) and any(named) and all(type(one) is str and one in numbers for group in named for one in group)
+
+
+def own_form_of(node: Mapping[str, Any]) -> Any:
+    """Return the ``state_dict`` in a node whose form is the optimizer's own, or None if the node has torch's form."""
+    if OWN in node:
+        return node[OWN]
+    # Older checkpoints have such a state below "extra", and no groups.
+    return node["extra"] if not node["groups"] and not node["state"] and node["extra"] else None
+
+
+def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """Return the optimizers that this one holds as attributes, in lists or in dicts, by path."""
+    found: dict[str, Optimizer] = {}
+    seen = {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
+
+    def search(path: str, value: Any, depth: int) -> None:
+        if id(value) in seen or depth > DEPTH:
+            return
+        if isinstance(value, (Optimizer, dict, list, tuple)):
+            seen.add(id(value))
+        if isinstance(value, Optimizer):
+            found[path] = value
+            return
+        for key, one in _below(value):
+            search(f"{path}/{key}" if path else key, one, depth + 1)
+
+    for key, value in vars(optimizer).items():
+        if key not in _TORCHS and not key.startswith("_optimizer_"):
+            search(key, value, 0)
+    return found
+
+
+def _below(value: Any) -> Iterator[tuple[str, Any]]:
+    if type(value) in (list, tuple):
+        yield from ((str(index), one) for index, one in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((key, one) for key, one in value.items() if isinstance(key, str))
+
+
+def left_out(optimizer: Optimizer, saved: Any) -> dict[str, Optimizer]:
+    """Return the inner optimizers that hold tensors which are not in ``saved``, the outer one's ``state_dict``."""
+    inner = inner_optimizers(optimizer)
+    if not inner:
+        return {}
+    given = {identity(one) for one in memory_in(saved) if _has_memory(one)}
+    found = {}
+    for path, one in inner.items():
+        held = [] if one.state is optimizer.state else [tensor for tensor in memory_in(list(one.state.values())) if _has_memory(tensor)]
+        if any(identity(tensor) not in given for tensor in held):
+            found[path] = one
+    return found
+
+
+def _has_memory(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
