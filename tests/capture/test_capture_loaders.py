@@ -16,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import capture, observe_batches, unwatch_loaders, watch_loaders
 from relight.errors import IncompatibleState
+from relight.observe import Event, subscribe
 
 warnings.filterwarnings("ignore")
 logging.getLogger("torchdata").setLevel(logging.ERROR)
@@ -421,13 +422,17 @@ def test_reading_again_is_an_event_and_no_warning() -> None:
     next(iter(loader))
     stored = save({"data": loader})
     found: list[Event] = []
-    with warnings.catch_warnings(), subscribed(found):
-        warnings.simplefilter("error")
-        other = plain()()
-        watch_loaders({"data": other})
-        for _ in range(2):
-            restore(stored, {"data": other})
-            next(iter(other))
+    undo = subscribe(found.append)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            other = plain()()
+            watch_loaders({"data": other})
+            for _ in range(2):
+                restore(stored, {"data": other})
+                next(iter(other))
+    finally:
+        undo()
     assert [(one.name, one.fields["loader"], one.fields["batches"]) for one in found] == [("loader.reread", "data", 1)]
 
 

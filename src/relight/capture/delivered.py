@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 from zlib import crc32
 
@@ -203,20 +204,20 @@ def is_drawn_by(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     return bool(one["state"]["pos"] != other["state"]["pos"] or (one["state"]["key"] != other["state"]["key"]).any())
 
 
-def caller(depth: int) -> tuple[int, Any]:
-    """Identity of the Python frame that called: its ``id`` and its code."""
+def caller(depth: int) -> tuple[tuple[int, Any], FrameType]:
+    """Identity of the Python frame that called, as its ``id`` and its code, and the frame."""
     frame = sys._getframe(depth + 1)
-    return id(frame), frame.f_code
+    return (id(frame), frame.f_code), frame
 
 
-def is_calling(taker: tuple[int, Any], depth: int) -> bool:
-    """Whether the frame that ``caller`` identified is on this thread's stack now. A microsecond for 20 frames."""
-    frame = sys._getframe(depth + 1)
+def frame_of(taker: tuple[int, Any], depth: int) -> FrameType | None:
+    """The frame that ``caller`` identified, if it is on this thread's stack now. A microsecond for 20 frames."""
+    frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None:
         if id(frame) == taker[0] and frame.f_code is taker[1]:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def sized(sizes: Sequence[int], rest: Iterable[Any]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
@@ -21,6 +22,22 @@ ATTRIBUTE, CORE = "_relight_watch", "_relight_core_class"
 END = object()
 CLASS: Any = vars(object)["__class__"]
 """An object's class, also where the class itself says that it is another's (Accelerate's loaders)."""
+
+
+class Lock:
+    """A lock that a copy of its owner does not share."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *ignored: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lock, ()
 
 
 class Standing:
@@ -114,6 +131,9 @@ class Watch:
     """Whether the next pass continues an epoch whose first batches were not counted."""
     told: Any = None
     """What the loader itself stored as its position, until the interrupted epoch is continued."""
+    lock: Lock = field(default_factory=Lock)
+    kept_s: float = float("inf")
+    """Seconds that asking for it took at least."""
     kept: deque[Any] | None = None
     """What the loader itself gave as its position after each of its last batches, while it may be ahead of the loop."""
 

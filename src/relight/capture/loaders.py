@@ -51,8 +51,8 @@ __all__ = [
     "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_state", "loader_unfit", "observe_batches", "own_generators",
     "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used", "watch_loaders",
 ]  # fmt: skip
-KEPT, KEPT_S = 16, 1e-3
-"""Positions of its own that a loader is asked for ahead of the loop's reports, and the seconds that asking may take."""
+KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
+"""Positions of its own that a loader is asked for until the loop's pace is known; the seconds that asking may take, at best of so many."""
 
 
 class _Batches:
@@ -74,10 +74,12 @@ class _Batches:
         except StopIteration:
             self._epoch.over = True
             if self._watch.epoch is self._epoch:
+                self._watch.pace.over = True
                 leave_rest(self._watch)
                 _notice_short(self._watch, self._epoch)
             raise
-        self._count(batch)
+        with self._watch.lock:  # a prefetcher may ask in another thread than the one that saves
+            self._count(batch)
         for observe in self._watch.observe:
             observe(batch)
         return batch
@@ -98,7 +100,7 @@ class _Batches:
         elif position is not None and epoch.units is not None and epoch.units["stream"]:
             position.add_batch(batch)
         if watch.epoch is epoch:
-            watch.pace.take()
+            watch.pace.take(batch)
         if self._own is not None and watch.kept is not None:
             _keep_told(self._own, watch)
 
@@ -174,7 +176,7 @@ def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
     watch.unknown = False
     earlier, watch.earlier = watch.epoch, None
     pace, watch.pace = watch.pace, Pace(watch.pace)
-    if watch.pace.owed and earlier is not None and pace.rate:
+    if watch.pace.owed and pace.rate:
         watch.earlier = earlier
     pending, watch.pending = watch.pending, None
     if pending is not None:
@@ -265,13 +267,14 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
         watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is None:
             continue
-        watch.pace.report(steps)
+        with watch.lock:
+            watch.pace.report(steps)
         if not watch.pace.owed:
             watch.earlier = None
         if watch.pace.ahead and "ahead" not in watch.reported and (watch.epoch is None or watch.epoch.stated is None):
             watch.reported.add("ahead")
             found.append(watch.name)
-        elif watch.kept is not None and not watch.pace.ahead and not watch.pace.unsure:
+        elif watch.kept is not None and not (watch.pace.ahead or watch.pace.unsure or watch.pace.threaded):
             watch.kept = None  # the loop uses what the loader delivers
     return found
 
@@ -279,7 +282,8 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
 def _keep_told(loader: DataLoader[Any], watch: Watch) -> None:
     started = perf_counter()
     watch.kept.append(_told(loader))  # type: ignore[union-attr]
-    if perf_counter() - started > KEPT_S and not watch.pace.ahead:
+    watch.kept_s = min(watch.kept_s, perf_counter() - started)
+    if watch.kept_s > KEPT_S and len(watch.kept) >= KEPT_TRIES and not watch.pace.ahead:  # type: ignore[arg-type]
         watch.kept = None
 
 
@@ -308,6 +312,11 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
     watch = known or _watch(loader)
     if known is None:
         watch.unknown = True
+    with watch.lock:
+        return _state(loader, watch)
+
+
+def _state(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
     counted = _counted(loader, watch)
     if not tells_position(loader):
         return {"counted": counted}

@@ -71,7 +71,13 @@ def reposition(loader: DataLoader[Any], watch: Watch, pending: dict[str, Any]) -
     epoch = resumed(pending, watch, loader)
     restore_epoch_start(loader, epoch.start)
     try:
-        inner, why = (_by_samples if by_samples(loader, pending) else _by_reading)(loader, watch, pending, epoch)
+        counts = by_samples(loader, pending)
+        inner, why = (_by_samples if counts else _by_reading)(loader, watch, pending, epoch)
+        if why and not counts and _has_order(loader, pending):  # a batch sampler of the script's own may cut the same order in another way
+            watch.base, watch.age, watch.instead = base, age, None
+            restore_epoch_start(loader, epoch.start)
+            inner, unfit = _by_samples(loader, watch, pending, epoch)
+            why = why if unfit else ""
     finally:
         set_own_states(loader, own_after)
         generators.restore_devices(devices)
@@ -88,6 +94,12 @@ def reposition(loader: DataLoader[Any], watch: Watch, pending: dict[str, Any]) -
     watch.resume_rng = None
     watch.epoch, watch.epochs, watch.resumed_at = epoch, pending["epochs"], epoch.delivered
     return inner, epoch
+
+
+def _has_order(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
+    """Whether samples that were delivered can be left out of an order of indices."""
+    known = isinstance(pending.get("samples"), int) and isinstance(pending.get("units"), Mapping)
+    return known and not tells_position(loader) and not units_of(loader)["stream"]
 
 
 def drop(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any], why: str) -> None:
