@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
+from weakref import ref
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
@@ -18,7 +19,7 @@ from relight.capture.units import core_of
 from relight.capture.workers import Reseed, born, persistent, seed_of
 
 Observe = Callable[[Any], None]
-ATTRIBUTE, CORE = "_relight_watch", "_relight_core_class"
+ATTRIBUTE, CORE, WRAPPER = "_relight_watch", "_relight_core_class", "_relight_wrapper"
 END = object()
 CLASS: Any = vars(object)["__class__"]
 """An object's class, also where the class itself says that it is another's (Accelerate's loaders)."""
@@ -136,6 +137,23 @@ class Watch:
     """Seconds that asking for it took at least."""
     kept: deque[Any] | None = None
     """What the loader itself gave as its position after each of its last batches, while it may be ahead of the loop."""
+
+
+def loader_of(value: Any) -> Any:
+    """The loader in Fabric's wrapper, which has the loader's attributes and not its class; any other value as given."""
+    inner = vars(value).get("_dataloader") if type(value).__name__ == "_FabricDataLoader" else None
+    if not isinstance(inner, DataLoader):
+        return value
+    inner.__dict__[WRAPPER] = ref(value)
+    return inner
+
+
+def tell_wrapper(loader: DataLoader[Any], number: int | None) -> None:
+    """Give Fabric's wrapper the number of the next training epoch: it counts its passes, and sets the sampler's number from that."""
+    known = loader.__dict__.get(WRAPPER)
+    wrapper = known() if known is not None else None
+    if wrapper is not None and number is not None:
+        wrapper._num_iter_calls = number
 
 
 def tells_position(loader: DataLoader[Any]) -> bool:

@@ -31,6 +31,7 @@ from relight.capture.loader_watch import (
     epoch_start,
     leave_indices,
     leave_rest,
+    loader_of,
     make_iterator,
     note_indices,
     own_generators,
@@ -38,6 +39,7 @@ from relight.capture.loader_watch import (
     restore_epoch_start,
     set_epoch_number,
     set_own_states,
+    tell_wrapper,
     tells_position,
 )
 from relight.capture.pace import Pace
@@ -48,7 +50,7 @@ from relight.errors import ConfigError, IncompatibleState
 from relight.observe import emit
 
 __all__ = [
-    "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_state", "loader_unfit", "observe_batches", "own_generators",
+    "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches", "own_generators",
     "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used", "watch_loaders",
 ]  # fmt: skip
 KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
@@ -176,7 +178,7 @@ def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
     watch.unknown = False
     earlier, watch.earlier = watch.epoch, None
     pace, watch.pace = watch.pace, Pace(watch.pace)
-    if watch.pace.owed and pace.rate:
+    if watch.pace.owed:
         watch.earlier = earlier
     pending, watch.pending = watch.pending, None
     if pending is not None:
@@ -255,6 +257,7 @@ def used(loader: DataLoader[Any], batches: int) -> None:
 
 
 def _checked(loader: Any, call: str) -> DataLoader[Any]:
+    loader = loader_of(loader)
     if not isinstance(loader, DataLoader):
         raise ConfigError(f"{call}() failed: {type(loader).__name__} is not a DataLoader", hint="pass the loader that the Checkpointer has")
     return loader
@@ -340,8 +343,8 @@ def _place(watch: Watch) -> tuple[Epoch | None, int]:
         return None, 0
     if epoch.stated is not None:
         return epoch, epoch.delivered - epoch.stated
-    if watch.earlier is not None and watch.pace.owed:
-        return watch.earlier, watch.pace.owed
+    if watch.earlier is not None and watch.pace.behind:
+        return watch.earlier, watch.pace.behind
     return epoch, min(watch.pace.ahead, epoch.delivered - epoch.resumed)
 
 
@@ -448,6 +451,8 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
         leave_rest(watch)
     set_epoch_number(loader, counted["epoch"])
     set_own_states(loader, counted["generators"])
+    if counted["epochs"] and counted["epoch"] is not None:
+        tell_wrapper(loader, counted["epoch"] + (watch.pending is None and not reset))
 
 
 def _reread(pending: Mapping[str, Any], told: Any) -> bool:

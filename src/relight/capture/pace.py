@@ -41,8 +41,7 @@ class Pace:
         """Whether the loader has no more batches in this pass."""
         self.threaded = False
         """Whether another thread than the one that reports took the last batch."""
-        self._own = False
-        """Whether the loop itself asked for the batches, at the last report."""
+        self._reported = False
         self._used: int | None = None
         """Batches used at the last report; None: all that are delivered."""
         self._taker: tuple[int, Any] | None = None
@@ -61,9 +60,14 @@ class Pace:
         return 0 if self._used is None else max(0, self._taken - self._used)
 
     @property
+    def behind(self) -> int:
+        """Batches of the pass before that the loop has not used; 0 until a report counted them."""
+        return self.owed if self._reported else 0
+
+    @property
     def unreported(self) -> int:
-        """Batches of this pass that no reported step has used."""
-        return self.ahead if self._own or self._used is not None else self._taken - self._at_report
+        """Batches of this pass that the loop has not used, or may not have used as it reported no step."""
+        return self.ahead if self._reported else self._taken
 
     def take(self, batch: Any) -> None:
         """Note a delivered batch, and which code asked for it: what called the caller's caller. A microsecond."""
@@ -80,14 +84,15 @@ class Pace:
         """Note that the loop reports ``steps`` further steps as done. Some microseconds."""
         if self._taker is None:
             return
+        self._reported = True
         self.threaded = self._thread != get_ident()
         frame = None if self.threaded else frame_of(self._taker, 1)
-        self._own = frame is not None
         if self.threaded and self.rate is None:
             self.rate = 1
         if self.owed:
-            rate = self.rate or (self.owed + self._taken) // max(1, steps)
-            owed = min(self.owed, steps * rate)
+            rate = self.rate or _usual(self.owed + self._taken, steps) if steps > 1 else self.rate
+            self.rate = rate
+            owed = min(self.owed, steps * (rate or 0))
             steps -= owed // rate if rate else 0
             self.owed = self.owed - owed if rate and frame is None else 0  # the loop itself is past them
         self._steps += steps

@@ -140,13 +140,13 @@ def _by_reading(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any
             loader=watch.name, batches=delivered,
         )  # fmt: skip
     checksum, position, drawn = pending.get("checksum"), Position(), None
-    if watch.queue is None and pending.get("samples") is not None:
-        checksum = None  # this loader's indices cannot be seen
     for done in range(delivered):
         try:
             batch = next(inner)
         except StopIteration:
             return inner, _because(pending, live, f"it gives {done} batches where {delivered} had been delivered")
+        if watch.queue is None and pending.get("samples") is not None:
+            checksum = None  # this loader's indices cannot be seen
         drawn = generators.host_states() if drawn is None and live["stream"] else drawn
         if not isinstance(checksum, int):
             continue
@@ -183,7 +183,7 @@ def _by_samples(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any
         watch.standing = Standing(batches.__dict__, found)
         crc = 0
     else:
-        rest = Skipped(_order(core, pending, epoch), count)
+        rest = Skipped(_order(loader, pending, epoch), count)
         checksum, crc = pending.get("checksum"), rest.crc
         if rest.done < count:
             return iter(()), _because(pending, live, f"it has {rest.done} samples where {count} had been delivered")
@@ -212,19 +212,22 @@ def _by_samples(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any
     return inner, ""
 
 
-def _order(core: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) -> Iterator[Any]:
+def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) -> Iterator[Any]:
     """The order of the interrupted epoch from its start, with the draws of the iterator that made it: single samples if its batches are
     cut plainly, else the index sampler's entries. The generators are those of the epoch's start."""
+    core = core_of(loader)
     batches, workers = core.batch_sampler, pending["units"]["workers"]
     lazy = cuts_plainly(batches)
     source: Any = batches if batches is not None else core.sampler
+    if core is not loader and epoch.first is not None:  # made by a generator, when it was asked for its first batch
+        generators.restore_host(epoch.first)
     order = iter(()) if lazy else iter(source)
     base, age = pending["workers"]
     if base is None or not age:  # else the workers were alive, and no seed was drawn for them
         torch.empty((), dtype=torch.int64).random_(generator=core.generator)
         if workers and not lazy:
             order = iter(source)  # an iterator with workers makes it twice
-    if not workers and epoch.first is not None:
+    if not workers and epoch.first is not None and core is loader:
         generators.restore_host(epoch.first)
     return iter(source.sampler) if lazy else order
 
