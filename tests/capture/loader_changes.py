@@ -23,10 +23,13 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import report_steps, unwatch_loaders, watch_loaders
+from relight.checkpointer.carried import carry
 from relight.errors import RelightError
+from relight.format import decode_tree
 from relight.observe import subscribe
 
 EXACT, ONCE, REFUSED, SILENT = "exact", "continued, each sample once", "refused", "silent"
+AGAIN = "from its start, reported"
 STEPS = 5
 
 
@@ -164,7 +167,7 @@ KINDS: dict[str, Callable[[Setting], DataLoader]] = {
 CHANGES: dict[str, Callable[[Setting], Setting]] = {
     "none": lambda one: one,
     "batch size": lambda one: replace(one, size=6),
-    "workers": lambda one: replace(one, workers=2 if one.workers == 0 else 3),
+    "workers": lambda one: replace(one, workers=1 if one.workers else 2),
     "no workers": lambda one: replace(one, workers=0),
     "more samples": lambda one: replace(one, length=60),
     "fewer samples": lambda one: replace(one, length=44),
@@ -249,3 +252,22 @@ def outcome(kind: str, change: str, workers: int) -> str:
     if sorted(samples) == list(range(after.length)):
         return ONCE
     return f"reported: {', '.join(sorted(set(events)))}" if set(events) - {"loader.reread", "loader.continued"} else SILENT
+
+
+def outcome_of_ranks(kind: str) -> str:
+    """What two ranks take of a position that one rank saved."""
+    seeded(7)
+    life = Life(KINDS[kind], Setting(), 1)
+    life.train(STEPS)
+    stored = save({"data": life.loader})
+    life.close()
+    loader = KINDS[kind](Setting())
+    watch_loaders({"data": loader})
+    if hasattr(loader.sampler, "num_replicas"):
+        loader.sampler.num_replicas, loader.sampler.num_samples, loader.sampler.total_size = 2, 24, 48
+    root = decode_tree(stored.tree, len(stored.tensors), "test")
+    found = carry(root, {"data": loader}, rank=0, world=2, saved=1, key="step 4", own=[root])
+    unwatch_loaders({"data": loader})
+    if "data" in found.components:
+        return ONCE
+    return AGAIN if any(note.startswith("data begins its epoch") for note in found.notes) else SILENT
