@@ -119,7 +119,7 @@ class InPairs(Sampler[list[int]]):
         self.length, self.size = length, size
 
     def __len__(self) -> int:
-        return -(-self.length // self.size)
+        return (self.length + self.size - 1) // self.size
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(range(self.length))[::-1]

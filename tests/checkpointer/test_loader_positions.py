@@ -200,7 +200,7 @@ def test_training_epochs_that_get_shorter_are_reported_once(tmp_path, events) ->
         ckpt.restore()
         assert [len(list(loader)) for _ in range(3)] == [7, 7, 7]
     short = [one for one in events if one.name == "loader.short"]
-    assert [(one.fields["loader"], one.fields["batches"], one.fields["before"]) for one in short] == [("loader", 7, 12)]
+    assert [(one.fields["loader"], one.fields["batches"], one.fields["expected"]) for one in short] == [("loader", 7, 12)]
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])

@@ -62,7 +62,9 @@ def _add_tensor(tensor: torch.Tensor, crc: int) -> int:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return crc
     if not tensor.is_contiguous():
-        tensor = tensor.detach().reshape(-1)[: WHOLE_MAX // 8] if tensor.numel() <= WHOLE_MAX else tensor.detach().flatten(0, -1)[:1]
+        tensor = tensor.detach()
+        while tensor.ndim and tensor.numel() > SPOT:
+            tensor = tensor[0]  # a view: a copy of a large batch would cost what the checksum must not
         tensor = tensor.contiguous()
     return _add_memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), crc)
 
@@ -118,10 +120,13 @@ class Position:
 class IndexLists:
     """Stands in for a loader's index sampler, and notes what it gives until the loader delivers it.
 
-    ``noted`` gets the queue of each pass; None: nothing is noted. ``instead``: what the next pass gets in place of the index sampler's own entries, for one pass.
+    ``noted`` gets the queue of each pass; None: nothing is noted. ``instead``: what the next pass gets in place of the index
+    sampler's own entries; None: nothing.
     """
 
-    def __init__(self, inner: Any, noted: Callable[[deque[tuple[int, bytes]]], None] | None, instead: Callable[[], Iterable[Any] | None]) -> None:
+    def __init__(
+        self, inner: Any, noted: Callable[[deque[tuple[int, bytes]]], None] | None, instead: Callable[[], Iterable[Any] | None]
+    ) -> None:
         self._inner, self._noted, self._instead = inner, noted, instead
 
     def __iter__(self) -> Iterator[Any]:

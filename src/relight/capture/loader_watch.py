@@ -257,31 +257,37 @@ def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def own_states(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the states of the generators that belong to the loader, by place."""
     return {place: generators.generator_state(generator) for place, generator in own_generators(loader).items()}
 
 
 def set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
+    """Put ``own_states`` back."""
     for place, generator in own_generators(loader).items():
         if place in states:
             generators.restore_generator(generator, states[place])
 
 
 def epoch_number(loader: DataLoader[Any]) -> int | None:
+    """Return the number of the training epoch that the samplers were given."""
     numbers = [getattr(sampler, "epoch", None) for sampler in samplers(loader).values() if hasattr(sampler, "set_epoch")]
     return next((number for number in numbers if isinstance(number, int)), None)
 
 
 def set_epoch_number(loader: DataLoader[Any], number: int | None) -> None:
+    """Give the samplers the number of a training epoch."""
     for sampler in samplers(loader).values():
         if number is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(number)
 
 
 def epoch_start(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the generators and the number of the training epoch, before its iterator is made."""
     return {"rng": generators.host_states(), "own": own_states(loader), "epoch": epoch_number(loader)}
 
 
 def restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
+    """Put ``epoch_start`` back."""
     set_own_states(loader, start["own"])
     set_epoch_number(loader, start["epoch"])
     generators.restore_host(start["rng"])

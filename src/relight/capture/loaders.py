@@ -50,11 +50,12 @@ from relight.errors import ConfigError, IncompatibleState
 from relight.observe import emit
 
 __all__ = [
-    "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches", "own_generators",
+    "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
+    "own_generators",
     "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used", "watch_loaders",
 ]  # fmt: skip
 KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
-"""Positions of its own that a loader is asked for until the loop's pace is known; the seconds that asking may take, at best of so many."""
+"""Positions that a loader with its own is asked for until the loop's pace is known; seconds that asking may take, at best of 3."""
 
 
 class _Batches:
@@ -177,7 +178,7 @@ def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
     """The next iterator: a new epoch's, or the interrupted one's, repositioned, or that of these ranks' share of what was left of it."""
     watch.unknown = False
     earlier, watch.earlier = watch.epoch, None
-    pace, watch.pace = watch.pace, Pace(watch.pace)
+    watch.pace = Pace(watch.pace)
     if watch.pace.owed:
         watch.earlier = earlier
     pending, watch.pending = watch.pending, None
@@ -245,7 +246,7 @@ def used(loader: DataLoader[Any], batches: int) -> None:
         raise ConfigError(f"used() failed: {batches!r} is not a number of batches", where=watch.name, hint="pass a whole number, 0 or more")
     if watch.epoch is None:
         if batches:
-            raise ConfigError(f"used() failed: {watch.name} has delivered no batch", where=watch.name, hint="call it after a batch was used")
+            raise ConfigError(f"used() failed: {watch.name} has delivered no batch", where=watch.name, hint="call it after a batch")
         return
     if batches > watch.epoch.delivered:
         raise ConfigError(
@@ -305,7 +306,7 @@ def _notice_short(watch: Watch, epoch: Epoch) -> None:
                 "loader.short",
                 f"loader {watch.name} delivered {epoch.delivered} batches in this training epoch, {whole} in the one before: it begins "
                 f"where this process resumed, after {watch.resumed_at} batches; make a new loader for each training epoch after a resume",
-                loader=watch.name, batches=epoch.delivered, before=whole,
+                loader=watch.name, batches=epoch.delivered, expected=whole,
             )  # fmt: skip
 
 
@@ -456,7 +457,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
 
 
 def _reread(pending: Mapping[str, Any], told: Any) -> bool:
-    """Whether the data of a loader that tells its position is a stream without a state: torchdata would read it again, and check nothing."""
+    """Whether a loader that tells its position has a stream without a state: torchdata would read it again, and check nothing."""
     units = pending.get("units")
     return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(told)
 

@@ -7,7 +7,7 @@ delivered is read again in the old size. In each case the checksum of what is le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
