@@ -177,7 +177,7 @@ def note_indices(loader: DataLoader[Any], watch: Watch) -> None:
         def instead() -> Iterable[Any] | None:
             return watch.instead  # until the iterator is made: one with workers asks twice
 
-        inner = super(seen, self)._index_sampler  # type: ignore[misc]
+        inner = super(seen, self)._index_sampler  # type: ignore[misc,arg-type]
         return IndexLists(inner, None if stream else noted, instead)
 
     seen = type(inherited.__name__, (inherited,), {"_index_sampler": property(_index_sampler), "__module__": inherited.__module__})

@@ -134,7 +134,7 @@ def unwatch_loaders(components: Mapping[str, object]) -> None:
         watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is not None:
             leave_rest(watch)
-            leave_indices(value)
+            leave_indices(value)  # type: ignore[arg-type]
             CLASS.__set__(value, watch.original)
             del value.__dict__[ATTRIBUTE]
 

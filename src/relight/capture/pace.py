@@ -31,7 +31,7 @@ class Pace:
 
     def __init__(self, earlier: Pace | None = None) -> None:
         """``earlier``: of the pass before this one, whose last batches may not be used yet."""
-        self.rate = earlier.rate if earlier is not None else None
+        self.rate: int | None = earlier.rate if earlier is not None else None
         """Batches per step; None: unknown."""
         self.owed = earlier.unreported if earlier is not None else 0
         """Batches of the pass before that were not used at the last report."""

@@ -79,7 +79,7 @@ def reordered(stored: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 def _length(sampler: Any, dataset: Any) -> int | None:
     for one in (getattr(sampler, "data_source", None), getattr(sampler, "dataset", None), dataset):
         try:
-            return len(one)
+            return len(one)  # type: ignore[arg-type]
         except TypeError:  # none, or one without a length
             continue
     return None
