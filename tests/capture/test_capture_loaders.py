@@ -16,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import capture, observe_batches, unwatch_loaders, watch_loaders
 from relight.errors import IncompatibleState
+from relight.observe import Event, subscribe
 
 warnings.filterwarnings("ignore")
 logging.getLogger("torchdata").setLevel(logging.ERROR)
@@ -413,24 +414,26 @@ def test_watching_leaves_the_loader_what_it_was(make) -> None:
     assert type(loader) is original and not [name for name in vars(loader) if "relight" in name]
 
 
-def test_a_skip_is_told_once() -> None:
-    """One warning a process says that batches are read again to be skipped, and how not to."""
-    import relight.capture.loaders as module
-
-    module._warned = False
+def test_reading_again_is_an_event_and_no_warning() -> None:
+    """Batches that are read again are reported by an event, once for each loader: a warning would end a script under ``-W error``."""
     seed(1)
     loader = plain()()
     watch_loaders({"data": loader})
     next(iter(loader))
     stored = save({"data": loader})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
+    found: list[Event] = []
+    undo = subscribe(found.append)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
             other = plain()()
-            restore(stored, {"data": other})
-            next(iter(other))
-    told = [str(one.message) for one in caught if "StatefulDataLoader" in str(one.message)]
-    assert len(told) == 1
+            watch_loaders({"data": other})
+            for _ in range(2):
+                restore(stored, {"data": other})
+                next(iter(other))
+    finally:
+        undo()
+    assert [(one.name, one.fields["loader"], one.fields["batches"]) for one in found] == [("loader.reread", "data", 1)]
 
 
 def test_a_loader_of_the_other_kind_is_a_mismatch_before_anything_is_written() -> None:

@@ -10,8 +10,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import relight
 from relight.capture import leave_epoch
 
-pytestmark = pytest.mark.filterwarnings("ignore:a plain DataLoader cannot tell its position:UserWarning")
-
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("taken", [2, 5])

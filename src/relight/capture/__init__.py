@@ -13,7 +13,16 @@ from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment, environment_soon
 from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_component, is_large, kind_of
-from relight.capture.loaders import leave_epoch, observe_batches, unwatch_loaders, watch_loaders
+from relight.capture.loaders import (
+    leave_epoch,
+    loader_of,
+    observe_batches,
+    report_steps,
+    reset_position,
+    unwatch_loaders,
+    used,
+    watch_loaders,
+)
 from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
 from relight.capture.restorable import mismatches
@@ -44,12 +53,16 @@ __all__ = [
     "is_large",
     "kind_of",
     "leave_epoch",
+    "loader_of",
     "mismatches",
     "observe_batches",
     "only_needed",
     "plan_restore",
+    "report_steps",
+    "reset_position",
     "settle",
     "sinks_by_part",
     "unwatch_loaders",
+    "used",
     "watch_loaders",
 ]

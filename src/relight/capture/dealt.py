@@ -132,8 +132,13 @@ def dealer_of(loader: DataLoader[Any]) -> Dealer | str:
     return Dealer(sampler, home, size, drops)
 
 
-def dealt(loader: DataLoader[Any], *, begins: int, epoch: int | None, delivered: int | None) -> dict[str, Any] | str:
-    """``Dealt`` as a tree, or why there is none. ``delivered``: batches, of the pass that began at ``begins``; None between passes."""
+def dealt(
+    loader: DataLoader[Any], *, begins: int, epoch: int | None, delivered: int | None, samples: int | None = None
+) -> dict[str, Any] | str:
+    """``Dealt`` as a tree, or why there is none. ``delivered``: batches, of the pass that began at ``begins``; None between passes.
+
+    ``samples``: how many samples those batches have, if they have several sizes.
+    """
     dealer = dealer_of(loader)
     if isinstance(dealer, str):
         return dealer
@@ -143,7 +148,9 @@ def dealt(loader: DataLoader[Any], *, begins: int, epoch: int | None, delivered:
         share = share_size(told.length - begins, told.replicas, bool(dealer.sampler.drop_last))
         batches = share // dealer.size if dealer.drops else -(-share // dealer.size)
         # Behind its last batch a pass is over, whatever it drops: others that go on do not have that.
-        at = told.length if delivered >= batches else begins + delivered * dealer.size * told.replicas
+        done = samples if samples is not None else delivered * dealer.size
+        over = done >= share if samples is not None else delivered >= batches
+        at = told.length if over else begins + done * told.replicas
     return msgspec.to_builtins(msgspec.structs.replace(told, at=at))  # type: ignore[no-any-return]
 
 

@@ -9,66 +9,62 @@ When another number of ranks goes on, a loader may go on with its share of what 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator, Mapping
+from time import perf_counter
 from typing import Any
 
 import msgspec
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader
 
 from relight.capture import rng as generators
-from relight.capture.dealt import Dealt, Rest, dealer_of, dealt, rest_in
-from relight.capture.workers import Reseed, born, persistent, seed_of
-from relight.errors import IncompatibleState
+from relight.capture.dealt import Dealt, dealer_of, dealt, rest_in
+from relight.capture.delivered import Position
+from relight.capture.loader_watch import (
+    ATTRIBUTE,
+    CLASS,
+    END,
+    Epoch,
+    Observe,
+    Watch,
+    epoch_number,
+    epoch_start,
+    leave_indices,
+    leave_rest,
+    loader_of,
+    make_iterator,
+    note_indices,
+    own_generators,
+    own_states,
+    restore_epoch_start,
+    set_epoch_number,
+    set_own_states,
+    tell_wrapper,
+    tells_position,
+)
+from relight.capture.pace import Pace
+from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
+from relight.capture.units import changed, core_of, reordered, units_of
+from relight.capture.workers import persistent
+from relight.errors import ConfigError, IncompatibleState
+from relight.observe import emit
 
-Observe = Callable[[Any], None]
-_ATTRIBUTE = "_relight_watch"
-_END = object()
-_CLASS: Any = vars(object)["__class__"]
-"""An object's class, also where the class itself says that it is another's (Accelerate's loaders)."""
-_warned = False
-
-
-@dataclass
-class _Epoch:
-    """One pass over the loader: where all generators were before its iterator was made, and before its first batch was asked for."""
-
-    start: dict[str, Any]
-    first: dict[str, Any] | None = None
-    delivered: int = 0
-    begins: int = 0
-    """Where in the sampler's order it began, if it is the rest of one."""
-    over: bool = False
-    left: bool = False
-    """Whether the caller has said that it is over, not the loader."""
-
-
-@dataclass
-class _Watch:
-    """What is known of one watched loader."""
-
-    original: type
-    epochs: int = 0
-    epoch: _Epoch | None = None
-    base: int | None = None
-    """The seed persistent workers were born with, and the epochs since."""
-    age: int = 0
-    pending: dict[str, Any] | None = None
-    resume_rng: dict[str, Any] | None = None
-    rest: Rest | None = None
-    """In the sampler's place, during an epoch that another number of ranks began."""
-    waits: bool = False
-    """Whether that epoch's next iterator is the first for these ranks."""
-    unknown: bool = False
-    observe: list[Observe] = field(default_factory=list)
+__all__ = [
+    "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
+    "own_generators",
+    "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used", "watch_loaders",
+]  # fmt: skip
+KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
+"""Positions that a loader with its own is asked for until the loop's pace is known; seconds that asking may take, at best of 3."""
 
 
 class _Batches:
     """An epoch's iterator that counts what it delivers. Everything else is the loader's own iterator's."""
 
-    def __init__(self, inner: Iterator[Any], watch: _Watch, epoch: _Epoch) -> None:
+    def __init__(self, inner: Iterator[Any], watch: Watch, epoch: Epoch, own: DataLoader[Any] | None) -> None:
+        """``own``: the loader, if it has a state of its own."""
         self._inner, self._watch, self._epoch = inner, watch, epoch
+        self._queue, self._own = watch.queue, own
 
     def __iter__(self) -> _Batches:
         return self
@@ -81,12 +77,35 @@ class _Batches:
         except StopIteration:
             self._epoch.over = True
             if self._watch.epoch is self._epoch:
-                _leave_rest(self._watch)
+                self._watch.pace.over = True
+                leave_rest(self._watch)
+                _notice_short(self._watch, self._epoch)
             raise
-        self._epoch.delivered += 1
+        with self._watch.lock:  # a prefetcher may ask in another thread than the one that saves
+            self._count(batch)
         for observe in self._watch.observe:
             observe(batch)
         return batch
+
+    def _count(self, batch: Any) -> None:
+        epoch, watch = self._epoch, self._watch
+        epoch.delivered += 1
+        position = epoch.position
+        if position is not None and self._own is None:
+            if self._queue is None:  # made by a generator, when it was asked for its first batch
+                self._queue = watch.queue
+            if self._queue:
+                position.add_indices(*self._queue.popleft())
+            elif epoch.units is not None and epoch.units["stream"]:
+                position.add_batch(batch)
+            else:
+                epoch.position = None  # its indices cannot be seen
+        elif position is not None and epoch.units is not None and epoch.units["stream"]:
+            position.add_batch(batch)
+        if watch.epoch is epoch:
+            watch.pace.take(batch)
+        if self._own is not None and watch.kept is not None:
+            _keep_told(self._own, watch)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
@@ -95,17 +114,11 @@ class _Batches:
         return getattr(self._inner, name)
 
 
-def tells_position(loader: DataLoader[Any]) -> bool:
-    """Whether the loader has a state of its own. Accelerate's has the methods, whether what it stands around can tell or not."""
-    inner = loader.__dict__.get("base_dataloader", loader)
-    return callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None))
-
-
 def watch_loaders(components: Mapping[str, object]) -> None:
     """Begin to watch the loaders among the components."""
-    for value in components.values():
+    for name, value in components.items():
         if isinstance(value, DataLoader):
-            _watch(value)
+            _watch(value).name = name
 
 
 def observe_batches(components: Mapping[str, object], observe: Observe) -> None:
@@ -118,36 +131,39 @@ def observe_batches(components: Mapping[str, object], observe: Observe) -> None:
 def unwatch_loaders(components: Mapping[str, object]) -> None:
     """Give the loaders their own class back."""
     for value in components.values():
-        watch = value.__dict__.get(_ATTRIBUTE) if isinstance(value, DataLoader) else None
+        watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is not None:
-            _leave_rest(watch)
-            _CLASS.__set__(value, watch.original)
-            del value.__dict__[_ATTRIBUTE]
+            leave_rest(watch)
+            leave_indices(value)  # type: ignore[arg-type]
+            CLASS.__set__(value, watch.original)
+            del value.__dict__[ATTRIBUTE]
 
 
-def _watch(loader: DataLoader[Any]) -> _Watch:
-    known = loader.__dict__.get(_ATTRIBUTE)
+def _watch(loader: DataLoader[Any]) -> Watch:
+    known = loader.__dict__.get(ATTRIBUTE)
     if known is not None:
         return known  # type: ignore[no-any-return]
     original = type(loader)
-    watch = _Watch(original)
+    watch = Watch(original)
+    watch.kept = deque(maxlen=KEPT) if tells_position(loader) else None
 
     def __iter__(self: DataLoader[Any]) -> Any:
         inner, epoch = _begin(self, watch)
-        return _Batches(inner, watch, epoch)
+        return _Batches(inner, watch, epoch, self if tells_position(self) else None)
 
-    loader.__dict__[_ATTRIBUTE] = watch
-    _CLASS.__set__(loader, type(original.__name__, (original,), {"__iter__": __iter__, "__module__": original.__module__}))
+    loader.__dict__[ATTRIBUTE] = watch
+    note_indices(loader, watch)
+    CLASS.__set__(loader, type(original.__name__, (type(loader),), {"__iter__": __iter__, "__module__": original.__module__}))
     return watch
 
 
-def _begin(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
+def _begin(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
     """The next iterator. An interrupted epoch of which nothing is left counts as ended if the caller is at another one already."""
-    pending, number = watch.pending, _epoch_number(loader)
+    pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
-    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < _batches(loader) or next(inner, _END) is not _END:
+    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < _batches(loader) or next(inner, END) is not END:
         return inner, epoch
-    _set_epoch_number(loader, number)
+    set_epoch_number(loader, number)
     return _next(loader, watch)
 
 
@@ -158,116 +174,179 @@ def _batches(loader: DataLoader[Any]) -> float:
         return float("inf")
 
 
-def _next(loader: DataLoader[Any], watch: _Watch) -> tuple[Iterator[Any], _Epoch]:
+def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
     """The next iterator: a new epoch's, or the interrupted one's, repositioned, or that of these ranks' share of what was left of it."""
     watch.unknown = False
+    earlier, watch.earlier = watch.epoch, None
+    watch.pace = Pace(watch.pace)
+    if watch.pace.owed:
+        watch.earlier = earlier
     pending, watch.pending = watch.pending, None
-    if pending is None:
-        begins = _begin_rest(loader, watch)
-        epoch = _Epoch(_epoch_start(loader), begins=begins)
-        watch.epoch, watch.epochs = epoch, watch.epochs + 1
-        return (watch.original.__iter__(loader) if tells_position(loader) else _make(loader, watch)), epoch  # type: ignore[attr-defined]
-    if tells_position(loader):
-        watch.epoch = _resumed(pending, watch)
-        return watch.original.__iter__(loader), watch.epoch  # type: ignore[attr-defined]
-    return _reposition(loader, watch, pending)
+    if pending is not None:
+        if tells_position(loader) and not watch.reread and not by_samples(loader, pending):
+            watch.epoch = resumed(pending, watch, loader)
+            watch.resumed_at, watch.told = watch.epoch.delivered, None
+            return watch.original.__iter__(loader), watch.epoch  # type: ignore[attr-defined]
+        found = reposition(loader, watch, pending)
+        watch.reread, watch.told = False, None
+        if found is not None:
+            return found
+    begins = _begin_rest(loader, watch)
+    uncounted, watch.uncounted = watch.uncounted, False
+    epoch = Epoch(epoch_start(loader), begins=begins, units=None if uncounted else units_of(loader))
+    watch.epoch, watch.epochs, watch.queue = epoch, watch.epochs + 1, None
+    if not uncounted and (not tells_position(loader) or epoch.units["stream"]):  # type: ignore[index]
+        epoch.position = Position()
+    return (watch.original.__iter__(loader) if tells_position(loader) else make_iterator(loader, watch)), epoch  # type: ignore[attr-defined]
 
 
-def _begin_rest(loader: DataLoader[Any], watch: _Watch) -> int:
+def _begin_rest(loader: DataLoader[Any], watch: Watch) -> int:
     """Where the epoch begins that is not a repositioned one: where the rest does that waits, else at 0."""
     rest, waits, watch.waits = watch.rest, watch.waits, False
     if rest is None:
         return 0
-    if not waits or (len(loader) == 0 and _epoch_number(loader) != rest.epoch):  # nothing left, and the caller is at another epoch
-        _leave_rest(watch)
+    if not waits or (len(loader) == 0 and epoch_number(loader) != rest.epoch):  # nothing left, and the caller is at another epoch
+        leave_rest(watch)
         return 0
-    _set_epoch_number(loader, rest.epoch)
+    set_epoch_number(loader, rest.epoch)
     return rest.begins
-
-
-def _leave_rest(watch: _Watch) -> None:
-    if watch.rest is not None:
-        watch.rest.leave()
-    watch.rest, watch.waits = None, False
-
-
-def _make(loader: DataLoader[Any], watch: _Watch) -> Iterator[Any]:
-    """The loader's own iterator, for the epoch that ``watch.age`` is one before."""
-    own: Callable[[DataLoader[Any]], Iterator[Any]] = watch.original.__iter__  # type: ignore[attr-defined]
-    if not persistent(loader):
-        return own(loader)
-    if watch.base is not None:
-        watch.age += 1
-    if loader._iterator is None:
-        with born(loader, watch.base, watch.age):
-            inner = own(loader)
-        if watch.base is None:
-            watch.base = int(inner._base_seed)  # type: ignore[attr-defined]
-        return inner
-    if watch.base is None:  # made before it was watched
-        watch.base, watch.age = int(loader._iterator._base_seed), 1
-    if not isinstance(loader.dataset, IterDataPipe):
-        loader._iterator._shared_seed = Reseed(seed_of(watch.base, watch.age))
-    try:
-        return own(loader)
-    finally:
-        loader._iterator._shared_seed = None
-
-
-def _reposition(loader: DataLoader[Any], watch: _Watch, pending: dict[str, Any]) -> tuple[Iterator[Any], _Epoch]:
-    after = watch.resume_rng or generators.host_states()
-    devices, own_after = generators.device_states(), _own_states(loader)
-    watch.resume_rng = None
-    epoch = _resumed(pending, watch)
-    _restore_epoch_start(loader, epoch.start)
-    if watch.base is not None:
-        watch.age -= 1  # _make counts it again
-        if watch.age < 0:
-            watch.base, watch.age = None, 0  # the first epoch draws its seed as it did
-    inner = _make(loader, watch)
-    if pending["delivered"]:
-        if epoch.first is not None:
-            generators.restore_host(epoch.first)
-        _warn(pending["delivered"])
-    for done in range(pending["delivered"]):
-        try:
-            next(inner)
-        except StopIteration:
-            raise IncompatibleState(
-                f"the loader gives {done} batches where {pending['delivered']} had been delivered", hint="the data is not what it was"
-            ) from None
-    _set_own_states(loader, own_after)
-    generators.restore_devices(devices)
-    generators.restore_host(after)
-    watch.epoch, watch.epochs = epoch, pending["epochs"]
-    return inner, epoch
-
-
-def _resumed(pending: Mapping[str, Any], watch: _Watch) -> _Epoch:
-    return _Epoch(pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins)
 
 
 def leave_epoch(loader: DataLoader[Any]) -> None:
     """The caller takes no more batches of this epoch, though some may be left: what is restored goes on with the next one."""
-    watch = loader.__dict__.get(_ATTRIBUTE)
+    watch = loader.__dict__.get(ATTRIBUTE)
     if watch is not None and watch.epoch is not None:
         watch.epoch.over = watch.epoch.left = True
-        _leave_rest(watch)
+        watch.earlier = None
+        leave_rest(watch)
+
+
+def reset_position(loader: DataLoader[Any]) -> None:
+    """Ignore the loader's stored position at the next restore: its training epoch begins from its start. Call it before ``restore()``.
+
+    After a restore, before the next ``iter(loader)``, it drops the position that was restored. Other components are not affected.
+    """
+    watch = _watch(_checked(loader, "reset_position"))
+    if watch.pending is None:
+        watch.reset = True
+        return
+    drop(loader, watch, watch.pending, "reset_position() was called")
+    watch.reread = False
+    if tells_position(loader):
+        loader.load_state_dict({})  # type: ignore[attr-defined]
+
+
+def used(loader: DataLoader[Any], batches: int) -> None:
+    """State that the training loop has used ``batches`` batches of this training epoch: saves hold that position, until the next call.
+
+    For prefetchers that take batches from the loader before the loop uses them. Batches of the epoch that an earlier process used count.
+    """
+    watch = _watch(_checked(loader, "used"))
+    if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
+        raise ConfigError(f"used() failed: {batches!r} is not a number of batches", where=watch.name, hint="pass a whole number, 0 or more")
+    if watch.epoch is None:
+        if batches:
+            raise ConfigError(f"used() failed: {watch.name} has delivered no batch", where=watch.name, hint="call it after a batch")
+        return
+    if batches > watch.epoch.delivered:
+        raise ConfigError(
+            f"used() failed: {watch.name} has delivered {watch.epoch.delivered} batches of this training epoch, not {batches}",
+            where=watch.name, hint="count the batches of this training epoch that the loop has used",
+        )  # fmt: skip
+    watch.epoch.stated = batches
+    watch.earlier = None
+
+
+def _checked(loader: Any, call: str) -> DataLoader[Any]:
+    loader = loader_of(loader)
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(f"{call}() failed: {type(loader).__name__} is not a DataLoader", hint="pass the loader that the Checkpointer has")
+    return loader
+
+
+def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
+    """Note that the loop reports further steps; sentences about loaders found to be ahead of it. Some microseconds a loader."""
+    found = []
+    for value in components.values():
+        watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
+        if watch is None:
+            continue
+        with watch.lock:
+            watch.pace.report(steps)
+        if not watch.pace.owed:
+            watch.earlier = None
+        if watch.pace.ahead and "ahead" not in watch.reported and (watch.epoch is None or watch.epoch.stated is None):
+            watch.reported.add("ahead")
+            found.append(watch.name)
+        elif watch.kept is not None and not (watch.pace.ahead or watch.pace.unsure or watch.pace.threaded):
+            watch.kept = None  # the loop uses what the loader delivers
+    return found
+
+
+def _keep_told(loader: DataLoader[Any], watch: Watch) -> None:
+    started = perf_counter()
+    watch.kept.append(_told(loader))  # type: ignore[union-attr]
+    watch.kept_s = min(watch.kept_s, perf_counter() - started)
+    if watch.kept_s > KEPT_S and len(watch.kept) >= KEPT_TRIES and not watch.pace.ahead:  # type: ignore[arg-type]
+        watch.kept = None
+
+
+def _notice_short(watch: Watch, epoch: Epoch) -> None:
+    """Report a training epoch that lacks as many batches as were delivered before this process resumed."""
+    whole, watch.whole = watch.whole, epoch.delivered
+    if epoch.resumed or epoch.mixed or epoch.left or epoch.begins or not watch.resumed_at:
+        return
+    lacks = whole - epoch.delivered
+    slack = 1 + (epoch.units or {}).get("workers", 0)
+    if lacks > 0 and abs(lacks - watch.resumed_at) <= slack:
+        watch.whole = whole
+        if "short" not in watch.reported:
+            watch.reported.add("short")
+            emit(
+                "loader.short",
+                f"loader {watch.name} delivered {epoch.delivered} batches in this training epoch, {whole} in the one before: it begins "
+                f"where this process resumed, after {watch.resumed_at} batches; make a new loader for each training epoch after a resume",
+                loader=watch.name, batches=epoch.delivered, expected=whole,
+            )  # fmt: skip
 
 
 def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
     """Where the loader is, as a tree. Draws no random number."""
-    known = loader.__dict__.get(_ATTRIBUTE)
+    known = loader.__dict__.get(ATTRIBUTE)
     watch = known or _watch(loader)
     if known is None:
         watch.unknown = True
-    state: dict[str, Any] = {"own" if tells_position(loader) else "counted": _counted(loader, watch)}
-    if "own" in state:
-        # Asked before its first iterator exists it would make one, and draw numbers for it: there is nothing to tell yet.
-        fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
-        left = watch.epoch is not None and watch.epoch.left
-        state["told"] = None if fresh or left else _told(loader)
-    return state
+    with watch.lock:
+        return _state(loader, watch)
+
+
+def _state(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
+    counted = _counted(loader, watch)
+    if not tells_position(loader):
+        return {"counted": counted}
+    # Asked before its first iterator exists it would make one, and draw numbers for it: there is nothing to tell yet.
+    fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
+    left = watch.epoch is not None and watch.epoch.left
+    if watch.pending is not None and watch.told is not None:
+        return {"own": counted, "told": watch.told}
+    if fresh or left:
+        return {"own": counted, "told": None}
+    _, ahead = _place(watch)
+    if ahead and watch.kept is not None and ahead < len(watch.kept):
+        return {"own": counted, "told": watch.kept[-1 - ahead]}
+    return {"own": counted, "told": _told(loader)}
+
+
+def _place(watch: Watch) -> tuple[Epoch | None, int]:
+    """The pass in which the loop is, and the batches of it that were delivered and not used."""
+    epoch = watch.epoch
+    if epoch is None:
+        return None, 0
+    if epoch.stated is not None:
+        return epoch, epoch.delivered - epoch.stated
+    if watch.earlier is not None and watch.pace.behind:
+        return watch.earlier, watch.pace.behind
+    return epoch, min(watch.pace.ahead, epoch.delivered - epoch.resumed)
 
 
 def _makes_ahead(loader: DataLoader[Any]) -> bool:
@@ -282,25 +361,48 @@ def _told(loader: Any) -> Any:
     return told
 
 
-def _counted(loader: DataLoader[Any], watch: _Watch) -> dict[str, Any]:
+def _counted(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
     if watch.pending is not None:
         return watch.pending
-    epoch = watch.epoch
-    active = epoch is not None and not epoch.over
-    return {
+    epoch, ahead = _place(watch)
+    own = tells_position(loader)
+    if own and ahead and (watch.kept is None or ahead >= len(watch.kept)):
+        ahead = 0  # its own position is what is saved; loader_doubts reports it
+    active = epoch is not None and not epoch.left and (not epoch.over or ahead > 0)
+    state = {
         "active": active,
-        "delivered": epoch.delivered if active and epoch else 0,
-        "epochs": watch.epochs,
+        "delivered": epoch.delivered - ahead if active and epoch else 0,
+        "epochs": watch.epochs - (epoch is not watch.epoch),
         "start": epoch.start if active and epoch else None,
         "first": epoch.first if active and epoch else None,
-        "generators": _own_states(loader),
-        "epoch": _epoch_number(loader),
-        "workers": [watch.base, watch.age],
-        "dealt": _dealt(loader, watch, active),
+        "generators": own_states(loader),
+        "epoch": epoch_number(loader),
+        "workers": [watch.base, watch.age - (epoch is not watch.epoch)],
+        "rate": watch.pace.rate,
     }
+    if active and epoch is not None:
+        samples, checksum = _samples(loader, epoch, ahead)
+        state |= {"units": epoch.units, "samples": samples, "checksum": checksum, "mixed": epoch.mixed}
+        state["epoch"] = epoch.start["epoch"] if epoch is not watch.epoch else state["epoch"]
+    state["dealt"] = _dealt(loader, watch, active, state)
+    return state
 
 
-def _dealt(loader: DataLoader[Any], watch: _Watch, active: bool) -> dict[str, Any] | str:
+def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | None, int | None]:
+    """Samples that were delivered and used, and their checksum; None: unknown."""
+    position, units = epoch.position, epoch.units
+    if tells_position(loader) and units is not None and not units["stream"]:
+        if units["batch_size"] is None:
+            return None, None
+        count = (epoch.delivered - epoch.resumed - ahead) * units["batch_size"]
+        count += position.samples or 0 if epoch.mixed and position is not None else epoch.resumed * units["batch_size"]
+        sampler = getattr(core_of(loader).batch_sampler, "sampler", None)
+        return (count if sampler is None else min(count, len(sampler))), None
+    found = position.before(ahead) if position is not None else None
+    return found if found is not None else (None, None)
+
+
+def _dealt(loader: DataLoader[Any], watch: Watch, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
     """What another number of ranks needs to go on."""
     epoch = watch.epoch
     if watch.unknown:
@@ -309,30 +411,69 @@ def _dealt(loader: DataLoader[Any], watch: _Watch, active: bool) -> dict[str, An
         return dealt(loader, begins=watch.rest.begins, epoch=watch.rest.epoch, delivered=0)
     if epoch is None:
         return dealt(loader, begins=0, epoch=None, delivered=None)
-    return dealt(loader, begins=epoch.begins, epoch=epoch.start["epoch"], delivered=epoch.delivered if active else None)
+    return dealt(
+        loader, begins=epoch.begins, epoch=epoch.start["epoch"], delivered=state["delivered"] if active else None,
+        samples=state.get("samples") if epoch.mixed else None,
+    )  # fmt: skip
 
 
-def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-    """Reposition; takes effect at the next ``iter(loader)``. To be called before the generators are restored."""
+def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Reposition; takes effect at the next ``iter(loader)``. To be called before the generators are restored.
+
+    ``strict``: whether a position that cannot be found again is an error then, or the training epoch begins from its start.
+    """
     reason = loader_unfit(loader, state)
     if reason is not None:
         raise IncompatibleState(reason, hint="use the kind of loader the run was saved with, or restore with only= and leave it out")
     watch = _watch(loader)
     counted = dict(state["own"] if "own" in state else state["counted"])
+    reset, watch.reset = watch.reset, False
     watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
+    watch.earlier, watch.pace, watch.resumed_at, watch.strict, watch.instead = None, Pace(), 0, strict, None
+    watch.pace.rate = counted.get("rate")
     watch.pending = counted if counted["active"] else None
     watch.base, watch.age = counted["workers"]
-    _leave_rest(watch)
-    watch.rest = rest_in(loader, counted.get("dealt"))
+    leave_rest(watch)
+    watch.rest = None if reset else rest_in(loader, counted.get("dealt"))
     watch.waits = watch.rest is not None and watch.pending is None and counted["dealt"]["at"] is not None
-    if "own" in state:
-        _load_told(loader, state["told"], counted)
+    if reset and watch.pending is not None:
+        drop(loader, watch, watch.pending, "reset_position() was called")
+    pending = watch.pending
+    told = state.get("told") if not reset else None
+    watch.reread = pending is not None and told is not None and _reread(pending, told)
+    watch.told = told if pending is not None else None
+    watch.uncounted = pending is None and isinstance(told, Mapping) and told.get("_iterator_finished") is not True
+    if tells_position(loader):
+        found_otherwise = pending is not None and (watch.reread or by_samples(loader, pending))
+        _load_told(loader, None if found_otherwise else told, counted)
     elif persistent(loader):
         loader._iterator = None  # its workers are elsewhere
     if watch.pending is None and not watch.waits:
-        _leave_rest(watch)
-    _set_epoch_number(loader, counted["epoch"])
-    _set_own_states(loader, counted["generators"])
+        leave_rest(watch)
+    set_epoch_number(loader, counted["epoch"])
+    set_own_states(loader, counted["generators"])
+    if counted["epochs"] and counted["epoch"] is not None:
+        tell_wrapper(loader, counted["epoch"] + (watch.pending is None and not reset))
+
+
+def _reread(pending: Mapping[str, Any], told: Any) -> bool:
+    """Whether a loader that tells its position has a stream without a state: torchdata would read it again, and check nothing."""
+    units = pending.get("units")
+    return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(told)
+
+
+def _stateless(told: Any) -> bool:
+    """Whether nothing that torchdata's loader stored is a state of the data."""
+    if not isinstance(told, Mapping):
+        return False
+    if "_snapshot" in told:
+        snapshots = told["_snapshot"].get("_worker_snapshots", {})
+        return bool(snapshots) and all(_stateless(one) for one in snapshots.values())
+    fetcher = told.get("_fetcher_state", told.get("fetcher_state", told))
+    if not isinstance(fetcher, Mapping):
+        return False
+    data = told.get("_dataset_state", told.get("dataset_state"))
+    return data is None and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None and fetcher is not told
 
 
 def rest_state(loader: DataLoader[Any], found: Dealt, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -376,7 +517,7 @@ def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
         loader.load_state_dict({})
         return
     if counted["start"] is not None:
-        _restore_epoch_start(loader, counted["start"])
+        restore_epoch_start(loader, counted["start"])
     loader.load_state_dict(told)
     if not _makes_ahead(loader):
         return
@@ -393,18 +534,41 @@ def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:
     """Why ``state`` is not one of this kind of loader; None if it is."""
     if not isinstance(state, Mapping) or not ({"own", "counted"} & state.keys()):
         return "stored by something that was no loader"
+    watch = loader.__dict__.get(ATTRIBUTE)
+    if watch is not None and watch.reset and tells_position(loader) == ("own" in state):
+        return None
     if tells_position(loader) == ("own" in state):
         found, dealer = dealt_in(state), dealer_of(loader)
         if isinstance(found, Mapping) and found.get("begins") and isinstance(dealer, str):
             return f"it is in the rest of a training epoch that other ranks began, and cannot go on with it: {dealer}"
-        return None
+        return _moved(loader, state)
     could, can = ("could", "cannot") if "own" in state else ("could not", "can")
     return f"the checkpoint's loader {could} tell its position, this one {can}"
 
 
+def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
+    """Why the position is certainly another one in the settings that the loader has now."""
+    counted = _inner(state)
+    stored, live = counted.get("units"), units_of(loader)
+    if not isinstance(stored, Mapping) or not counted.get("active") or not counted.get("delivered"):
+        return None
+    what = ""
+    if stored.get("stream") != live["stream"]:
+        what = "a position in a stream is none in a data set with indices"
+    elif reordered(stored, live):
+        what = "the shuffled order is another one now"
+    elif live["stream"] and "own" in state and not _reread(counted, state.get("told")) and stored.get("workers") != live["workers"]:
+        what = "its workers have read parts of the stream, and other workers read other parts"
+    elif live["stream"] and "own" in state and _reread(counted, state.get("told")) and stored.get("batch_size") != live["batch_size"]:
+        what = "a stream's batches cannot be counted in another size"
+    if not what:
+        return None
+    return f"{counted['delivered']} batches of its training epoch were delivered, and {what} ({', '.join(changed(stored, live))}); {WAYS}"
+
+
 def remember_rng(loader: DataLoader[Any]) -> None:
     """After the generators were restored: what they are to be once the skipping has used them."""
-    watch = loader.__dict__.get(_ATTRIBUTE)
+    watch = loader.__dict__.get(ATTRIBUTE)
     if watch is not None and watch.pending is not None:
         watch.resume_rng = generators.host_states()
 
@@ -422,8 +586,14 @@ def loader_notes(name: str, loader: Any) -> list[str]:
 
 def loader_doubts(name: str, loader: Any) -> list[str]:
     """Why resuming this loader may not be exact."""
-    watch = loader.__dict__.get(_ATTRIBUTE)
+    watch = loader.__dict__.get(ATTRIBUTE)
     doubts = []
+    if watch is not None and tells_position(loader):
+        ahead = _place(watch)[1]
+        if ahead and (watch.kept is None or ahead >= len(watch.kept)):
+            doubts.append(f"{name}: it was {ahead} batches ahead of the training loop, and those are lost at a resume from this save")
+    if watch is not None and watch.pace.unsure and (watch.epoch is None or watch.epoch.stated is None):
+        doubts.append(f"{name}: it delivered several batches before the first step; whether the loop had used them all is unknown")
     if watch is not None and watch.unknown and not tells_position(loader):
         doubts.append(f"{name}: batches it delivered before it was watched were not counted, so its position is unknown")
     if loader.num_workers and not getattr(loader, "in_order", True):
@@ -431,73 +601,3 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
     return doubts
 
 
-def _samplers(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The loader, and every sampler it stands on, by place; in the main process also the data, whose generators are there too."""
-    found: dict[str, Any] = {"loader": loader}
-    for place in ("batch_sampler", "sampler"):
-        at, value = place, _behind(getattr(loader, place, None))
-        while value is not None and not any(value is other for other in found.values()):
-            found[at] = value
-            at, value = f"{at}.sampler", _behind(getattr(value, "sampler", None))
-    if loader.num_workers == 0:
-        at, value = "dataset", loader.dataset
-        while value is not None and not any(value is other for other in found.values()):
-            found[at] = value
-            at, value = f"{at}.dataset", getattr(value, "dataset", None)
-    return found
-
-
-def _behind(sampler: Any) -> Any:
-    return sampler.sampler if isinstance(sampler, Rest) else sampler
-
-
-def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Generators that the loader, its samplers and, in the main process, its data hold, by place."""
-    found: dict[str, Any] = {}
-    for place, owner in _samplers(loader).items():
-        for name, value in sorted(getattr(owner, "__dict__", {}).items()):
-            if generators.is_generator(value) and not any(value is other for other in found.values()):
-                found[f"{place}.{name}"] = value
-    return found
-
-
-def _own_states(loader: DataLoader[Any]) -> dict[str, Any]:
-    return {place: generators.generator_state(generator) for place, generator in own_generators(loader).items()}
-
-
-def _set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
-    for place, generator in own_generators(loader).items():
-        if place in states:
-            generators.restore_generator(generator, states[place])
-
-
-def _epoch_number(loader: DataLoader[Any]) -> int | None:
-    numbers = [getattr(sampler, "epoch", None) for sampler in _samplers(loader).values() if hasattr(sampler, "set_epoch")]
-    return next((number for number in numbers if isinstance(number, int)), None)
-
-
-def _set_epoch_number(loader: DataLoader[Any], number: int | None) -> None:
-    for sampler in _samplers(loader).values():
-        if number is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(number)
-
-
-def _epoch_start(loader: DataLoader[Any]) -> dict[str, Any]:
-    return {"rng": generators.host_states(), "own": _own_states(loader), "epoch": _epoch_number(loader)}
-
-
-def _restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
-    _set_own_states(loader, start["own"])
-    _set_epoch_number(loader, start["epoch"])
-    generators.restore_host(start["rng"])
-
-
-def _warn(delivered: int) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"a plain DataLoader cannot tell its position: repositioning by a counted, seeded skip of {delivered} batches; "
-            "torchdata's StatefulDataLoader would not need to read them again",
-            stacklevel=6,
-        )

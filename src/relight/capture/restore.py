@@ -159,7 +159,7 @@ class _Planner(Planning):
                 self.result.notes.append(f"{path}: stored by an enabled scaler, the live one is disabled, so its scale is dropped")
             make = thunks(node, path, self.memory)
             if kind == LOADER:
-                self.do(LOADERS, lambda: restore_loader(value, make()))
+                self.do(LOADERS, lambda: restore_loader(value, make(), strict=self.result.strict))
                 self.do(LAST + 1, lambda: remember_rng(value))
             elif kind == RNG:
                 self.do(LAST, lambda: self.guarded(path, lambda: generators.restore_generator(value, make())))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from relight.capture import unwatch_loaders, watch_loaders
+from relight.capture import report_steps, unwatch_loaders, watch_loaders
 from relight.checkpointer.outside_state import OutsideState
 from relight.checkpointer.ungiven import UngivenOptimizers
+from relight.observe import emit
 
 
 class ComponentWatch:
@@ -14,7 +15,7 @@ class ComponentWatch:
 
     def __init__(self, components: Mapping[str, object], reports: bool) -> None:
         """``reports``: whether this rank emits events about them."""
-        self._components = components
+        self._components, self._reports = components, reports
         watch_loaders(components)
         self.ungiven = UngivenOptimizers(components, reports)
         self.outside = OutsideState(components, reports)
@@ -28,6 +29,26 @@ class ComponentWatch:
         """Report, after one of the first saves, what is not in it. Each is reported once."""
         self.ungiven.saved()
         self.outside.saved()
+
+    def report(self, step: int | None, micro_step: int | None, last: tuple[int | None, int | None], each: bool) -> None:
+        """Note that ``step`` was reported, after ``last`` (step and micro step): how many batches its loaders' loop has used by now.
+
+        ``each``: whether every step is reported, as ``Checkpointer.step`` is; else the steps in between are counted by their numbers.
+        """
+        if step is None or micro_step is not None:
+            return
+        before = None if last[0] is None else last[0] - (last[1] is not None)
+        steps = 1 if each else step + 1 if before is None else step - before
+        if step == before or steps < 1:
+            return
+        for name in report_steps(self._components, steps):
+            if self._reports:
+                emit(
+                    "loader.ahead",
+                    f"loader {name}: something takes batches from it before the training loop uses them; those count as not delivered. "
+                    "If they were used, state how many were: relight.capture.used(loader, batches)",
+                    loader=name,
+                )  # fmt: skip
 
     def close(self) -> None:
         """Remove all hooks. Twice is fine."""

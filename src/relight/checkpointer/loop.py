@@ -334,6 +334,7 @@ class Checkpointer(Holds):
         if self._closed is not None:
             self._closed.refuse(self._run)
         self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
+        self._watch.report(step, micro_step, (self._last_step, self._last_micro_step), reports)
         if micro_step is not None and self._ranks is not None:
             self._ranks.refuse_micro_step()
         if self._environment is not None:
@@ -533,8 +534,7 @@ class Checkpointer(Holds):
         return save
 
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
-        self._failed_in_a_row += 1
-        self._last_save_s = monotonic()
+        self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
         if not quiet:
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from relight.capture import Captured, kind_of
+from relight.capture import Captured, kind_of, loader_of
 from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
 from relight.checkpointer.beat import be_watched
@@ -146,8 +146,8 @@ def check_components(state: Mapping[str, object] | None, components: dict[str, o
     if state is not None and not isinstance(state, Mapping):
         hint = f"state={{{'model' if kind_of(state) == MODULE else 'name'!r}: …}}"
         raise ConfigError(f"state= is a dict of components by name, not {shown(state)}", where="state=", hint=hint)
-    merged = dict(state or {})
-    for name, value in components.items():
+    merged = {name: loader_of(value) for name, value in (state or {}).items()}
+    for name, value in ((name, loader_of(value)) for name, value in components.items()):
         if name in merged:
             raise ConfigError(f"component {name!r} is given twice")
         refuse_slip(name, value, options)

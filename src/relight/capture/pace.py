@@ -1,0 +1,159 @@
+"""How many batches the training loop has used of those that a loader delivered: a prefetcher between the two takes some ahead."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from inspect import CO_GENERATOR
+from threading import get_ident
+from types import FrameType
+from typing import Any
+from weakref import ref
+
+import torch
+
+from relight.capture.delivered import caller, frame_of
+
+SURE = 8
+"""Steps after which batches that a prefetcher holds are few beside those that were used."""
+RECENT = 16
+"""Batches that are recognised when the loop still holds them."""
+
+
+class Pace:
+    """Batches delivered and steps reported, of one pass over a loader.
+
+    The batches per step are the usual number delivered between two reports. If more were delivered before the first report, something may
+    be ahead of the loop by the difference. If the frame that asked for the last batch is still running at a report, the loop takes the
+    batches itself, and is ahead only if it still holds both the batch of this step and the last one. If another thread takes the batches,
+    each step is taken to use one.
+    """
+
+    def __init__(self, earlier: Pace | None = None) -> None:
+        """``earlier``: of the pass before this one, whose last batches may not be used yet."""
+        self.rate: int | None = earlier.rate if earlier is not None else None
+        """Batches per step; None: unknown."""
+        self.owed = earlier.unreported if earlier is not None else 0
+        """Batches of the pass before that were not used at the last report."""
+        self.unsure = False
+        """Whether one report is all there is, and more than one batch was delivered before it."""
+        self.over = False
+        """Whether the loader has no more batches in this pass."""
+        self.threaded = False
+        """Whether another thread than the one that reports took the last batch."""
+        self._reported = False
+        self._used: int | None = None
+        """Batches used at the last report; None: all that are delivered."""
+        self._taker: tuple[int, Any] | None = None
+        self._generator: FrameType | None = None
+        self._thread = 0
+        self._taken = self._at_report = self._steps = self._first = self._first_steps = 0
+        self._rates: Counter[int] = Counter()
+        self._recent: deque[Any] = deque(maxlen=RECENT)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pace, ()  # a copied loader has delivered nothing
+
+    @property
+    def ahead(self) -> int:
+        """Batches that were delivered and not used."""
+        return 0 if self._used is None else max(0, self._taken - self._used)
+
+    @property
+    def behind(self) -> int:
+        """Batches of the pass before that the loop has not used; 0 until a report counted them."""
+        return self.owed if self._reported else 0
+
+    @property
+    def unreported(self) -> int:
+        """Batches of this pass that the loop has not used, or may not have used as it reported no step."""
+        return self.ahead if self._reported else self._taken
+
+    def take(self, batch: Any) -> None:
+        """Note a delivered batch, and which code asked for it: what called the caller's caller. A microsecond."""
+        taker, frame = caller(3)
+        if self._taker is not None and taker[1] is not self._taker[1] and not self._steps:
+            self._taken = 0  # other code took those: an example for the model's shapes, and the like
+        self._taker, self._thread = taker, get_ident()
+        self._taken += 1
+        self._recent.append(_mark(batch))
+        # A suspended generator keeps its frame; after two reports the counts tell as much.
+        self._generator = frame if self._steps < 2 and frame.f_code.co_flags & CO_GENERATOR else None
+
+    def report(self, steps: int) -> None:
+        """Note that the loop reports ``steps`` further steps as done. Some microseconds."""
+        if self._taker is None:
+            return
+        self._reported = True
+        self.threaded = self._thread != get_ident()
+        frame = None if self.threaded else frame_of(self._taker, 1)
+        if self.threaded and self.rate is None:
+            self.rate = 1
+        if self.owed:
+            rate = self.rate or _usual(self.owed + self._taken, steps) if steps > 1 else self.rate
+            self.rate = rate
+            owed = min(self.owed, steps * (rate or 0))
+            steps -= owed // rate if rate else 0
+            self.owed = self.owed - owed if rate and frame is None else 0  # the loop itself is past them
+        self._steps += steps
+        since, self._at_report = self._taken - self._at_report, self._taken
+        if self.threaded:
+            self._used = (self.rate or 1) * self._steps
+            return
+        if not self._first:
+            self._first, self._first_steps = self._taken, self._steps
+        elif steps and since and since % steps == 0:
+            self._rates[since // steps] += 1
+        if self._rates:
+            self.rate = self._rates.most_common(1)[0][0]
+        elif self.rate is None and self._steps > 1:
+            self.rate = _usual(self._taken, self._steps)
+        self._used, self.unsure = None, False
+        rate = self.rate
+        if rate is None and self._steps == 1 and self._taken > 1:
+            held = frame or self._generator
+            holds = held is not None and self._holds(held, self._taken - 1)
+            rate = 1 if holds and frame is None else None
+            self.unsure = rate is None and not self.over and (holds or frame is None)
+        if rate and self._first > rate * self._first_steps and self._taken > rate * self._steps:
+            ahead = self._taken - rate * self._steps
+            self._used = rate * self._steps if frame is None or self._holds(frame, ahead) else None
+
+    def _holds(self, frame: FrameType, ahead: int) -> bool:
+        """Whether the frame's variables hold the last batch, and the one that was delivered ``ahead`` batches before it."""
+        if ahead >= len(self._recent):
+            return False
+        last, used = self._recent[-1], self._recent[-1 - ahead]
+        found = [False, False]
+        for value in frame.f_locals.values():
+            for place, mark in enumerate((last, used)):
+                found[place] = found[place] or _is_in(value, mark, 2)
+        return all(found)
+
+
+def _usual(taken: int, steps: int) -> int | None:
+    """Batches per step, from one report of several steps; None: less than one. A rest of a few steps is a prefetcher's, not a share."""
+    return 1 if taken % steps and (steps < SURE or taken < 2 * steps) and taken > steps else taken // steps or None
+
+
+def _mark(batch: Any) -> Any:
+    """What recognises a batch without keeping it: a reference to its first tensor, else its ``id``."""
+    first = next(_tensors(batch, 2), None)
+    return ref(first) if first is not None else id(batch)
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, deque, Mapping)):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one, depth - 1)
+
+
+def _is_in(value: Any, mark: Any, depth: int) -> bool:
+    """Whether ``value``, or a container of ``depth`` levels, has the batch that ``_mark`` marked."""
+    if isinstance(mark, int):
+        inside = value if depth and isinstance(value, (list, tuple, deque)) else ()
+        return id(value) == mark or any(id(one) == mark for one in inside)
+    wanted = mark()
+    return wanted is not None and any(one is wanted for one in _tensors(value, depth + 1))

@@ -1,0 +1,273 @@
+"""Loaders of each kind, interrupted in a training epoch and resumed after a change: what becomes of the samples."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from roundtrip import restore, save
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from relight.capture import report_steps, unwatch_loaders, watch_loaders
+from relight.checkpointer.carried import carry
+from relight.errors import RelightError
+from relight.format import decode_tree
+from relight.observe import subscribe
+
+EXACT, ONCE, REFUSED, SILENT = "exact", "continued, each sample once", "refused", "silent"
+AGAIN = "from its start, reported"
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a change may change."""
+
+    size: int = 4
+    length: int = 48
+    workers: int = 0
+    seed: int = 0
+    ahead: bool = False
+    other_class: bool = False
+
+
+class Numbers(Dataset):
+    """Samples that are their own numbers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset):
+    """Samples in order, every n-th by each of n workers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(self.length) if info is None else range(info.id, self.length, info.num_workers))
+
+
+class Clocked(Stream):
+    """A stream in an order that no seed gives again."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(super().__iter__())
+        random.SystemRandom().shuffle(order)
+        return iter(order)
+
+
+class Keeping(Stream):
+    """A stream that has a state."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in list(super().__iter__())[self.at :]:
+            self.at += 1
+            yield number
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Rotated(Sampler[int]):
+    """A sampler of the script's own."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.rng = length, random.Random(3)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        first = self.rng.randrange(self.length)
+        return iter([(first + number) % self.length for number in range(self.length)])
+
+
+class InPairs(Sampler[list[int]]):
+    """A batch sampler of the script's own."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self.length, self.size = length, size
+
+    def __len__(self) -> int:
+        return (self.length + self.size - 1) // self.size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(self.length))[::-1]
+        return iter([order[first : first + self.size] for first in range(0, self.length, self.size)])
+
+
+def _loader(one: Setting, data: Dataset, plain: type[DataLoader] = DataLoader, **options: Any) -> DataLoader:
+    other = StatefulDataLoader if plain is DataLoader else DataLoader
+    given = {"batch_size": one.size, "num_workers": one.workers, **options}
+    return (other if one.other_class else plain)(data, **given)
+
+
+def _weighted(one: Setting) -> WeightedRandomSampler:
+    return WeightedRandomSampler(torch.arange(1.0, one.length + 1), one.length, replacement=False)
+
+
+KINDS: dict[str, Callable[[Setting], DataLoader]] = {
+    "`DataLoader`, in order": lambda one: _loader(one, Numbers(one.length)),
+    "`DataLoader`, `shuffle=True`": lambda one: _loader(one, Numbers(one.length), shuffle=True),
+    "`DataLoader`, `generator=`": lambda one: _loader(
+        one, Numbers(one.length), shuffle=True, generator=torch.Generator().manual_seed(one.seed)
+    ),
+    "`DataLoader`, own sampler": lambda one: _loader(one, Numbers(one.length), sampler=Rotated(one.length)),
+    "`DataLoader`, own batch sampler": lambda one: _loader(
+        one, Numbers(one.length), batch_size=1, batch_sampler=InPairs(one.length, one.size)
+    ),
+    "`DataLoader`, `BatchSampler` as sampler": lambda one: _loader(
+        one, Numbers(one.length), batch_size=None, sampler=BatchSampler(Rotated(one.length), one.size, False)
+    ),
+    "`DataLoader`, `DistributedSampler`": lambda one: _loader(
+        one, Numbers(one.length), sampler=DistributedSampler(Numbers(one.length), num_replicas=1, rank=0, seed=one.seed)
+    ),
+    "`DataLoader`, `WeightedRandomSampler`": lambda one: _loader(one, Numbers(one.length), sampler=_weighted(one)),
+    "`DataLoader`, persistent workers": lambda one: _loader(
+        one, Numbers(one.length), shuffle=True, persistent_workers=one.workers > 0
+    ),
+    "`DataLoader`, stream": lambda one: _loader(one, Stream(one.length)),
+    "`DataLoader`, stream with a seed of its own": lambda one: _loader(one, Clocked(one.length)),
+    "`StatefulDataLoader`, in order": lambda one: _loader(one, Numbers(one.length), StatefulDataLoader),
+    "`StatefulDataLoader`, `shuffle=True`": lambda one: _loader(one, Numbers(one.length), StatefulDataLoader, shuffle=True),
+    "`StatefulDataLoader`, stream": lambda one: _loader(one, Stream(one.length), StatefulDataLoader),
+    "`StatefulDataLoader`, stream with a seed of its own": lambda one: _loader(one, Clocked(one.length), StatefulDataLoader),
+    "`StatefulDataLoader`, stream with a state": lambda one: _loader(one, Keeping(one.length), StatefulDataLoader),
+}
+CHANGES: dict[str, Callable[[Setting], Setting]] = {
+    "none": lambda one: one,
+    "batch size": lambda one: replace(one, size=6),
+    "workers": lambda one: replace(one, workers=1 if one.workers else 2),
+    "no workers": lambda one: replace(one, workers=0),
+    "more samples": lambda one: replace(one, length=60),
+    "fewer samples": lambda one: replace(one, length=44),
+    "seed": lambda one: replace(one, seed=9),
+    "prefetcher": lambda one: replace(one, ahead=True),
+    "other class": lambda one: replace(one, other_class=True),
+}
+STARTS = {"0 workers": 0, "2 workers": 2}
+
+
+def ahead(loader: DataLoader) -> Iterator[Any]:
+    """A prefetcher: takes one batch more than the loop has used."""
+    batches = iter(loader)
+    following = next(batches)
+    while following is not None:
+        now, following = following, next(batches, None)
+        yield now
+
+
+def seeded(value: int) -> None:
+    """Seed the generators of this process."""
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+
+
+class Life:
+    """One process's part of a training run."""
+
+    def __init__(self, make: Callable[[Setting], DataLoader], one: Setting, seed: int) -> None:
+        seeded(seed)
+        self.one, self.loader = one, make(one)
+        watch_loaders({"data": self.loader})
+
+    def train(self, steps: int | None = None) -> list[list[int]]:
+        """Take batches, to the end of the training epoch unless ``steps`` are given."""
+        seen = []
+        for batch in ahead(self.loader) if self.one.ahead else self.loader:
+            torch.rand(2)  # dropout
+            seen.append(torch.as_tensor(batch).reshape(-1).tolist())
+            report_steps({"data": self.loader}, 1)
+            if len(seen) == steps:
+                break
+        return seen
+
+    def close(self) -> None:
+        """Give the loader its class back."""
+        unwatch_loaders({"data": self.loader})
+
+
+def outcome(kind: str, change: str, workers: int) -> str:
+    """What a resume gives; ``SILENT`` if samples are lost or repeated and nothing is reported."""
+    make, events = KINDS[kind], []
+    before = Setting(workers=workers)
+    after = CHANGES[change](before)
+    if after.ahead:
+        before = after
+    seeded(7)
+    life = Life(make, before, 1)
+    seen = life.train(STEPS)
+    stored = save({"data": life.loader})
+    life.close()
+    undo = subscribe(lambda event: events.append(event.name))
+    try:
+        life = Life(make, after, 50)
+        restore(stored, {"data": life.loader})
+        rest = life.train()
+        next_epoch = life.train()
+        life.close()
+    except RelightError:
+        return REFUSED
+    finally:
+        undo()
+    life = Life(make, before, 1)
+    straight = life.train()
+    life.close()
+    samples = [number for batch in seen + rest for number in batch]
+    if sorted(number for batch in next_epoch for number in batch) != list(range(after.length)):
+        return SILENT
+    if seen + rest == straight and before.length == after.length and kind.find("seed of its own") < 0:
+        return EXACT
+    if sorted(samples) == list(range(after.length)):
+        return ONCE
+    return f"reported: {', '.join(sorted(set(events)))}" if set(events) - {"loader.reread", "loader.continued"} else SILENT
+
+
+def outcome_of_ranks(kind: str) -> str:
+    """What two ranks take of a position that one rank saved."""
+    seeded(7)
+    life = Life(KINDS[kind], Setting(), 1)
+    life.train(STEPS)
+    stored = save({"data": life.loader})
+    life.close()
+    loader = KINDS[kind](Setting())
+    watch_loaders({"data": loader})
+    if hasattr(loader.sampler, "num_replicas"):
+        loader.sampler.num_replicas, loader.sampler.num_samples, loader.sampler.total_size = 2, 24, 48
+    root = decode_tree(stored.tree, len(stored.tensors), "test")
+    found = carry(root, {"data": loader}, rank=0, world=2, saved=1, key="step 4", own=[root])
+    unwatch_loaders({"data": loader})
+    if "data" in found.components:
+        return ONCE
+    return AGAIN if any(note.startswith("data begins its epoch") for note in found.notes) else SILENT
