@@ -94,6 +94,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
+    "signal.worker": (logging.WARNING, "the signal that ends the job has ended a data loader worker, too"),
     "signal.unhandled": (logging.WARNING, "a signal will not make this process save: it has another handler, or none can be installed"),
     "takeover.taken": (logging.WARNING, "this process takes the run over from one that may still train it"),
     "takeover.waiting": (logging.WARNING, "another host may still train the run: this start waits for a sign of it"),
