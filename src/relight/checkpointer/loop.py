@@ -50,7 +50,7 @@ from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer
+from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.log import FRESH
@@ -236,7 +236,8 @@ class Checkpointer(Holds):
                     save = self._save(step, spoken(reason), metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
-            if self._signals.ending and (self._ranks is None or self._ranks.lost or reason in ENDS):
+            at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
+            if self._signals.ending and (at_end or reason in ENDS):  # a signal that came since _why_now is for the next step
                 with self._saving():
                     self._drain()
                 self._finish(Closed.now(f"{self._signals.pending} ended the run", step), ends=True)

@@ -1,7 +1,7 @@
 """Worker processes of data loaders during an ending: they ignore the signal of their parent's process group, and end with their parent.
 
-The workers share one page of memory with the trainer. It holds whether a Checkpointer handles signals, when the trainer was asked to end, and
-which children the trainer itself terminates. A worker reads the page when a signal comes.
+The workers share one page of memory with the trainer. It holds whether a Checkpointer handles signals, when the trainer was asked to end,
+and which children the trainer itself terminates. A worker reads the page when a signal comes.
 
 The handlers are Python's, not ``SIG_IGN``: an ignored signal survives ``exec``, and a program that a worker starts could not be ended.
 A blocked signal survives ``exec`` as well. A handler does not.
@@ -159,8 +159,8 @@ def asked() -> None:
 
 
 def in_forked_child(number: int) -> None:
-    """Act on a signal in a child that the trainer forked: SIGINT is left to the parent. What ends a process ends the child, unless the parent
-    was asked to end as well: then the child ends after the parent."""
+    """Act on a signal in a child that the trainer forked. SIGINT is left to the parent. SIGTERM and SIGHUP end the child: after the parent,
+    if the parent was asked to end as well."""
     global _holding
     if number not in (signal.SIGTERM, signal.SIGHUP):
         return

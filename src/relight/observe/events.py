@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -129,6 +130,7 @@ counters: Counter[str] = Counter()
 
 _subscribers: list[Callable[[Event], None]] = []
 _lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 _modest = False
