@@ -170,6 +170,7 @@ def _steps(job: subprocess.Popen[str], cell: Cell, rng: random.Random) -> int:
             time.sleep(delay_s)
             _end(job.pid, cell.way)
     late.cancel()
+    job.stdout.close()
     return finished
 
 
