@@ -184,20 +184,23 @@ def test_other_children_end_after_the_trainer(tmp_path: Path) -> None:
     done, saved, last = script(
         tmp_path,
         """
-        def feed(queue):
+        def feed(requests, values):
             while True:
-                queue.put(1.0)
+                requests.recv()
+                time.sleep(0.2)
+                values.send(1.0)
 
         def batches():
             while True:
-                yield torch.full((1, 4), queue.get())
-                time.sleep(0.02)
+                to_child.send(None)
+                yield torch.full((1, 4), from_child.recv())
 
-        queue = multiprocessing.Queue(1)
+        (requests, to_child), (from_child, values) = multiprocessing.Pipe(False), multiprocessing.Pipe(False)
         with relight.Checkpointer(run, model=model, optimizer=optimizer, save=None) as ckpt:
             ckpt.restore()
-            process = multiprocessing.Process(target=feed, args=(queue,), daemon=True)
+            process = multiprocessing.Process(target=feed, args=(requests, values), daemon=True)
             process.start()
+            values.close()
             print(process.pid)
             train(ckpt, batches(), 5, lambda: group(signal.SIGTERM))
         """,

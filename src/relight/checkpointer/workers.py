@@ -106,14 +106,14 @@ class Loop:
         with contextlib.suppress(Exception):  # another version of torch: the worker runs unprotected
             from torch.utils.data._utils import signal_handling
 
-            install = signal_handling._set_worker_signal_handlers
+            install = signal_handling._set_worker_signal_handlers  # type: ignore[attr-defined]
 
             def install_both(*given: Any) -> Any:
                 result = install(*given)
                 _be_worker()
                 return result
 
-            signal_handling._set_worker_signal_handlers = install_both
+            signal_handling._set_worker_signal_handlers = install_both  # type: ignore[attr-defined]
         return self.original(*args, **kwargs)
 
 

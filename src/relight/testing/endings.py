@@ -105,10 +105,14 @@ def trial(cell: Cell, folder: Path, rng: random.Random) -> str:
     errors = folder / "errors"
     with errors.open("wb") as file:
         job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True)
-    finished = _steps(job, cell, rng)
-    code = _wait(job)
+    try:
+        finished = _steps(job, cell, rng)
+        code = _wait(job)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
     if code is None:
-        os.killpg(job.pid, signal.SIGKILL)
         return f"{cell}: not ended {GRACE_S:.0f} s after the signal at step {finished}"
     wrong = [*_unsaved(run, finished), *_untrue(cell, code), *_left(run)]
     return f"{cell}: {'; '.join(wrong)}\n{errors.read_text(errors='replace')[-3000:]}" if wrong else ""
