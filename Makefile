@@ -13,7 +13,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit long crash slips kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
+.PHONY: help demo test check docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -69,6 +69,9 @@ crash: $(STAMP) ## 100,000 crash points
 
 slips: $(STAMP) ## an ordinary user's slips, each as a script: nothing lost, nothing hidden
 	$(BIN)/python -m pytest -m "slow or not slow" tests/slips
+
+endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved
+	$(BIN)/python -m relight.testing.endings --trials 200
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m relight.testing.kills --count 5000

@@ -7,6 +7,7 @@ nothing else in Relight gives msgspec a type.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 
 _known: set[Any] = set()
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def from_json_bytes(data: bytes | str, kind: type[T]) -> T:

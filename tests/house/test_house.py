@@ -19,6 +19,7 @@ BROAD_MAY_STAND = {
     "checkpointer/agree.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/ranks.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
+    "checkpointer/leaving.py": "the caller's exception counts more than a save that fails after it: an event",
     "checkpointer/inline_writer.py": "the trainer's edge: event, counter, warning",
     "errors.py": "a value whose repr fails: an error's message is made without it",
     "checkpointer/outside_state.py": "another object's state_dict, asked for a report only",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -74,6 +76,7 @@ class Agent:
         self._lost: str | None = None
         self._running: dict[int, str] = {}
         self.on_done: Callable[[Done], None] = lambda done: None
+        _agents.add(self)
         self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
         self._reader.start()
 
@@ -160,6 +163,12 @@ class Agent:
         if threading.current_thread() is not self._reader:
             self._reader.join(5)
 
+    def _in_child(self) -> None:
+        """Part from the connection in a forked child: it is the parent's, and stays open."""
+        self._wire.abandon()
+        self._changed = threading.Condition()  # another thread may have held the old one at the fork
+        self._lost, self._running, self.on_done = "it belongs to the process that this one was forked from", {}, lambda done: None
+
     def _send(self, message: object) -> None:
         try:
             self._wire.send(message)
@@ -244,3 +253,14 @@ def _mapped(fds: list[int], count: int) -> list[Memory]:
             raise
         raise StoreUnavailable(f"the agent's memory cannot be mapped: {error}") from error
     return found
+
+
+_agents: weakref.WeakSet[Agent] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for agent in list(_agents):
+        agent._in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

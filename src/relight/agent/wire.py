@@ -72,6 +72,13 @@ class Wire(Generic[T]):
         except OSError:
             pass
 
+    def abandon(self) -> None:
+        """Close this process's descriptors alone: another process that has the connection keeps it. For a forked child."""
+        self._sending = threading.Lock()  # another thread may have held the old one at the fork
+        self._socket.close()
+        close_all(self._fds)
+        self._fds = []
+
     def close(self) -> None:
         """Hang up, and let go of the descriptors."""
         self.hang_up()

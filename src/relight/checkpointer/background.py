@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -348,6 +349,12 @@ class Background:
         if shape is not None:
             _give_back(shape)
 
+    def become_inert(self) -> None:
+        """Do nothing from now on, in a forked child: agent, threads and memory belong to its parent."""
+        self._hook.close()
+        self._snapshot, self._queued, self._agent, self._warming = None, [], None, None
+        self._changed = threading.Condition()  # another thread may have held the old one at the fork
+
     # -- inside
 
     def _alive(self) -> bool:
@@ -418,7 +425,7 @@ class Background:
             self._lost(error)
             return False
         self._agent = agent
-        weakref.finalize(self, _let_go, agent, self._copier)
+        weakref.finalize(self, _let_go, os.getpid(), agent, self._copier)
         return True
 
     def _lost(self, error: Exception) -> None:
@@ -475,8 +482,20 @@ def _at_exit() -> None:
             one.close()
 
 
-def _let_go(agent: Agent, copier: Copier) -> None:
-    """Whoever forgot the Checkpointer needs its agent no more."""
+def _in_child() -> None:
+    """A forked child ends without the saves and the agent of its parent."""
+    for one in list(_all):
+        one.become_inert()
+    _all.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _let_go(owner: int, agent: Agent, copier: Copier) -> None:
+    """Whoever forgot the Checkpointer needs its agent no more. In a forked child, the agent is the parent's: nothing is done."""
+    if os.getpid() != owner:
+        return
     copier.close(0)
     agent.bye()
     agent.close()

@@ -29,6 +29,7 @@ from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.inline_writer import after_inline, write_inline
 from relight.checkpointer.last_moments import LastMoments
+from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
 from relight.checkpointer.observer import observers
@@ -50,7 +51,7 @@ from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.errors import ConfigError, Diverged, Fenced, IncompatibleState, ReplicasDiffer
+from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.log import FRESH
@@ -237,7 +238,8 @@ class Checkpointer(Holds):
                     save = self._save(step, spoken(reason), metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
-            if self._signals.ending and (self._ranks is None or self._ranks.lost or reason in ENDS):
+            at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
+            if self._signals.ending and (at_end or reason in ENDS):  # a signal that came since _why_now is for the next step
                 with self._saving():
                     self._drain()
                 self._finish(Closed.now(f"{self._signals.pending} ended the run", step), ends=True)
@@ -317,15 +319,8 @@ class Checkpointer(Holds):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self._close("its with block ended")
-        if self._closed is not None:
-            return
-        try:
-            if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not self._handed_over(error):
-                self._drain(quiet=True)
-                self._save_boundary(error)
-        finally:
-            closed = Closed.now(f"{type(error).__name__} ended its with block", self._last_step)
-            self._finish(closed, over=self._ranks is None or not isinstance(error, Exception))  # one rank's error is the job's next life
+        elif self._closed is None and not self._calls.elsewhere:
+            leave(self, error)
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
@@ -559,26 +554,6 @@ class Checkpointer(Holds):
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._failed_in_a_row, self._parent, self._last_saved, self._last_save_s = 0, report.id, (save.step, micro_step), monotonic()
         self._best.learn(metrics)
-
-    def _handed_over(self, error: Exception) -> bool:
-        """Whether the last step was saved for all ranks, where one has died and another can."""
-        if self._attempt is None:
-            return False
-        if done := self._heirs.hand_over(error, self._boundary, self._attempt.place, self._request, self._under_way.saves):
-            self._last_saved = (self._boundary.step, None) if self._boundary.step is not None else None
-        return done
-
-    def _save_boundary(self, error: Exception) -> None:
-        """An exception is on its way out: save the last step's end if that is still what parameters and optimizer hold."""
-        step = self._boundary.step
-        if self._attempt is None or step is None or self._last_saved == (step, None) or self._ranks is not None:
-            return
-        try:
-            state = self._boundary.consistent_after(error)
-            if state is not None:
-                self._write(state, step, f"exception: {type(error).__name__}", self._last_metrics, None, None)
-        except Exception as second:  # the caller's exception matters more than ours
-            emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")
 
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
         """``over``: nobody restores from what is in memory here, so it may go. ``ends``: the caller then does as a signal asks."""

@@ -29,7 +29,7 @@ from relight.world import LateRanks, World
 
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8
-_ASKED = ("", "", "SIGUSR1", "SIGINT", "SIGTERM")
+_ASKED = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM")
 """What ranks may ask for, the weightier the later: nothing, what a trigger says, what signals say."""
 
 

@@ -37,7 +37,7 @@ JUMP = 1.5
 """If the loss's restlessness changes by this factor, there is a decision between two saves, too."""
 LOOK_S = 1.0
 """So often it is looked whether something is foreseen; while it is, the interval may move as often."""
-_ENDED = ("end", "SIGTERM", "SIGINT")
+_ENDED = ("end", "SIGTERM", "SIGINT", "SIGHUP")
 _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
 """What ``relight run`` has written down, of which the last so many are read."""
 

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from relight.checkpointer import workers
+from relight.checkpointer.lost_workers import quiet_workers, report_workers
 from relight.observe import emit
 from relight.pulse import ASKED_FOR, take_asked, teller
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
+ENDING = workers.ENDING
 SAVING = (signal.SIGUSR1,)
 ENDS = frozenset(one.name for one in ENDING)
 """Reasons behind which a job ends."""
@@ -45,8 +47,8 @@ class Signals:
     - Else a signal that ends processes ends this one, after the save.
 
     A second SIGINT ends at once. A second SIGTERM changes nothing: a job's owner and its launcher may each send one, and the save must not
-    be lost by that. In a forked child (a data loader's worker) the handlers do what the system would have done: SIGTERM ends it; SIGINT is
-    left to the parent, which still needs its workers to finish the step.
+    be lost by that. A data loader's worker ignores all of them, as the trainer needs its workers to finish the step (see ``workers``). Any
+    other forked child leaves SIGINT to its parent, and ends of SIGTERM and SIGHUP: after its parent, if the parent must end, too.
     """
 
     def __init__(self, on_signal: Callable[[str], None], several_ranks: bool = False) -> None:
@@ -66,6 +68,8 @@ class Signals:
         self._raised: BaseException | None = None
         """What the script's own handler raised, to be raised after the save."""
         self._reported: set[int] = set()
+        self._uncount: Callable[[], object] = lambda: None
+        workers.protect()
 
     @property
     def installed(self) -> bool:
@@ -78,7 +82,7 @@ class Signals:
             return
         if threading.current_thread() is not threading.main_thread():
             why = "this is not the main thread, where handlers can be installed; call restore() there, or give signals=False"
-            self._report(0, f"SIGTERM, SIGINT and SIGUSR1 make no save: {why}")
+            self._report(0, f"SIGTERM, SIGINT, SIGHUP and SIGUSR1 make no save: {why}")
             return
         self._previous.clear()
         self._handler = _Handler(weakref.ref(self), self._previous)
@@ -88,14 +92,18 @@ class Signals:
                 self._previous[number] = former
                 signal.signal(number, self._handler)
         self._installed = True
+        workers.protect()  # a loader's library may have been imported since
+        self._uncount = workers.handled(self)
 
     def restore(self) -> None:
         """Give the handlers back, where they are still ours."""
         if os.getpid() != self._owner:
             return
         self._installed = False  # from here on our handler calls the former one
+        self._uncount()
         if threading.current_thread() is not threading.main_thread():
             return
+        report_workers()
         for number, previous in self._previous.items():
             if signal.getsignal(number) is self._handler:
                 with contextlib.suppress(TypeError, ValueError):  # None: was not installed from Python
@@ -150,7 +158,7 @@ class Signals:
         if number is None:
             self.hand_on(None, True)
             return
-        previous = self._previous.get(number, signal.SIG_DFL)
+        previous = _live(self._previous.get(number, signal.SIG_DFL), number)
         self._ending = None
         self.restore()
         if callable(previous):
@@ -163,9 +171,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            if number == signal.SIGTERM:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+            workers.in_forked_child(number)
             return
         name = signal.Signals(number).name
         if self._script_decides(number):
@@ -187,6 +193,8 @@ class Signals:
             raise KeyboardInterrupt
         else:
             self._ending = number
+            workers.asked()
+            quiet_workers()
         then = "saving at the end of this step" if number in SAVING else "finishing this step, saving, then ending"
         emit("signal.received", f"{name}: {then}", signal=name)
         self._on_signal(name)
@@ -240,7 +248,7 @@ class _Handler:
     def is_live(self) -> bool:
         """Whether its Checkpointer still wants signals."""
         signals = self._signals()
-        return signals is not None and signals.installed
+        return signals is not None and signals.installed and signals._owner == os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Take note of the signal."""
@@ -264,7 +272,7 @@ def _is_scripts(handler: object, number: int) -> bool:
 
 
 def _live(handler: Any, number: int) -> Any:
-    """Return ``handler``, or the one before it if it belongs to a Checkpointer that is closed or gone."""
+    """Return ``handler``, or the one before it if it belongs to a Checkpointer that is closed, gone, or the parent process's."""
     while isinstance(handler, _Handler) and not handler.is_live:
         handler = handler.previous.get(number, signal.SIG_DFL)
     return handler

@@ -19,6 +19,7 @@ POSTPONED_S = 60.0
 """Seconds between two lines about postponed saves. A slow disk may postpone a save at each interval."""
 
 _lock = threading.RLock()  # a signal handler may emit while the same thread is in here
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _starts: list[str] = []
 """Runs that this process took charge of, and that have not saved since."""
 _postponed_s = -POSTPONED_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -101,6 +102,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
+    "signal.worker": (logging.WARNING, "the signal that ends the job has ended a data loader worker, too"),
     "signal.unhandled": (logging.WARNING, "a signal will not make this process save: it has another handler, or none can be installed"),
     "takeover.taken": (logging.WARNING, "this process takes the run over from one that may still train it"),
     "takeover.waiting": (logging.WARNING, "another host may still train the run: this start waits for a sign of it"),
@@ -135,6 +137,7 @@ counters: Counter[str] = Counter()
 
 _subscribers: list[Callable[[Event], None]] = []
 _lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 _modest = False

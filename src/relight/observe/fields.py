@@ -180,6 +180,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "anchor.failed": ("kind", "run"),
     "store.alone": ("url",),
     "signal.received": ("signal",),
+    "signal.worker": ("signal", "step"),
     "signal.unhandled": ("signal",),
     "takeover.taken": ("run", "host", "pid", "age_s"),
     "takeover.waiting": ("run", "host", "pid", "age_s"),

@@ -118,7 +118,7 @@ class Teller:
         )
 
     def _tell(self, **changes: object) -> None:
-        if self._page is None:
+        if self._page is None or self._beat.pid != os.getpid():  # a forked child must not write to its parent's page
             return
         with self._lock:
             self._beat = self._beat._replace(**changes)  # type: ignore[arg-type]

@@ -91,6 +91,7 @@ class Clients(NamedTuple):
 
 _clients: dict[tuple[Any, ...], Clients] = {}
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _process: int | None = None
 """The process in which the library's own threads run. They do not survive a fork, and whoever needed them would wait for ever."""
 

@@ -22,6 +22,7 @@ PROBE_PREFIX = ".relight-probe-"
 RACERS = 8
 _found: dict[tuple[object, ...], bool] = {}
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Creates(Protocol):

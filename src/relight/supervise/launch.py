@@ -125,7 +125,8 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
 
 def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float) -> Ended:
     config.run_id = config.run_id or str(uuid.uuid4())
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
+    handled = [name for name in config.signals_to_handle.split(",") if not _is_ignored(name.strip())]  # as nohup has SIGHUP ignored
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
@@ -182,6 +183,11 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
     finally:
         if closes:
             joining.shutdown()
+
+
+def _is_ignored(name: str) -> bool:
+    """Return whether this process was started with that signal ignored."""
+    return name in signal.Signals.__members__ and signal.getsignal(signal.Signals[name]) is signal.SIG_IGN
 
 
 def _asked(supervisor: Supervisor, why: str) -> Ended:

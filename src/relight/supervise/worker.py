@@ -32,7 +32,7 @@ def main() -> None:
     arguments = arguments[as_module:]
     if not arguments:
         raise SystemExit("relight.supervise.worker is started by relight run")
-    sys.argv = arguments
+    sys.argv, trainer = arguments, os.getpid()
     try:
         if as_module:
             sys.path[0] = os.getcwd()
@@ -41,9 +41,10 @@ def main() -> None:
             sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
             runpy.run_path(arguments[0], run_name="__main__")
     except Exception as error:  # noqa: BLE001 (it is told, in full)
-        for tell in last_words:
-            tell(error)
-        _write_down(error)
+        if os.getpid() == trainer:  # a forked child's error is not the rank's
+            for tell in last_words:
+                tell(error)
+            _write_down(error)
         error.__traceback__ = _from_the_script_on(error)
         sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(1) from None

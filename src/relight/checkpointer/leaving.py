@@ -1,0 +1,52 @@
+"""The end of a Checkpointer by an exception: save the end of the last step, and end as a signal asks if the exception follows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relight.checkpointer.closed import Closed
+from relight.checkpointer.lost_workers import ends_by, reason_of
+from relight.errors import Diverged, Fenced, ReplicasDiffer
+from relight.observe import emit
+
+if TYPE_CHECKING:
+    from relight.checkpointer.loop import Checkpointer
+
+
+def leave(ckpt: Checkpointer, error: BaseException) -> None:
+    """Save what the last step left, unless ``error`` forbids it, and close ``ckpt``. End the process if ``error`` is part of an ending."""
+    signals = ckpt._signals
+    ending = ends_by(signals, error)
+    try:
+        if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not _handed_over(ckpt, error):
+            ckpt._drain(quiet=True)
+            _save_boundary(ckpt, error)
+    finally:
+        closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._last_step)
+        over = ending or ckpt._ranks is None or not isinstance(error, Exception)  # else the job goes on after one rank's error
+        ckpt._finish(closed, over=over, ends=ending)
+    if ending and signals is not None:
+        signals.end()
+
+
+def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
+    """Return whether the last step was saved for all ranks, where one has died and another can save."""
+    if ckpt._attempt is None:
+        return False
+    boundary = ckpt._boundary
+    if done := ckpt._heirs.hand_over(error, boundary, ckpt._attempt.place, ckpt._request, ckpt._under_way.saves):
+        ckpt._last_saved = (boundary.step, None) if boundary.step is not None else None
+    return done
+
+
+def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
+    """Save the end of the last step, if parameters and optimizer still hold it."""
+    step = ckpt._boundary.step
+    if ckpt._attempt is None or step is None or ckpt._last_saved == (step, None) or ckpt._ranks is not None:
+        return
+    try:
+        state = ckpt._boundary.consistent_after(error)
+        if state is not None:
+            ckpt._write(state, step, reason_of(ckpt._signals, error, step), ckpt._last_metrics, None, None)
+    except Exception as second:  # the caller's exception matters more than ours
+        emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")

@@ -1,0 +1,157 @@
+"""An exception that a job's ending caused: the signal reached data loader workers, and torch raises in the trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from relight.checkpointer.observer import observers
+from relight.observe import emit
+
+if TYPE_CHECKING:
+    from relight.checkpointer.loop import Checkpointer
+    from relight.checkpointer.signals import Signals
+
+WAIT_S = 1.0
+"""Seconds to wait for the trainer's own signal after a worker was ended by one."""
+_ENDED = re.compile(r"DataLoader worker \(pid.*killed by signal: (Terminated|Hangup|Interrupt)")
+_LOST = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)|Pin memory thread exited")
+_CHAIN_MAX = 20
+
+
+def ends_by(signals: Signals | None, error: BaseException | None) -> bool:
+    """Return whether ``error`` is only that the signal which ends this job has ended a worker of a data loader, too."""
+    if signals is None or not isinstance(error, Exception):
+        return False
+    if _matches(error, _ENDED):
+        until = time.monotonic() + WAIT_S
+        while not signals.ending and time.monotonic() < until and signals.installed:
+            time.sleep(0.01)  # the handler runs here: workers may get the signal of the group first
+        return signals.ending
+    return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(one) for one in _chain(error)))
+
+
+def reason_of(signals: Signals | None, error: Exception, step: int | None) -> str:
+    """Return the reason of the save before ``error`` ends the process; report an error that is part of the job's ending."""
+    if signals is None or not ends_by(signals, error):
+        return f"exception: {type(error).__name__}"
+    after = "before the first step" if step is None else f"in the step after {step}"
+    first = str(error).strip().splitlines() or [type(error).__name__]
+    text = f"{signals.pending} has ended a data loader worker {after}, too ({first[0][:120]}): this is the job's ending, no failure"
+    emit("signal.worker", text, signal=signals.pending or "", step=step)
+    return signals.pending or ""
+
+
+def quiet_workers() -> None:
+    """During an ending, keep torch's report of a dead worker out of the step that is being finished. The next batch raises it."""
+    former = signal.getsignal(signal.SIGCHLD)
+    if callable(former) and not isinstance(former, _WorkerDeaths):
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGCHLD, _WorkerDeaths(former))
+
+
+def report_workers() -> None:
+    """Undo ``quiet_workers``."""
+    now = signal.getsignal(signal.SIGCHLD)
+    if isinstance(now, _WorkerDeaths):
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGCHLD, now.former)
+
+
+class _WorkerDeaths:
+    """A handler of SIGCHLD that passes on a dead worker's error only where the trainer waits for data."""
+
+    def __init__(self, former: Any) -> None:
+        self.former = former
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.former(number, frame)
+        except RuntimeError as error:
+            if _waits_for_data(frame) or not _matches(error, _LOST):
+                raise
+
+
+class _Uncaught:
+    """An ``Observer`` that closes the Checkpointers of a script without ``with`` when a worker's death ends the script."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+    def place(self, url: str, run: str) -> tuple[str, str]:
+        """Leave the place unchanged."""
+        return url, run
+
+    def on_start(self, ckpt: Checkpointer) -> None:
+        """Watch for uncaught exceptions."""
+        self._open.add(ckpt)
+        if not isinstance(sys.excepthook, _Hook):
+            sys.excepthook = _Hook(sys.excepthook, self)
+
+    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
+        """Do nothing."""
+
+    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+        """Do nothing."""
+
+    def on_end(self, ckpt: Checkpointer) -> None:
+        """Stop watching."""
+        self._open.discard(ckpt)
+
+    def ended(self, error: BaseException, trace: TracebackType | None) -> None:
+        """Save and end as the signal asks, if ``error`` is part of an ending."""
+        for ckpt in list(self._open):
+            if ckpt._closed is None and not ckpt._calls.elsewhere and ends_by(ckpt._signals, error):
+                ckpt.__exit__(type(error), error, trace)
+
+
+class _Hook:
+    """The ``sys.excepthook`` of a process with Checkpointers."""
+
+    def __init__(self, former: Any, uncaught: _Uncaught) -> None:
+        self._former, self._uncaught = former, uncaught
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            self._uncaught.ended(error, trace)  # does not return if a signal ends the process
+        except KeyboardInterrupt:  # SIGINT ends it: as Python ends a process by it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        self._former(kind, error, trace)
+
+
+def _matches(error: BaseException, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(str(one)) for one in _chain(error))
+
+
+def _is_broken_pipe(error: BaseException) -> bool:
+    return isinstance(error, (EOFError, ConnectionError)) or type(error).__name__ == "BrokenProcessPool"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and those that led to it."""
+    found: BaseException | None = error
+    for _ in range(_CHAIN_MAX):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _waits_for_data(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(("torch.utils.data.", "torchdata.")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+observers.append(_Uncaught())

@@ -1,0 +1,263 @@
+"""Worker processes of data loaders during an ending: they ignore the signal of their parent's process group, and end with their parent.
+
+The workers share one page of memory with the trainer. It holds whether a Checkpointer handles signals, when the trainer was asked to end,
+and which children the trainer itself terminates. A worker reads the page when a signal comes.
+
+The handlers are Python's, not ``SIG_IGN``: an ignored signal survives ``exec``, and a program that a worker starts could not be ended.
+A blocked signal survives ``exec`` as well. A handler does not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing import popen_fork
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a job."""
+LOOPS = (("torch.utils.data._utils.worker", "_worker_loop"), ("torchdata.stateful_dataloader.stateful_dataloader", "_worker_loop"))
+"""The functions that loaders give to their worker processes, as module and name."""
+EVIDENCE_S = 0.5
+"""Seconds within which the parent of a signalled child must have been asked to end, too."""
+HOLD_S = 30.0
+"""Seconds that a child waits at most for its parent to end."""
+_EXIT_S = 3.0
+"""Seconds that a worker has to end at the trainer's exit before it is killed."""
+_COMM = "pt_data_worker"
+"""The name that torch gives its worker processes."""
+_LIVE, _ASKED, _NEXT, _WANTED, _FIELDS = 0, 1, 2, 8, 72
+
+
+class Page:
+    """Memory that a trainer shares with its workers. Written by the trainer only."""
+
+    def __init__(self, owner: int, fd: int, memory: mmap.mmap) -> None:
+        self.owner, self.fd = owner, fd
+        self._fields = memoryview(memory).cast("q")
+
+    @classmethod
+    def made(cls) -> Page:
+        """Return a new page of this process. ``OSError`` if no descriptor or memory is left."""
+        fd = os.memfd_create("relight-workers", os.MFD_CLOEXEC)
+        os.ftruncate(fd, mmap.PAGESIZE)
+        return cls(os.getpid(), fd, mmap.mmap(fd, mmap.PAGESIZE))
+
+    @classmethod
+    def of(cls, owner: int, fd: int) -> Page:
+        """Return the page of process ``owner``, for a worker that was not forked. ``OSError`` if the owner has ended."""
+        with open(f"/proc/{owner}/fd/{fd}", "r+b") as file:
+            return cls(owner, -1, mmap.mmap(file.fileno(), mmap.PAGESIZE))
+
+    def count(self, change: int) -> None:
+        """Count Checkpointers that handle signals."""
+        self._fields[_LIVE] = max(0, self._fields[_LIVE] + change)
+
+    def ask(self) -> None:
+        """Record that the trainer was asked to end."""
+        self._fields[_ASKED] = time.monotonic_ns()
+
+    def want(self, pid: int) -> None:
+        """Record that the trainer itself ends that child."""
+        at = self._fields[_NEXT]
+        self._fields[_WANTED + at % (_FIELDS - _WANTED)] = pid
+        self._fields[_NEXT] = at + 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether this child must survive a signal: its parent lives, handles signals, and has not ended the child itself."""
+        if not self._fields[_LIVE] or os.getppid() != self.owner:
+            return False
+        return not self.wants(os.getpid())
+
+    def wants(self, pid: int) -> bool:
+        """Whether the trainer itself ended that child."""
+        return pid in self._fields[_WANTED:_FIELDS].tolist()
+
+    def asked_since(self, since_s: float) -> bool:
+        """Whether the trainer was asked to end after that time of the monotonic clock."""
+        return bool(self._fields[_ASKED] > since_s * 1e9)
+
+
+class Loop:
+    """A loader's worker function that installs handlers first. Picklable, for workers that are spawned."""
+
+    def __init__(self, original: Callable[..., Any], module: str, name: str) -> None:
+        self.original, self._module, self._name = original, module, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        page = _page if _page is not None and _page.owner == os.getpid() else None
+        return _loop_of, (self._module, self._name, *((page.owner, page.fd) if page is not None else (0, -1)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the worker, its handlers installed after those of torch."""
+        with contextlib.suppress(Exception):  # another version of torch: the worker runs unprotected
+            from torch.utils.data._utils import signal_handling
+
+            install = signal_handling._set_worker_signal_handlers  # type: ignore[attr-defined]
+
+            def install_both(*given: Any) -> Any:
+                result = install(*given)
+                _be_worker()
+                return result
+
+            signal_handling._set_worker_signal_handlers = install_both  # type: ignore[attr-defined]
+        return self.original(*args, **kwargs)
+
+
+def _loop_of(module: str, name: str, owner: int, fd: int) -> Callable[..., Any]:
+    """Return the worker function in a spawned process."""
+    global _page
+    found = getattr(importlib.import_module(module), name)
+    loop = found if isinstance(found, Loop) else Loop(found, module, name)
+    if owner and _page is None:
+        with contextlib.suppress(OSError):
+            _page = Page.of(owner, fd)
+    return loop
+
+
+def protect() -> None:
+    """Protect the workers that loaders of this process start from now on. Idempotent; does nothing where no memory is left."""
+    global _page
+    if _page is None or _page.owner != os.getpid():
+        with contextlib.suppress(OSError):
+            _page = Page.made()
+    for module, name in LOOPS:
+        found = getattr(sys.modules.get(module), name, None)
+        if found is not None and not isinstance(found, Loop):
+            setattr(sys.modules[module], name, Loop(found, module, name))
+    if not hasattr(popen_fork.Popen._send_signal, "relight"):  # type: ignore[attr-defined]
+        _note_terminations()
+
+
+def handled(signals: object) -> Callable[[], object]:
+    """Count ``signals`` as handling signals until the returned function is called, or until it is deleted."""
+    page = _own()
+    if page is None:
+        return lambda: None
+    page.count(1)
+    return weakref.finalize(signals, _count_down, page)
+
+
+def asked() -> None:
+    """Record for the workers that this process was asked to end."""
+    page = _own()
+    if page is not None:
+        page.ask()
+
+
+def in_forked_child(number: int) -> None:
+    """Act on a signal in a child that the trainer forked. SIGINT is left to the parent. SIGTERM and SIGHUP end the child: after the parent,
+    if the parent was asked to end as well."""
+    global _holding
+    if number not in (signal.SIGTERM, signal.SIGHUP):
+        return
+    page = _page
+    if page is None or not page.holds or _holding == "over":
+        _end(number)
+    elif _holding != "held":
+        _holding = "held"
+        threading.Thread(target=_hold, args=(page, number), name="relight-hold", daemon=True).start()
+
+
+# -- inside
+
+
+def _own() -> Page | None:
+    return _page if _page is not None and _page.owner == os.getpid() else None
+
+
+def _count_down(page: Page) -> None:
+    if page.owner == os.getpid():
+        page.count(-1)
+
+
+def _be_worker() -> None:
+    """Install the handlers of a loader's worker."""
+    if _page is None or _page.owner == os.getpid():
+        return
+    for number in ENDING:
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            with contextlib.suppress(ValueError):  # not the main thread: a worker that is no process of its own
+                signal.signal(number, _on_worker)
+
+
+def _on_worker(number: int, frame: FrameType | None) -> None:
+    """Ignore the signal while the trainer handles signals; else do what torch's worker does."""
+    if _page is not None and _page.holds:
+        return
+    if number == signal.SIGINT:
+        signal.default_int_handler(number, frame)
+    elif number == signal.SIGTERM and _page is not None and _page.wants(os.getpid()):
+        os._exit(0)  # as torch does: another exit code would make the trainer report a failed worker
+    else:
+        _end(number)
+
+
+def _hold(page: Page, number: int) -> None:
+    """Wait until the parent has ended, or is known not to end; then end this process."""
+    global _holding
+    began = time.monotonic()
+    while page.holds and (waited := time.monotonic() - began) < HOLD_S:
+        if waited > EVIDENCE_S and not page.asked_since(began - EVIDENCE_S):
+            break  # the signal was for this process alone
+        time.sleep(0.05)
+    _holding = "over"
+    os.kill(os.getpid(), number)
+
+
+def _end(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _note_terminations() -> None:
+    """Have ``Process.terminate`` record the child in the page first: a worker cannot see who sent a signal."""
+    send = popen_fork.Popen._send_signal  # type: ignore[attr-defined]
+
+    def noting(self: Any, number: int) -> None:
+        if number == signal.SIGTERM and self.returncode is None and (page := _own()) is not None:
+            page.want(self.pid)
+        send(self, number)
+
+    noting.relight = True  # type: ignore[attr-defined]
+    popen_fork.Popen._send_signal = noting  # type: ignore[attr-defined]
+
+
+def _at_exit() -> None:
+    """Kill workers that do not end. ``multiprocessing`` would wait for them without limit: a handler does not run inside a C call."""
+    if _own() is None:
+        return
+    workers = [one for one in multiprocessing.active_children() if one.daemon and _is_worker(one.pid)]
+    for one in workers:
+        one.terminate()
+    ends = time.monotonic() + _EXIT_S
+    for one in workers:
+        one.join(max(0.0, ends - time.monotonic()))
+        if one.is_alive():
+            one.kill()
+
+
+def _is_worker(pid: int | None) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().startswith(_COMM)
+    return False
+
+
+_page: Page | None = None
+"""The page of this process, or of the parent in a child."""
+_holding = ""
+"""In a forked child: ``held`` while it waits for its parent's end, ``over`` after that."""
+atexit.register(_at_exit)  # after multiprocessing's own, which therefore runs later

@@ -1,0 +1,238 @@
+"""Endings of training jobs with data loader workers: signals to a whole process group, and what is saved by then.
+
+``python -m relight.testing.endings --trials 200``. A trial starts a small training as a process group of its own, ends it at a random moment
+in one of five ways, and checks: every step that the script saw finished is saved, the exit code tells the truth, and no process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from relight.api import open as open_run
+from relight.errors import RelightError
+
+WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
+"""SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
+TIMED_OUT, SAVED = 124, 75
+"""Exit codes of GNU timeout, and of ``relight run`` for a job whose last step is stored."""
+GRACE_S = 90.0
+LEFT_S = 15.0
+"""Seconds in which workers end after their trainer: torch's own check comes every 5 s."""
+TRAINING = """
+import os, sys, time, torch, relight
+torch.set_num_threads(1)
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.full((4,), index / (1 << 20))
+
+def main(run, workers, persistent):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=8, num_workers=workers, persistent_workers=persistent)
+    with relight.Checkpointer(run, model=model, optimizer=optimizer, loader=loader, save=None) as ckpt:
+        step = ckpt.restore()
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).pow(2).mean().backward()
+            optimizer.step()
+            ckpt.step(step)
+            os.write(1, f"step {step}\\n".encode())
+            step += 1
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True")
+"""
+
+
+class Cell(NamedTuple):
+    """One kind of trial."""
+
+    way: str
+    workers: int
+    persistent: bool
+    supervised: bool
+
+    def __str__(self) -> str:
+        kind = "persistent" if self.persistent else "plain"
+        return f"{self.way:8} {self.workers} workers {kind:10} {'relight run' if self.supervised else 'alone'}"
+
+
+@dataclass
+class Report:
+    """Outcomes of trials, by cell."""
+
+    held: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def cells() -> Iterator[Cell]:
+    """Yield the whole matrix. Torch refuses persistent workers without workers."""
+    for way, (workers, persistent), supervised in product(WAYS, ((0, False), (2, False), (2, True), (4, False), (4, True)), (False, True)):
+        yield Cell(way, workers, persistent, supervised)
+
+
+def trial(cell: Cell, folder: Path, rng: random.Random) -> str:
+    """Run one trial in ``folder``. Return what was wrong; empty if nothing was."""
+    script, run = folder / "train.py", folder / "store" / "run"
+    script.write_text(textwrap.dedent(TRAINING))
+    command = [sys.executable, str(script), str(run), str(cell.workers), str(cell.persistent)]
+    if cell.supervised:
+        command = [sys.executable, "-m", "relight", "run", *command[1:]]
+    if cell.way == "timeout":
+        command = ["timeout", "3600", *command]
+    errors = folder / "errors"
+    with errors.open("wb") as file:
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True)
+    try:
+        finished = _steps(job, cell, rng)
+        code = _wait(job)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    if code is None:
+        return f"{cell}: not ended {GRACE_S:.0f} s after the signal at step {finished}"
+    wrong = [*_unsaved(run, finished), *_untrue(cell, code), *_left(run)]
+    return f"{cell}: {'; '.join(wrong)}\n{errors.read_text(errors='replace')[-3000:]}" if wrong else ""
+
+
+def run(trials: int, seed: int, chosen: Sequence[Cell], progress: Callable[[Report], None] = lambda report: None) -> Report:
+    """Run ``trials`` of each cell. Every trial depends on the seed, its cell and its number alone."""
+    report, began = Report(), time.monotonic()
+    for number in range(trials):
+        for cell in chosen:
+            folder = Path(tempfile.mkdtemp(prefix="relight-ending-"))
+            try:
+                wrong = trial(cell, folder, random.Random(f"{seed} {cell} {number}"))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            report.held[str(cell)] = report.held.get(str(cell), 0) + (not wrong)
+            report.wrong += [wrong] if wrong else []
+            report.seconds = time.monotonic() - began
+            progress(report)
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Return 0 if every trial held, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m relight.testing.endings", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--trials", type=int, default=200, help="trials of each cell")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="cells whose name contains this text")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    chosen = [cell for cell in cells() if options.only in str(cell)]
+
+    def progress(report: Report) -> None:
+        print(f"{sum(report.held.values())} of {sum(report.held.values()) + len(report.wrong)} held", file=sys.stderr, flush=True)
+
+    report = run(options.trials, options.seed, chosen, progress)
+    if options.json:
+        print(json.dumps({"trials": options.trials, "held": report.held, "wrong": report.wrong, "seconds": report.seconds}, indent=1))
+    else:
+        print("\n".join([*(f"{name}: {held} of {options.trials}" for name, held in report.held.items()), *report.wrong]))
+    return 1 if report.wrong else 0
+
+
+# -- inside
+
+
+def _steps(job: subprocess.Popen[str], cell: Cell, rng: random.Random) -> int:
+    """Read the steps that the job reports until its end, and end it at a random one. Return the last."""
+    finished, at, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
+    late = threading.Timer(GRACE_S, job.kill)
+    late.start()
+    assert job.stdout is not None
+    for line in job.stdout:
+        word, _, number = line.rpartition(" ")
+        if not word.endswith("step"):
+            continue
+        finished = int(number)
+        if finished == at:
+            time.sleep(delay_s)
+            _end(job.pid, cell.way)
+    late.cancel()
+    job.stdout.close()
+    return finished
+
+
+def _end(pid: int, way: str) -> None:
+    if way == "timeout":
+        os.kill(pid, signal.SIGALRM)  # its own timer's
+    elif way == "SIGTERM":
+        os.kill(pid, signal.SIGTERM)
+    else:
+        os.killpg(pid, signal.SIGTERM if way == "group" else signal.Signals[way])
+
+
+def _wait(job: subprocess.Popen[str]) -> int | None:
+    try:
+        return job.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _unsaved(run: Path, finished: int) -> Iterator[str]:
+    try:
+        steps = [(one.step, one.body.reason) for one in open_run(str(run)).checkpoints()]
+    except RelightError as error:
+        steps = []
+        yield f"the run cannot be read: {error}"
+    if finished < 0:
+        yield "no step was reported"
+    if max((step for step, _ in steps), default=-1) < finished:
+        yield f"step {finished} was finished, saved are {steps}"
+
+
+def _untrue(cell: Cell, code: int) -> Iterator[str]:
+    number = signal.SIGTERM if cell.way in ("timeout", "group") else signal.Signals[cell.way]
+    expected = TIMED_OUT if cell.way == "timeout" else SAVED if cell.supervised else -number
+    if code != expected:
+        yield f"exit code {code} instead of {expected}"
+
+
+def _left(run: Path) -> Iterator[str]:
+    ends = time.monotonic() + LEFT_S
+    while (left := _processes_of(run)) and time.monotonic() < ends:
+        time.sleep(0.1)
+    for pid in left:
+        yield f"process {pid} was left"
+
+
+def _processes_of(run: Path) -> list[int]:
+    """Return the processes of the job: those that have the run's path as an argument."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (directory / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if os.fsencode(run) in arguments:
+            found.append(int(directory.name))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
