@@ -369,7 +369,7 @@ def _counted(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
     if own and ahead and (watch.kept is None or ahead >= len(watch.kept)):
         ahead = 0  # its own position is what is saved; loader_doubts reports it
     active = epoch is not None and not epoch.left and (not epoch.over or ahead > 0)
-    state = {
+    state: dict[str, Any] = {
         "active": active,
         "delivered": epoch.delivered - ahead if active and epoch else 0,
         "epochs": watch.epochs - (epoch is not watch.epoch),

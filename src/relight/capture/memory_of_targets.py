@@ -28,10 +28,11 @@ def read_only(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """
     try:
         with open(_MAPS) as lines:
-            spans = [(*(int(end, 16) for end in line.split(" ", 1)[0].split("-")), line.split(" ", 2)[1]) for line in lines]
+            fields = [line.split(" ", 2)[:2] for line in lines]
+            ends = [span.split("-") for span, mode in fields if "w" not in mode]
+            closed = sorted((int(start, 16), int(end, 16)) for start, end in ends)
     except (OSError, ValueError):
         return []
-    closed = sorted((start, end) for start, end, mode in spans if "w" not in mode)
     starts = [start for start, _ in closed]
     found = []
     for tensor in tensors:

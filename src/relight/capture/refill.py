@@ -35,7 +35,7 @@ def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | N
     """The live list with what was made, or a new sequence of ``kind``; None stands for what stays."""
     values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
     if is_named_tuple(live) and len(live) == len(values):
-        return type(live)._make(values)  # type: ignore[attr-defined]
+        return type(live)._make(values)  # type: ignore[attr-defined,union-attr]
     if not isinstance(live, list) or kind is not list:
         return kind(values)
     live[:] = values

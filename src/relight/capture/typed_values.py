@@ -48,6 +48,6 @@ def like(live: Any, stored: Any, path: str) -> Any:
         if type(live) is deque:
             return deque(values, live.maxlen)
         if is_named_tuple(live) and len(live) == len(values):
-            return type(live)._make(values)  # type: ignore[attr-defined]
+            return type(live)._make(values)  # type: ignore[attr-defined,union-attr]
         return type(stored)(values)
     return stored

@@ -24,8 +24,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.api import open as open_run
+from relight.catalog.run import Run
 from relight.errors import RelightError
+from relight.store import open_bytes
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -196,7 +197,7 @@ def _wait(job: subprocess.Popen[str]) -> int | None:
 
 def _unsaved(run: Path, finished: int) -> Iterator[str]:
     try:
-        steps = [(one.step, one.body.reason) for one in open_run(str(run)).checkpoints()]
+        steps = [(one.step, one.body.reason) for one in Run(open_bytes(Path(run).parent), Path(run).name).history().live]
     except RelightError as error:
         steps = []
         yield f"the run cannot be read: {error}"
