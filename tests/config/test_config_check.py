@@ -194,11 +194,11 @@ def test_whoever_starts_takes_the_environment_of_the_file() -> None:
             call()
         assert raised.value.where == "relight.toml:2:1"
     assert ask("config", "check")[0] == 1 and ask("version")[1]
-    Path("relight.toml").write_text('[environment]\ncache = "here"\n')
+    Path("relight.toml").write_text('[environment]\nnode = "here"\n')
     with pytest.raises(RelightError):
         relight.open("none/here")
-    assert os.environ["RELIGHT_CACHE"] == "here"
-    assert {one["name"]: one["from"] for one in json.loads(ask("config", "show", "--json")[1])["settings"]}["environment.cache"] == "relight.toml:2"
+    assert os.environ["RELIGHT_NODE"] == "here"
+    assert {one["name"]: one["from"] for one in json.loads(ask("config", "show", "--json")[1])["settings"]}["environment.node"] == "relight.toml:2"
 
 
 HOSTILE: dict[str, Any] = {

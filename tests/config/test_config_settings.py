@@ -190,15 +190,15 @@ def test_what_beats_what(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_file_says_of_the_environment_goes_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A variable that is set stays; another working directory has another file; nothing of the first is left."""
-    Path("relight.toml").write_text('[environment]\ncache = "one"\nrack = "r1"\nsingle_writer = true\n')
-    with pytest.raises(ConfigError, match="only in a file that somebody named") as raised:
+    Path("relight.toml").write_text('[environment]\nnode = "one"\nrack = "r1"\nsingle_writer = true\n')
+    with pytest.raises(ConfigError, match="only in a file that is named") as raised:
         take_environment()
-    assert raised.value.where == "relight.toml:4:1" and "RELIGHT_CACHE" not in os.environ
-    Path("relight.toml").write_text('[environment]\ncache = "one"\nrack = "r1"\n')
+    assert raised.value.where == "relight.toml:4:1" and "RELIGHT_NODE" not in os.environ
+    Path("relight.toml").write_text('[environment]\nnode = "one"\nrack = "r1"\n')
     monkeypatch.setenv("RELIGHT_RACK", "mine")
     take_environment()
-    assert (os.environ["RELIGHT_CACHE"], os.environ["RELIGHT_RACK"]) == ("one", "mine")
+    assert (os.environ["RELIGHT_NODE"], os.environ["RELIGHT_RACK"]) == ("one", "mine")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir("other")
     take_environment()
-    assert "RELIGHT_CACHE" not in os.environ and os.environ["RELIGHT_RACK"] == "mine"
+    assert "RELIGHT_NODE" not in os.environ and os.environ["RELIGHT_RACK"] == "mine"

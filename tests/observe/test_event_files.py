@@ -209,14 +209,15 @@ def test_old_files_and_too_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A directory is bounded by age, number and bytes; the newest stay; other names are left alone."""
     monkeypatch.setattr(file, "DIRECTORY_FILES_MAX", 3)
     now = 1e9
-    for number in range(6):
-        path = tmp_path / f"{number}.jsonl"
+    names = [f"{number:013d}-77-000001.jsonl" for number in range(6)]
+    for number, name in enumerate(names):
+        path = tmp_path / name
         path.write_text("x")
         os.utime(path, (now - number * 86400 * 5, now - number * 86400 * 5))
     (tmp_path / "mine.txt").write_text("x")
     os.utime(tmp_path / "mine.txt", (0, 0))
     tidy(tmp_path, now)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.jsonl", "1.jsonl", "2.jsonl", "mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names[:3], "mine.txt"]
 
 
 def test_the_setting_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -291,5 +291,3 @@ def restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> No
     set_own_states(loader, start["own"])
     set_epoch_number(loader, start["epoch"])
     generators.restore_host(start["rng"])
-
-

@@ -177,4 +177,3 @@ class Outwards:
                 save._tell(drained=True)
             elif save.done and not save.drained:
                 save._tell(passed_over=True)
-

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import numpy as np
 from relight.errors import CorruptCheckpoint
 from relight.foresee.arrays import read_arrays, write_arrays
 from relight.foresee.sample import Sample, Shape
+from relight.observe.own_files import OwnFiles
 
 ENDING = ".trace"
 _MAGIC = b"RLTRACE1"
@@ -120,6 +123,7 @@ def name_of(at: float) -> str:
 
 def keep_newest(directory: Path, count: int) -> None:
     """Of recordings that are called by their time only so many stay there; others are none of ours to delete."""
-    ours = sorted(path for path in directory.glob(f"*{ENDING}") if len(path.stem) == 12 and path.stem.isdecimal())
-    for path in ours[: max(0, len(ours) - count)]:
-        path.unlink(missing_ok=True)
+    with suppress(OSError), OwnFiles(directory, rf"\d{{12}}{re.escape(ENDING)}") as files:
+        ours = sorted(one.name for one in files)
+        for name in ours[: max(0, len(ours) - count)]:
+            files.remove(name)

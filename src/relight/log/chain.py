@@ -413,5 +413,3 @@ def _run_id(slots: dict[int, _Slot]) -> str:
 
 def _most_common(values: list[str]) -> str:
     return max(sorted(set(values)), key=values.count, default="")
-
-

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from relight.observe.events import Event, emit, subscribe
+from relight.observe.own_files import OwnFiles, check_private
 
 SETTING = "RELIGHT_EVENTS"
 QUEUED_MAX = 4096
@@ -32,6 +32,9 @@ LINE_BYTES_MAX = 16 << 10
 DIRECTORY_BYTES_MAX = 256 << 20
 DIRECTORY_FILES_MAX = 1000
 OLD_S = 14 * 86400.0
+EVENT_FILE = r"\d{13}-\d{1,10}-\d{6}\.jsonl"
+"""The form of an event file's name: when its process began, in milliseconds; the process; the number of the file."""
+_DEFAULT_PARENT = f"relight-{os.getuid()}"
 _LAST_WORDS_S = 0.5
 """How long the end of a process may be put off by what was not written yet."""
 
@@ -41,7 +44,7 @@ def events_directory() -> Path | None:
     told = os.environ.get(SETTING, "")
     if told == "0":
         return None
-    return Path(told).expanduser().absolute() if told else Path(tempfile.gettempdir(), f"relight-{os.getuid()}", "events")
+    return Path(told).expanduser().absolute() if told else Path(tempfile.gettempdir(), _DEFAULT_PARENT, "events")
 
 
 def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") -> None:
@@ -179,35 +182,29 @@ class EventWriter:
 
 
 def make_private(directory: Path) -> None:
-    """The directory, this user's own and readable by nobody else; ``OSError`` if that is not what is there."""
+    """The directory, this user's own and readable by nobody else; ``OSError`` if that is not what is there.
+
+    The default directory lies in a temporary one, where another user may have made the directory above it first: that one is checked, too.
+    """
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.parent.name == _DEFAULT_PARENT:
+        check_private(directory.parent)
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     check_private(directory)
 
 
-def check_private(directory: Path) -> None:
-    """``PermissionError`` unless it is a directory that this user alone may write to: another could have put anything there."""
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{directory} is not a directory that only this user may write to")
-
-
 def tidy(directory: Path, now: float) -> None:
-    """Delete what is old, and the oldest beyond so many bytes and files."""
-    found: list[tuple[float, int, Path]] = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(directory):
-            if entry.name.endswith(".jsonl"):
-                with contextlib.suppress(OSError):
-                    facts = entry.stat(follow_symlinks=False)
-                    found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
-    kept = kept_bytes = 0
-    for changed, size, path in sorted(found, reverse=True):
-        kept, kept_bytes = kept + 1, kept_bytes + size
-        if kept > DIRECTORY_FILES_MAX or kept_bytes > DIRECTORY_BYTES_MAX or now - changed > OLD_S:
-            with contextlib.suppress(OSError):
-                path.unlink()
+    """Delete event files that are old, and the oldest beyond so many bytes and files. Other files, and files of others, stay.
+
+    Nothing is deleted from a directory that is a link, or that another user could have exchanged or written to.
+    """
+    with contextlib.suppress(OSError), OwnFiles(directory, EVENT_FILE) as files:
+        kept = kept_bytes = 0
+        for one in sorted(files, key=lambda one: one.changed, reverse=True):
+            kept, kept_bytes = kept + 1, kept_bytes + one.size
+            if kept > DIRECTORY_FILES_MAX or kept_bytes > DIRECTORY_BYTES_MAX or now - one.changed > OLD_S:
+                files.remove(one.name)
 
 
 def _json(value: dict[str, Any]) -> bytes:

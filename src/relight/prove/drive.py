@@ -16,11 +16,15 @@ from typing import Any
 import msgspec
 
 from relight.errors import CheckpointNotFound, ConfigError
+from relight.observe.own_files import OwnFiles
 from relight.policy.compact import LOSSY
 from relight.prove.compare import Difference, Drift, compare, drift
 from relight.prove.recorder_config import Config
 from relight.prove.trace import read_trace
 from relight.typed import from_json_bytes
+
+TRACE_FILE = r"(straight|killed|resumed)\.trace"
+"""The form of the names of the three recordings that a proof makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,12 @@ def run(options: ProveOptions) -> ProveReport:
 
 def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     n, k = options.n, options.k
-    for old in folder.glob("*.trace"):
-        old.unlink()
+    try:
+        with OwnFiles(folder, TRACE_FILE) as old:
+            for one in list(old):
+                old.remove(one.name)
+    except PermissionError as error:
+        raise ConfigError(f"recordings cannot be kept there: {error}", where=str(folder), hint="name a directory of your own") from None
     last = n + k - 1
     options.say(f"1/3 straight: {n + k} steps without interruption")
     _start(options, folder, "straight", record_from=n - 1, stop_after=last, kill=False, run="straight")

@@ -204,4 +204,3 @@ def _examined(
     except (CorruptCheckpoint, UnsafeContent, CheckpointNotFound) as error:
         return Found(name, directory.step, directory.epoch, why=str(error).splitlines()[0])
     return Found(name, directory.step, directory.epoch, body, root.created)
-

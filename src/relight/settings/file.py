@@ -222,9 +222,9 @@ def variables_in(table: dict[str, Any], where: str, named: bool) -> dict[str, st
     for name, value in table.items():
         if name not in known:
             raise ConfigError(f"[environment] has no {name[:80]!r}", where=where, hint=f"it has {', '.join(known)}")
-        if name in NAMED_ONLY and not named:
+        if name in NAMED_ONLY and not named and not (name == "events" and value in (0, "0")):
             hint = f"export {variable_of(f'environment.{name}')}=…, or {PLACE}={where}"
-            raise ConfigError(f"[environment] {name} counts only in a file that somebody named", where=where, hint=hint)
+            raise ConfigError(f"[environment] {name} counts only in a file that is named", where=where, hint=hint)
         found[variable_of(f"environment.{name}")] = _as_text(name, value, where)
     return found
 

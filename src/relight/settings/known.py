@@ -37,8 +37,9 @@ TOLD = (
     "RELIGHT_SPIKES",
 )  # fmt: skip
 """Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
-NAMED_ONLY = frozenset({"key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer"})
-"""Of ``[environment]``: what is asked for protection counts only in a file that somebody named, not in one that lies about."""
+NAMED_ONLY = frozenset({"key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "events", "cache"})
+"""Of ``[environment]``: what is asked for protection, and directories in which files are written and removed, counts only in a file that
+is named, not in one that lies in the working directory."""
 
 
 def variable_of(name: str) -> str:

@@ -183,5 +183,3 @@ def _named(providers: Iterable[Provider]) -> str:
 
 def _labels(slots: list[Slot]) -> str:
     return ", ".join(sorted({f"{slot.label} ({slot.kek[:8]})" for slot in slots})) or "nothing that can be read"
-
-

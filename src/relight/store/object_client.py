@@ -225,4 +225,3 @@ def is_behind_end(error: BaseException) -> bool:
     """Whether a range was refused because the object has no byte of it."""
     status = _STATUS.search(str(error))
     return status is not None and status[1] == "416"
-

@@ -716,4 +716,3 @@ def broken() -> Iterator[str]:
             wrong = [repr(error)]
         for text in wrong:
             yield f"{one.__name__}: {text}"
-

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relight.observe.file import DIRECTORY_FILES_MAX, LINE_BYTES_MAX, check_private, events_directory
+from relight.observe.file import DIRECTORY_FILES_MAX, LINE_BYTES_MAX, events_directory
+from relight.observe.own_files import check_private
 
 READ_MAX = 1 << 20
 """Bytes that one look takes from one file at a time."""

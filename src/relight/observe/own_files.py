@@ -1,0 +1,93 @@
+"""Removing files of one's own from a directory that others may have touched.
+
+The directory is opened once, without following a link, and checked through its descriptor. Only regular files of this user, whose names
+match one exact form, are listed, and each is removed through that descriptor. A directory that another user could exchange is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+_WRITABLE_BY_OTHERS = 0o022
+
+
+class OwnFile(NamedTuple):
+    """A file of this user in the directory."""
+
+    name: str
+    changed: float
+    """When it was last written, in seconds since the epoch."""
+    size: int
+    """In bytes."""
+
+
+class OwnFiles:
+    """The files of ``directory`` whose names match ``form`` as a whole. ``PermissionError`` if another user could have put files there.
+
+    A context manager: it holds one descriptor. Cost: three system calls, and one for each file that matches.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], form: str) -> None:
+        """``form``: a regular expression. ``FileNotFoundError`` if there is no such directory, ``NotADirectoryError`` for a link."""
+        path = Path(directory).absolute()
+        self._form = re.compile(form)
+        _check_parent(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _check_own(os.fstat(self._fd), path)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> OwnFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def __iter__(self) -> Iterator[OwnFile]:
+        for name in os.listdir(self._fd):
+            if self._form.fullmatch(name) is None:
+                continue
+            with suppress(OSError):
+                found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+                    yield OwnFile(name, found.st_mtime, found.st_size)
+
+    def remove(self, name: str) -> bool:
+        """Remove a file that matches the form; whether it is gone. ``ValueError`` for a name that does not match."""
+        if self._form.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is no name of an own file")
+        try:
+            os.unlink(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def check_private(directory: Path) -> None:
+    """``PermissionError`` unless it is a directory, and no link, that this user alone may write to: others could have put files there."""
+    _check_own(directory.lstat(), directory)
+
+
+def _check_own(found: os.stat_result, directory: Path) -> None:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+        raise PermissionError(f"{directory} is not a directory that only this user may write to")
+
+
+def _check_parent(directory: Path) -> None:
+    """``PermissionError`` if another user could exchange ``directory`` for one of his own: the directory above belongs to him, or anybody
+    may rename in it."""
+    found = directory.parent.stat()
+    exchangeable = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (0, os.getuid()) or exchangeable:
+        raise PermissionError(f"{directory.parent} belongs to another user, or others may rename in it")

@@ -1,0 +1,61 @@
+"""Every place that removes or truncates files, and why what it removes is Relight's own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import relight
+
+SOURCE = Path(relight.__file__).parent
+CALLS = {"unlink", "rmtree", "rmdir", "removedirs", "ftruncate", "truncate", "_unlink"}
+OWN = {
+    "observe/own_files.py": "regular files of this user that match one exact form, through the directory's descriptor",
+    "observe/file.py": "the file before the last of this process, by the name that it gave it",
+    "store/disk.py": "the store's own calls, made by the modules below it",
+    "store/durable.py": "a temporary file beside its target, by the random name that this call made; what is longer than a writer has written",
+    "store/blocks.py": "blocks of the cache: names of digits in directories of hexadecimal names that the cache made",
+    "supervise/supervisor.py": "the supervisor's private directory in memory, made by this process or by a dead one that held its lock",
+    "supervise/incidents.py": "accounts and incidents by the whole names under which this process wrote them",
+    "export/landing.py": "the directory beside the target, by the random name that this export made, or a dead one that held its lock; weights of an earlier export",
+    "drill/drive.py": "the drill's own temporary directory",
+    "drill/orders.py": "a drill's orders, by their whole path",
+    "arena/memory.py": "anonymous memory",
+    "peers/holder.py": "anonymous memory",
+    "checkpointer/workers.py": "anonymous memory",
+    "checkpointer/heir.py": "this rank's own claim, by its whole path",
+    "pulse/will.py": "a page in the supervisor's private directory, by its whole path",
+    "pulse/page.py": "a page in the supervisor's private directory, by its whole path",
+    "pulse/asked.py": "a page in the supervisor's private directory, by its whole path",
+    "interop/lightning.py": "a directory that holds relight.json, as the trainer names it",
+    "demo/drive.py": "the demonstration's own temporary directory",
+}
+"""By file: what is removed there. Removals by a pattern go through ``OwnFiles``."""
+
+
+def test_every_removal_is_listed_with_what_it_removes() -> None:
+    """A new call that removes or truncates files needs its line, and a pattern of names needs ``OwnFiles``."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        if name.startswith(("testing/", "bench/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if called in CALLS or (called == "remove" and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"):
+                    found.setdefault(name, []).append(node.lineno)
+    assert found.keys() == OWN.keys(), {name: lines for name, lines in found.items() if name not in OWN} or OWN.keys() - found.keys()
+
+
+def test_no_removal_follows_a_glob() -> None:
+    """``for path in folder.glob(…): path.unlink()`` removes whatever matches; only the supervisor's private directory is listed that way."""
+    found = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.For) and any(isinstance(one, ast.Attribute) and one.attr in ("glob", "rglob", "iterdir") for one in ast.walk(node.iter)):
+                calls = {one.func.attr for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}
+                if calls & CALLS:
+                    found.add(name)
+    assert {one for one in found if not one.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}
