@@ -51,8 +51,8 @@ from relight.observe import emit
 
 __all__ = [
     "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
-    "own_generators", "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used", "watch_loaders",
-]  # fmt: skip
+    "own_generators", "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used",
+    "watch_loaders"]  # fmt: skip
 KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
 """Positions that a loader with its own is asked for until the loop's pace is known; seconds that asking may take, at best of 3."""
 
