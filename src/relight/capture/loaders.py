@@ -304,7 +304,7 @@ def _notice_short(watch: Watch, epoch: Epoch) -> None:
             emit(
                 "loader.short",
                 f"loader {watch.name} delivered {epoch.delivered} batches in this training epoch, {whole} in the one before: it begins "
-                f"where this process resumed, after {watch.resumed_at} batches; make the data set and its loader again for each training epoch",
+                f"where this process resumed, after {watch.resumed_at} batches; make data set and loader again for each training epoch",
                 loader=watch.name, batches=epoch.delivered, expected=whole,
             )  # fmt: skip
 
