@@ -13,7 +13,7 @@ import torch
 import relight
 from relight.checkpointer import resume
 from relight.checkpointer.ranks import Ranks
-from relight.log import Log
+from relight.log import Log, truncated
 from relight.store import LocalStore
 from relight.world import Together
 
@@ -40,7 +40,7 @@ def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatc
                 other_looked.set()
             return found
 
-    monkeypatch.setattr(resume, "Log", Timed)
+    monkeypatch.setattr(truncated, "Log", Timed)
     held = [{"x": torch.zeros(4)} for _ in range(2)]
 
     def restore(rank: int) -> int:
