@@ -231,13 +231,17 @@ def test_two_nodes_go_back_together(tmp_path: Path) -> None:
 
 
 def test_of_two_supervisors_one_acts(tmp_path: Path) -> None:
-    """The one that came last; the other's ranks are fenced at their next save, and it stops and says so."""
+    """The second start is refused while the first one trains. With ``takeover="take"`` the first one's ranks are fenced at their next
+    save, and it stops and reports it."""
     job = Job(tmp_path, JOB_STEP_S="0.2", JOB_EVERY="2")
     first = job.start(steps=4000)
     while not (tmp_path / "out").exists() or len(job.losses) < 6:
         time.sleep(0.05)
         assert first.poll() is None
-    second = Job(tmp_path)
+    refused = Job(tmp_path)
+    assert refused.run(steps=300) != 0 and "still trains this run" in refused.said, refused.said
+    assert first.poll() is None
+    second = Job(tmp_path, RELIGHT_CHECKPOINT__TAKEOVER="take")
     assert second.run(steps=300) == 0, second.said
     said = first.communicate(timeout=60)[0]
     assert first.returncode == 1 and "another attempt has taken this run over" in said, said
