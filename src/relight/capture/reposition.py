@@ -224,7 +224,7 @@ def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) ->
     order = iter(()) if lazy else iter(source)
     base, age = pending["workers"]
     if base is None or not age:  # else the workers were alive, and no seed was drawn for them
-        torch.empty((), dtype=torch.int64).random_(generator=core.generator)
+        torch.empty((), dtype=torch.int64, device=torch.get_default_device()).random_(generator=core.generator)  # as torch draws
         if workers and not lazy:
             order = iter(source)  # an iterator with workers makes it twice
     if not workers and epoch.first is not None and core is loader:

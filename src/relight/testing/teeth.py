@@ -132,9 +132,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     # lost logs, lines of descent
     Mutation("a missing log stops a start", CHAIN, "            view = self._view_or_refuse()\n", "            pass\n", "rules"),
     Mutation("a truncated log stops a start", "relight.commit.attempt", "        refuse_truncated(store, log, log.start())\n", "        log.start()\n", "rules"),
-    Mutation("a FENCE that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch or any(", "        if any(", "rules"),
-    Mutation("a COMMIT that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch or any(parent not in committed for parent in root[\"parents\"]):\n", "        if parsed.epoch > epoch:\n", "rules"),
-    Mutation("an interrupted rebuild stops a start", TRUNCATED, "    if not lost and not is_being_rebuilt(view):\n", "    if not lost:\n", "rules"),
+    Mutation("a FENCE that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch:\n", "        if False:\n", "rules"),
+    Mutation("a COMMIT that was lost is noticed", TRUNCATED, "{parent for parent in root[\"parents\"] if parent not in known}", "set()", "rules"),
+    Mutation("an interrupted rebuild stops a start", TRUNCATED, "if not lost and not is_being_rebuilt(view) and not (", "if not lost and not (", "rules"),
     Mutation("what is no ancestor stays, in the plan", KEEP, "if one.abandoned and not one.aside and not rules.prune_abandoned}", "if False}", "rules"),
     Mutation("what is no ancestor stays, when the plan is carried out", PRUNE, "set(free) - unsure(view, history) - abandoned)", "set(free) - unsure(view, history))", "rules"),
     # hashing while writing
