@@ -15,6 +15,7 @@ from thread_ranks import Ranks
 
 from relight.catalog import open_checkpoint
 from relight.checkpointer.save_handle import Save
+from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.stale import Stale
 from relight.commit import Attempt, SaveReport, SaveRequest, together
 from relight.commit.save import Place, Seat
@@ -54,7 +55,8 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
 def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> None:
     """A rank's share may hold moments alone: that is not a model that does not change."""
     assert {one.trainable_digest for one in ranks.save()} == {b""}
-    stale = Stale({"model": torch.nn.Linear(2, 2)})
+    components = {"model": torch.nn.Linear(2, 2)}
+    stale = Stale(components, ComponentWatch(components, reports=False))
     before = counters["save.stale"]
     for step in range(3):
         save = Save(step, "asked")

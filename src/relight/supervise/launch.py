@@ -125,7 +125,7 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
 
 def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float) -> Ended:
     config.run_id = config.run_id or str(uuid.uuid4())
-    handled = [name for name in config.signals_to_handle.split(",") if not _is_ignored(name.strip())]  # as nohup has SIGHUP ignored
+    handled = [name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
     parameters = RendezvousParameters(
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
