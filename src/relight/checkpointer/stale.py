@@ -13,14 +13,15 @@ from relight.observe import emit
 class Stale:
     """Compares each save's trainable tensors with those of the one before, by a hash of them."""
 
-    def __init__(self, components: Mapping[str, object], watch: ComponentWatch) -> None:
+    def __init__(self, components: Mapping[str, object], watch: ComponentWatch | None = None) -> None:
         """``watch``: reports, after the first saves, what they do not have."""
         self._components, self._watch = components, watch
         self._last: bytes | None = None
 
     def notice(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
         """Tell, if all trainable tensors equal those saved at step ``before``."""
-        self._watch.saved()
+        if self._watch is not None:
+            self._watch.saved()
         if save.step != before and digest and self._last == digest and logical_bytes and self._trains():
             emit(
                 "save.stale",
