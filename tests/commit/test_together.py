@@ -14,8 +14,8 @@ import torch
 from thread_ranks import Ranks
 
 from relight.catalog import open_checkpoint
-from relight.checkpointer.save_handle import Save
 from relight.checkpointer.component_watch import ComponentWatch
+from relight.checkpointer.save_handle import Save
 from relight.checkpointer.stale import Stale
 from relight.commit import Attempt, SaveReport, SaveRequest, together
 from relight.commit.save import Place, Seat

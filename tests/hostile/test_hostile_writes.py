@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from examine import unprintable
-from forge import RUN, SEQ, Forge, load, record_key, request, write
+from forge import RUN, SEQ, Forge, load, request, write
 
 from relight.catalog import Run, resolve
 from relight.commit import Attempt, SaveRequest
@@ -16,6 +16,7 @@ from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format import encode_tree
 from relight.format.names import is_run_name
 from relight.layout import Bytes, Item
+from relight.log import Log, fold
 from relight.store import LocalStore, MemoryStore
 
 KEYS = [
@@ -207,11 +208,13 @@ def test_a_store_that_lost_its_record_gets_the_same_one_again(tmp_path: Path) ->
     assert Run(store, RUN).view().store_id == Run(store, "other").view().store_id == forge.payload(0)["store"]
 
 
-def test_a_run_of_another_store_is_not_begun_upon() -> None:
-    """Where relight.json is another store's, a new attempt says so and appends nothing: the history is not buried."""
+def test_a_run_of_another_store_goes_on_under_its_own_id() -> None:
+    """Where relight.json is another store's, as after a move, the history is not buried: a new attempt appends under the id of the records."""
     forge = Forge()
+    before = [one.id for one in fold(Log(load(forge.files), RUN).read()).live]
     forge.store_record(lambda record: record.update(id="e" * 32))
     store = load(forge.files)
-    with pytest.raises(RelightError, match="none of this run's records"):
-        Attempt.begin(store, RUN)
-    assert record_key(10) not in store._files
+    Attempt.begin(store, RUN)
+    view = Log(store, RUN).read()
+    assert [one.id for one in fold(view).live] == before and not view.faults
+    assert view.records[-1].store == view.store_id == forge.payload(0)["store"] != "e" * 32
