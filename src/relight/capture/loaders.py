@@ -331,7 +331,7 @@ def _state(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
     if fresh or left:
         return {"own": counted, "told": None}
     _, ahead = _place(watch)
-    if ahead and watch.kept is not None and ahead < len(watch.kept):
+    if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may just now have moved the loader's own
         return {"own": counted, "told": watch.kept[-1 - ahead]}
     return {"own": counted, "told": _told(loader)}
 
