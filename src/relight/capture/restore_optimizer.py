@@ -56,6 +56,8 @@ class OptimizerPlan:
         self._made: dict[torch.Tensor, dict[Any, Any]] = {}
         self._later: list[tuple[Any, str, Any]] = []
         self._made_first: dict[torch.Tensor, dict[Any, Any]] | None = None
+        self._by_number = False
+        """Whether parameters were matched by their place, which only their shapes confirm."""
 
     def make(self, node: Any) -> None:
         """Plan how ``node`` goes into it, and then into the optimizers inside it."""
@@ -90,6 +92,7 @@ class OptimizerPlan:
             return
         flattened = flattened_in(optimizer, planning.components)
         if _is_by_number(node):
+            self._by_number = True
             node = self._named(node, names, bool(flattened))
             if node is None:
                 return
@@ -260,7 +263,7 @@ class OptimizerPlan:
             if current and planning.takes(path):
                 planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
             return
-        foreign = not planning.has_shape(name, parameter) and any(
+        foreign = (self._by_number or not planning.has_shape(name, parameter)) and any(
             key in _LIKE_PARAMETER and type(leaf) is Leaf and leaf.tensors and planning.tensors[leaf.tensors[0]].shape != parameter.shape
             for key, leaf in saved.items()
         )
