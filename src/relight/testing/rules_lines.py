@@ -5,16 +5,12 @@ from __future__ import annotations
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format.names import LOG_DIR
-from relight.log import Log, chain, fold, line_of, newest_good, truncated
+from relight.log import Log, fold, line_of, newest_good
 from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
 from relight.store import ByteStore
 from relight.testing.rules import rule, saves, simulated
 from relight.testing.scenario import RUN, state_of
-
-chain.MISSING_PAUSES_S = (0.0,)
-truncated.PAUSES_S = (0.0,)
-"""A simulated disk is the same when it is read again."""
 
 
 def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tuple[Attempt, list[str]]:

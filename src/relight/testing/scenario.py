@@ -24,7 +24,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, Religh
 from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file
 from relight.layout import Bytes, Item
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, View, chain, fold, truncated
 from relight.log.identity import checkpoint_dirs
 from relight.policy import Compact, keep
 from relight.policy.compact import Experience
@@ -36,6 +36,11 @@ Fact: TypeAlias = tuple[str, ...]
 RUN = "run"
 PACK_BYTES_MAX = 9000
 """Small, so that a state of a few tensors fills several packs."""
+
+chain.MISSING_PAUSES_S = (0.0,)
+truncated.PAUSES_S = (0.0,)
+"""A simulated disk is the same when it is read again."""
+
 
 
 LARGE_BYTES = (1 << 20) + 4 * 1111
