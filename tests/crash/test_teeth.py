@@ -25,6 +25,7 @@ def _bite(*options: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.timeout(1500)
 def test_an_eighth_of_the_mutations_is_caught() -> None:
     """A product that lacks one fsync, link or check fails at least one proof."""
     _bite("--every", "8")

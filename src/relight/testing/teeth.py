@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
-SECONDS_MAX = 120
+SECONDS_MAX = 400
 
 
 class Mutation(NamedTuple):
