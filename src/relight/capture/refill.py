@@ -31,9 +31,13 @@ def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: 
     return live
 
 
+def _values(live: Sequence[Any], items: Sequence[Thunk | None]) -> list[Any]:
+    return [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+
+
 def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:
     """The live list with what was made, or a new sequence of ``kind``; None stands for what stays."""
-    values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    values = _values(live, items)
     if is_named_tuple(live) and len(live) == len(values):
         return type(live)._make(values)  # type: ignore[attr-defined,union-attr]
     if not isinstance(live, list) or kind is not list:
@@ -44,7 +48,7 @@ def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | N
 
 def refill_deque(live: deque[Any], items: Sequence[Thunk | None]) -> deque[Any]:
     """Put what was made into the live deque, which keeps its ``maxlen``; None stands for what stays."""
-    values = [live[i] if make is None and i < len(live) else make() if make is not None else None for i, make in enumerate(items)]
+    values = _values(live, items)
     live.clear()
     live.extend(values)
     return live

@@ -48,6 +48,7 @@ class UngivenOptimizers:
         self._components, self._reports = components, reports
         self._checked: WeakSet[Optimizer] = WeakSet()
         self._missed: WeakKeyDictionary[Optimizer, _Missed] = WeakKeyDictionary()
+        self._given: WeakSet[Optimizer] = WeakSet()
         self._reported = 0
         self._hook = OptimizerHook(self._before_step)
         _alive.add(self)
@@ -72,6 +73,9 @@ class UngivenOptimizers:
             return
         self._checked.add(optimizer)
         try:
+            if self._is_given(optimizer):
+                self._given.add(optimizer)
+                return
             missed = _missed(optimizer, self._components)
         except (AttributeError, KeyError, TypeError):  # groups of another form than torch's: no report is worth ending the training
             return
@@ -86,11 +90,16 @@ class UngivenOptimizers:
             name = type(optimizer).__qualname__
             emit("optimizer.missed", self._sentence(name, missed), optimizer=name, parameters=missed.parameters)
 
+    def _is_given(self, optimizer: Optimizer) -> bool:
+        """Whether it is a component or inside one: there is nothing to look for then, at any save."""
+        given = (one for value in self._components.values() for one in _optimizers_in(value))
+        return any(optimizer is one or optimizer is inner_of(one) for one in given)
+
     def _late(self) -> list[tuple[Optimizer, _Missed]]:
         """The optimizers that have stepped and whose report had to wait."""
         found = []
         for optimizer in list(self._checked):
-            if optimizer not in self._missed:
+            if optimizer not in self._missed and optimizer not in self._given:
                 try:
                     missed = self._idle(optimizer) or self._foreign(optimizer)
                 except (AttributeError, KeyError, TypeError):  # as in _before_step
@@ -102,8 +111,6 @@ class UngivenOptimizers:
     def _idle(self, optimizer: Optimizer) -> _Missed | None:
         """Whether ``optimizer`` steps what a given one has, which never steps itself."""
         named = {name: list(_optimizers_in(value)) for name, value in self._components.items()}
-        if any(optimizer is one or optimizer is inner_of(one) for each in named.values() for one in each):
-            return None
         stepped = set(map(id, own_parameters(optimizer)))
         theirs = {name: stepped & {id(p) for one in each for p in (*own_parameters(one), *trained_by(one))} for name, each in named.items()}
         steps = {name for name, each in named.items() if any(one in self._checked or not _is_hooked(one) for one in each)}
@@ -144,10 +151,8 @@ class UngivenOptimizers:
 
 
 def _missed(optimizer: Optimizer, components: Mapping[str, object]) -> _Missed | None:
-    """What ``optimizer`` steps of ``components`` that no given optimizer has; None if there is nothing, or if it is given itself."""
+    """What ``optimizer`` steps of ``components`` that no given optimizer has; None if there is nothing."""
     given = [one for value in components.values() for one in _optimizers_in(value)]
-    if any(optimizer is one or optimizer is inner_of(one) for one in given):
-        return None
     stepped = {id(one) for one in own_parameters(optimizer)}
     # A given wrapper holds the parameters of the optimizer inside it.
     stepped -= {id(parameter) for one in given for parameter in (*own_parameters(one), *trained_by(one))}
