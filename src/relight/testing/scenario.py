@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import relight.catalog.opened as opened_module
 import relight.commit.save as save_module
 import relight.log.chain as chain_module
+import relight.log.truncated as truncated_module
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveRequest, plan_save
@@ -24,7 +25,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, Religh
 from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file
 from relight.layout import Bytes, Item
-from relight.log import Checkpoint, History, Log, View, chain, fold, truncated
+from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import checkpoint_dirs
 from relight.policy import Compact, keep
 from relight.policy.compact import Experience
@@ -36,12 +37,6 @@ Fact: TypeAlias = tuple[str, ...]
 RUN = "run"
 PACK_BYTES_MAX = 9000
 """Small, so that a state of a few tensors fills several packs."""
-
-chain.MISSING_PAUSES_S = (0.0,)
-truncated.PAUSES_S = (0.0,)
-"""A simulated disk is the same when it is read again."""
-
-
 
 LARGE_BYTES = (1 << 20) + 4 * 1111
 """Large enough for direct I/O, and no multiple of a page."""
@@ -377,22 +372,33 @@ class Names:
 
 
 @contextlib.contextmanager
+def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Set attributes, each ``(owner, name, value)``, for the duration of the block."""
+    kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    for where, name, value in changes:
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for where, name, value in kept:
+            setattr(where, name, value)
+
+
+def no_second_looks() -> contextlib.AbstractContextManager[None]:
+    """Within the block, a log that lacks records is not read again after a pause: a simulated disk stays as it is."""
+    return patched((chain_module, "MISSING_PAUSES_S", ()), (truncated_module, "PAUSES_S", ()))
+
+
+@contextlib.contextmanager
 def prepared() -> Iterator[Names]:
-    """Small packs; pure decoding remembered, for speed; and names from a seed."""
+    """Small packs; pure decoding remembered, for speed; names from a seed; ``no_second_looks``."""
     names = Names()
-    patched: list[tuple[Any, str, Any]] = [
+    changes: tuple[tuple[Any, str, Any], ...] = (
         (secrets, "token_hex", names.token_hex),
         (secrets, "choice", names.choice),
         (save_module, "plan_save", functools.partial(plan_save, pack_bytes_max=PACK_BYTES_MAX)),
         (chain_module, "decode_record", functools.lru_cache(maxsize=1 << 14)(decode_record)),
-        (chain_module, "MISSING_PAUSES_S", ()),
         (opened_module, "decode_root", functools.lru_cache(maxsize=1 << 12)(decode_root)),
-    ]
-    kept = [(where, name, getattr(where, name)) for where, name, _ in patched]
-    for where, name, value in patched:
-        setattr(where, name, value)
-    try:
+    )
+    with no_second_looks(), patched(*changes):
         yield names
-    finally:
-        for where, name, value in kept:
-            setattr(where, name, value)

@@ -23,10 +23,13 @@ import relight.log.truncated as truncated_module
 import relight.reclaim.sweep as sweep_module
 import relight.testing.promises as promises_module
 import relight.testing.truth as truth_module
+from relight.commit import Attempt
 from relight.format import PartRef, Root
 from relight.testing.baton import Crew
-from relight.testing.scenario import Names, prepared
+from relight.testing.scenario import Names, patched, prepared
 
+PAUSES_S = truncated_module.PAUSES_S
+"""As in the product: here a listing may show less than there is, and a second look shows more."""
 THEN = "2026-01-01T00:00:00Z"
 
 
@@ -96,15 +99,16 @@ def staged() -> Iterator[tuple[Crew, Names]]:
     """Names from seeds, and one moment for all time stamps. For speed: pure decoding is remembered, JSON is not looked at for what only a
     hostile writer would put there, buffers are plain memory, and the collector rests.
     """
-    defaults: dict[str, Any] = chain_module.Log.__init__.__kwdefaults__
-    now = defaults["now"]
-    patched: list[tuple[Any, str, Any]] = [
+    clocks: list[dict[str, Any]] = [function.__kwdefaults__ for function in (chain_module.Log.__init__, Attempt.begin.__func__)]
+    now = clocks[0]["now"]
+    changes: list[tuple[Any, str, Any]] = [
         (save_module, "now_text", _then),
         (identity_module, "now_text", _then),
         (socket, "gethostname", lambda: "simulated"),
         (chain_module.os, "getpid", lambda: 1),
         (chain_module, "rest", _no_rest),
         (truncated_module, "rest", _no_rest),
+        (truncated_module, "PAUSES_S", PAUSES_S),
         (strict_module, "_check", lambda value, where, depth: None),
         (pack_writer_module, "page_buffer", _buffer),
         (read_module, "page_buffer", _buffer),
@@ -115,20 +119,17 @@ def staged() -> Iterator[tuple[Crew, Names]]:
         (save_module, "decode_part", _remembered_part(save_module.decode_part)),
         *((module, name, functools.lru_cache(maxsize=1 << 12)(getattr(module, name))) for module, name in _PURE),
     ]
-    with prepared() as names:
-        kept = [(where, name, getattr(where, name)) for where, name, _ in patched]
+    with prepared() as names, patched(*changes):
         crew = Crew()
         collects = gc.isenabled()
         try:
-            for where, name, value in patched:
-                setattr(where, name, value)
-            defaults["now"] = _then
+            for defaults in clocks:
+                defaults["now"] = _then
             gc.disable()
             yield crew, names
         finally:
-            for where, name, value in kept:
-                setattr(where, name, value)
-            defaults["now"] = now
+            for defaults in clocks:
+                defaults["now"] = now
             crew.dismiss()
             if collects:
                 gc.enable()
