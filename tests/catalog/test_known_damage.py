@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,28 @@ with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=rel
     assert Run(open_bytes(tmp_path / "runs"), "demo").view().head == head
     run("train")
     assert damage(history(tmp_path / "runs"))[newest].by.startswith("a restore on ")
+
+
+def test_damage_in_a_further_tier_is_recorded_there(tmp_path: Path) -> None:
+    """With the nearest tier lost, a restore skips the damaged newest copy of the further one; that tier's log then says so."""
+    script = f"""
+import sys, torch, relight
+model = torch.nn.Linear(2, 2)
+tiers = relight.Tiers(hot={str(tmp_path / "hot/demo")!r}, cold={str(tmp_path / "cold/demo")!r})
+with relight.Checkpointer(tiers, model=model, save=relight.every(steps=1), background=False) as ckpt:
+    first = ckpt.restore()
+    for step in range(first, first + 2):
+        ckpt.step(step)
+"""
+    run = lambda: subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)  # noqa: E731
+    run()
+    run()
+    newest = ids(tmp_path / "cold")[-1]
+    flip(directory(tmp_path / "cold", -1) / PACK)
+    shutil.rmtree(tmp_path / "hot")
+    run()
+    assert damage(Run(open_bytes(tmp_path / "cold"), "demo").history())[newest].by.startswith("a restore on ")
+    assert not damage(history(tmp_path / "hot"))
 
 
 def test_retention_keeps_at_least_what_it_kept(runs: Path) -> None:

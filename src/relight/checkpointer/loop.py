@@ -49,7 +49,7 @@ from relight.checkpointer.stale import Stale
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
-from relight.checkpointer.upkeep import sweep
+from relight.checkpointer.upkeep import record_damage, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
@@ -371,7 +371,8 @@ class Checkpointer(Holds):
             self._resumed.notice_newer(history)
             if self._world.rank == 0:
                 self._outwards.begin(self._attempt)
-                sweep(self._store, self._run, self._resumed.damaged)
+                record_damage(self._resumed, self._store, self._run, self._further)
+                sweep(self._store, self._run)
         return self._attempt
 
     def _saving(self) -> AbstractContextManager[None]:

@@ -47,6 +47,8 @@ class Resumed:
     notes: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints of the nearest tier that could not be restored, by id, and what is wrong with each."""
+    damaged_copies: dict[int, dict[str, str]] = field(default_factory=dict)
+    """The same for further tiers, by the tier's place: 1 is the first one after the nearest."""
     run: str = ""
     where: str = ""
     """The store's URL."""
@@ -204,8 +206,9 @@ def first_good(
                 raise
             failed.append(error)
             result.skipped.append((checkpoint.step, "unreadable" if isinstance(error, StoreUnavailable) else "damaged"))
-            if not isinstance(error, StoreUnavailable) and not copy.place:
-                result.damaged[checkpoint.id] = f"{error.where}: {error.what}" if error.where else error.what
+            if not isinstance(error, StoreUnavailable):
+                damaged = result.damaged_copies.setdefault(copy.place, {}) if copy.place else result.damaged
+                damaged[checkpoint.id] = f"{error.where}: {error.what}" if error.where else error.what
             emit(
                 "restore.skipped",
                 f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}",

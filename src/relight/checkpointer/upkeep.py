@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from relight.catalog.checked import record_checked
+from relight.catalog.tiers import Further
+from relight.checkpointer.resume import Resumed
 from relight.commit import Place
 from relight.errors import Fenced, RelightError
 from relight.observe import emit
@@ -31,9 +33,16 @@ def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
         emit("prune.failed", f"old checkpoints could not be removed this time: {error}", kind=error.kind)
 
 
-def sweep(store: ByteStore, run: str, damaged: Mapping[str, str]) -> None:
-    """Delete what saves of superseded attempts have left, and record what the restore before this attempt found ``damaged``."""
-    record_checked(store, run, damaged, "a restore")
+def record_damage(found: Resumed, store: ByteStore, run: str, further: Sequence[Further]) -> None:
+    """Record which checkpoints the restore before this attempt could not read, in the log of each tier that has a damaged copy."""
+    record_checked(store, run, found.damaged, "a restore")
+    for place, damaged in found.damaged_copies.items():
+        _, tier, name = further[place - 1]
+        record_checked(tier, name, damaged, "a restore")
+
+
+def sweep(store: ByteStore, run: str) -> None:
+    """Delete what saves of superseded attempts have left."""
     try:
         report = execute_sweep(plan_sweep(store, run), store)
         if report.deleted:
