@@ -25,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 from foreign_state import GOLDEN
 from safetensors.torch import save_file
 
+import relight
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
 from relight.foreign import bring_in, look
 from relight.foreign.sums import combined
@@ -293,6 +294,19 @@ def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], o
 def test_tensors_beyond_their_storage(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
     """Shapes, strides and offsets that leave what is there, or make much of little."""
     refused(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16)}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "offset"), [((2, 0, 4), (0, 0, 1), 1000), ((2, 0), (0, 1), 4), ((0,), (1,), 2**40), ((3, 0, 2), (5, 0, 0), 0)]
+)
+def test_an_empty_tensor_reads_nothing(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
+    """An empty tensor comes in empty, with its shape, whatever its strides and its offset are."""
+    secret = b"outside of the storage" * 1000
+    found = look(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret}))
+    bring_in(found, open_bytes(str(tmp_path / "store")), "run")
+    (component,) = relight.load(tmp_path / "store/run").values()
+    assert tuple(component["w"].shape) == shape
+    assert not any(secret[:16] in pack.read_bytes() for pack in (tmp_path / "store").rglob("*.safetensors"))
 
 
 def test_one_that_stays_within_it_comes_in(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.files import Handle, pread
 from relight.foreign.pickles import Call, Class, read_pickle
-from relight.foreign.tensors import Compound, Home, Span, Spec
+from relight.foreign.tensors import Compound, Home, Span, Spec, row_major
 from relight.format import DTYPES, Leaf
 
 ENTRIES_MAX = 100_000
@@ -192,14 +192,14 @@ def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spe
             raise ValueError("shape or stride")
     if len(shape) != len(stride) or type(offset) is not int or not 0 <= offset < 2**63:
         raise ValueError("shape, stride or offset")
-    if math.prod(shape):
-        last = offset + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
-        size = DTYPES[dtype].itemsize
-        if (last + 1) * size > storage.span.length or math.prod(shape) * size > 64 * max(storage.span.length, 1 << 20):
-            raise ValueError("a tensor beyond its storage")
-    elif math.prod(one for one in shape if one) >= 2**63:
-        raise ValueError("a shape no tensor can have")
-    return Spec(dtype, shape, stride, offset, storage.span, storage.home)
+    if not math.prod(shape):
+        if math.prod(one for one in shape if one) >= 2**63:
+            raise ValueError("a shape no tensor can have")
+        return Spec(dtype, shape, row_major(shape), 0, storage.span, storage.home)  # its strides and offset mean nothing
+    spec = Spec(dtype, shape, stride, offset, storage.span, storage.home)
+    if not spec.is_inside or spec.length > 64 * max(storage.span.length, 1 << 20):
+        raise ValueError("a tensor beyond its storage")
+    return spec
 
 
 def _sparse(layout: Any, told: Any) -> Compound:

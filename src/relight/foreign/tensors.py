@@ -60,9 +60,17 @@ class Spec(NamedTuple):
         """Bytes of its elements."""
         return math.prod(self.shape) * self.itemsize
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether each of its elements lies in the storage."""
+        last = self.offset + sum((extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True))
+        return not self.length or (last + 1) * self.itemsize <= self.span.length
+
     def source(self) -> Source:
-        """Its bytes, in row-major order."""
+        """Its bytes, in row-major order. ``UnsafeContent`` if some lie outside its storage."""
         assert self.home is not None, "a tensor without a file"
+        if not self.is_inside:
+            raise UnsafeContent("a tensor has elements outside its storage", where=self.home.files.where(self.home.name))
         if not self.length or self.in_order:
             return FileSource(self.home, self.span.offset + self.offset * self.itemsize, self.length, self.span)
         return StridedSource(self.home, self)
