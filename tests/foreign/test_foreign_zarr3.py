@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ import pytest
 from foreign_state import GOLDEN
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
-from relight.foreign.files import Files
+from relight.foreign.files import SLAB_BYTES, Files
 from relight.foreign.zarr3 import crc32c, read_zarr3
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 ARRAYS = GOLDEN / "orb" / "zarr3"
 
@@ -116,3 +123,62 @@ def test_a_chunk_that_was_never_written_is_said(tmp_path: Path) -> None:
     file.write_bytes(bytes(8) + (200_000).to_bytes(8, "little") + data[16:] + bytes(300_000))
     with pytest.raises(UnsafeContent, match="at most"):
         numbers(tmp_path, "one")
+
+
+def compressed(length: int, window_log: int = 20) -> bytes:
+    """One zstd frame of that many zeros, made a piece at a time."""
+    coder = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: window_log})
+    pieces = [coder.compress(bytes(1 << 20)) for _ in range(length >> 20)]
+    return b"".join([*pieces, coder.compress(bytes(length % (1 << 20))), coder.flush()])
+
+
+def large(tmp_path: Path, shape: list[int], chunk: list[int], coded: bytes) -> Path:
+    """The folder of an array ``packed`` whose only chunk, of that shape, is ``coded``."""
+    folder = changed(tmp_path, "packed", lambda told: told.update(shape=shape) or told["chunk_grid"]["configuration"].update(chunk_shape=chunk))
+    for one in (folder / "packed" / "c").rglob("*"):
+        if one.is_file():
+            one.unlink()
+    (folder / "packed" / "c" / "0").mkdir(parents=True, exist_ok=True)
+    (folder / "packed" / "c" / "0" / "0").write_bytes(coded)
+    return folder
+
+
+@pytest.mark.parametrize("rows", [1 << 14, (1 << 14) - 5])
+def test_a_small_chunk_that_decodes_to_much_costs_little_memory(tmp_path: Path, rows: int) -> None:
+    """A chunk of a few kB that decodes to 256 MiB is read within two slabs of memory, cut at the array's edge or not."""
+    coded = compressed(1 << 28)
+    assert len(coded) < 1 << 15
+    source = read_zarr3(Files(large(tmp_path, [rows, 1 << 12], [1 << 14, 1 << 12], coded)), "packed").source()
+    room = bytearray(1 << 16)
+    tracemalloc.start()
+    try:
+        for start in (0, source.length // 2, source.length - len(room)):
+            source.fill(start, memoryview(room))
+            assert not any(room)
+        assert tracemalloc.get_traced_memory()[1] < 2 * SLAB_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) -> None:
+    """A chunk beyond a slab, decoded through a file, and cut at the array's edge, has the right elements in each stretch."""
+    whole = np.arange(3000 * 2000, dtype="<f4").reshape(3000, 2000)
+    folder = large(tmp_path, [2900, 1990], [3000, 2000], zstd.compress(whole.tobytes()))
+    source = read_zarr3(Files(folder), "packed").source()
+    room = bytearray(source.length)
+    for start in range(0, source.length, 1_000_000):
+        source.fill(start, memoryview(room)[start : start + 1_000_000])
+    assert np.array_equal(np.frombuffer(room, "<f4").reshape(2900, 1990), whole[:2900, :1990])
+
+
+@pytest.mark.parametrize(("wrong", "words"), [("longer", "more than"), ("shorter", "where"), ("cut", "where"), ("window", "cannot be unpacked")])
+def test_a_large_chunk_that_lies_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
+    """Too many bytes, too few, a frame cut off, and a window beyond the bound are errors."""
+    size = 3000 * 2000 * 4
+    coded = {
+        "longer": lambda: compressed(size + 1), "shorter": lambda: compressed(size - 1), "cut": lambda: compressed(size)[:-8],
+        "window": lambda: compressed(size, window_log=27),
+    }[wrong]()  # fmt: skip
+    source = read_zarr3(Files(large(tmp_path, [3000, 2000], [3000, 2000], coded)), "packed").source()
+    with pytest.raises(CorruptCheckpoint, match=words):
+        source.fill(0, memoryview(bytearray(400)))

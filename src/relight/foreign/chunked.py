@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
+import mmap
 import sys
+import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from relight.errors import CorruptCheckpoint, UnsafeContent
+from relight.errors import CorruptCheckpoint, NoSpace, UnsafeContent
+from relight.foreign.files import PIECE_BYTES, SLAB_BYTES
 from relight.foreign.tensors import Tiled, Whole
 from relight.format import DTYPES
 from relight.layout import Box
@@ -20,11 +24,17 @@ CHUNKS_MAX = 1_000_000
 CODED_MORE = 1 << 16
 """By how much coding may make a chunk longer."""
 _HELD_BYTES = 64 << 20
-Reader = Callable[[Box], bytes]
+WINDOW_LOG_MAX = 25
+"""Of a zstd frame: 32 MiB. Only levels 21 and 22 ask for more."""
+if TYPE_CHECKING:
+    import numpy as np
+
+    Elements = np.ndarray[Any, np.dtype[np.void]]
+Reader = Callable[[Box], "Elements"]
 
 
 def chunked_array(dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str) -> Whole:
-    """An array of such chunks. ``read`` gives the bytes of one, which at the array's edges are those that are in it."""
+    """An array of such chunks. ``read`` gives the elements of one, which at the array's edges are those that are in it."""
     size = DTYPES[dtype].itemsize
     boxes = boxes_of(shape, chunks, dtype, where)
     held = _Held(read, max(1, _HELD_BYTES // max(1, math.prod(chunks) * size)))
@@ -52,31 +62,59 @@ def numbers_of(value: Any, where: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def unpacked(data: bytes, size: int, where: str) -> bytes:
-    """What zstd has packed: no more than one byte above ``size``, which whoever counts them notices."""
+def elements_of(
+    pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str
+) -> Elements:
+    """A chunk's elements that are in the array, of shape ``box.size``. ``pieces``: its bytes in the file, in order.
+
+    ``CorruptCheckpoint`` if they are not as many as belong there. A chunk larger than a slab is decoded into an unlinked temporary file
+    and mapped: memory stays within a piece and zstd's window of at most ``2**WINDOW_LOG_MAX`` bytes. ``NoSpace`` without room for that.
+    """
+    import numpy as np
+
+    size, at = math.prod(chunks) * DTYPES[dtype].itemsize, 0
+    decoded = _decoded(pieces, where) if zstd else pieces
+    try:
+        with tempfile.TemporaryFile(prefix="relight-") if size > SLAB_BYTES else io.BytesIO() as room:
+            for piece in decoded:
+                at += len(piece)
+                if at > size:
+                    break
+                room.write(piece)
+            if at != size:
+                found = f"more than {size}" if at > size else f"{at}"
+                raise CorruptCheckpoint(f"a chunk of {found} bytes, where {size} belong", where=where)
+            room.flush()
+            data = room.getvalue() if isinstance(room, io.BytesIO) else mmap.mmap(room.fileno(), size, prot=mmap.PROT_READ)
+    except OSError as error:
+        hint = f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR"
+        raise NoSpace(f"a chunk of {size:,} bytes cannot be decoded here: {error.strerror}", where=where, hint=hint) from error
+    held = np.frombuffer(data, f"V{DTYPES[dtype].itemsize}").reshape(chunks)
+    inside: tuple[Any, ...] = (..., *(slice(extent) for extent in box.size))
+    clipped: Elements = held[inside]
+    return clipped
+
+
+def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
+    """One zstd frame's content, piece by piece."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         from backports import zstd
 
+    decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
     try:
-        found: bytes = zstd.ZstdDecompressor().decompress(data, max_length=size + 1)
+        for piece in pieces:
+            given = piece
+            while not decompressor.eof:
+                found = decompressor.decompress(given, max_length=PIECE_BYTES)
+                if found:
+                    yield found
+                given = b""
+                if decompressor.needs_input:
+                    break
     except (zstd.ZstdError, EOFError, ValueError) as error:
         raise CorruptCheckpoint(f"a chunk that cannot be unpacked: {str(error)[:80]}", where=where) from None
-    return found
-
-
-def clipped(data: bytes, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> bytes:
-    """Of a chunk, which is whole at the array's edges too, what is in the array."""
-    import numpy as np
-
-    size = DTYPES[dtype].itemsize
-    if len(data) != math.prod(chunks) * size:
-        raise CorruptCheckpoint(f"a chunk of {len(data)} bytes, where {math.prod(chunks) * size} belong", where=where)
-    if box.size == chunks:
-        return data
-    held = np.frombuffer(data, f"V{size}").reshape(chunks)
-    return np.ascontiguousarray(held[tuple(slice(extent) for extent in box.size)]).tobytes()
 
 
 class _Held:
@@ -84,11 +122,11 @@ class _Held:
 
     def __init__(self, read: Reader, count: int) -> None:
         self._read, self._count = read, count
-        self._held: OrderedDict[Box, bytes] = OrderedDict()
+        self._held: OrderedDict[Box, Elements] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, box: Box) -> bytes:
-        """A chunk's bytes."""
+    def get(self, box: Box) -> Elements:
+        """A chunk's elements."""
         with self._lock:
             if box in self._held:
                 self._held.move_to_end(box)
@@ -112,7 +150,11 @@ class _ChunkSource:
 
     def fill(self, start: int, into: memoryview) -> None:
         """Read and unpack it."""
-        data = self._held.get(self._box)
-        if len(data) != self.length:
+        import numpy as np
+
+        held = self._held.get(self._box)
+        if held.nbytes != self.length:
             raise CorruptCheckpoint("a chunk of another length than it should be")
-        into[:] = data[start : start + len(into)]
+        first, count = start // held.itemsize, len(into) // held.itemsize
+        flat = held.reshape(-1) if held.flags.c_contiguous else held.flat
+        np.frombuffer(into, held.dtype)[:] = flat[first : first + count]

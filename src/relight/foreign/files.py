@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import mmap
 import os
 import stat
@@ -18,6 +19,7 @@ ENTRIES_MAX = 200_000
 LEVELS_MAX = 8
 JSON_BYTES_MAX = 64 << 20
 SLAB_BYTES = 16 << 20
+PIECE_BYTES = 1 << 20
 
 
 class Stamp(NamedTuple):
@@ -146,6 +148,18 @@ class Files:
         self.read[name] = Digest(data).digest()
         return data
 
+    def pieces(self, name: str, limit: int) -> Iterator[builtins.bytes]:
+        """All of a file that may not be larger than ``limit``, a megabyte at a time."""
+        size, where = self.size(name), self.where(name)
+        if size > limit:
+            raise UnsafeContent(f"{size} bytes where at most {limit} are looked at", where=where)
+        hasher = Digest()
+        with self.open(name) as handle:
+            for piece in pieces_of(handle, 0, size, where):
+                hasher.update(piece)
+                yield piece
+        self.read[name] = hasher.digest()
+
     def json(self, name: str) -> object:
         """What a JSON file says. ``CorruptCheckpoint`` if it is none, ``UnsafeContent`` if it is absurd."""
         return from_json(_finite(self.bytes(name, JSON_BYTES_MAX)), self.where(name), JSON_BYTES_MAX)
@@ -249,6 +263,12 @@ def pread(handle: Handle, offset: int, length: int, where: str) -> bytes:
     found = bytearray(length)
     read_into(handle, offset, memoryview(found), where)
     return bytes(found)
+
+
+def pieces_of(handle: Handle, offset: int, length: int, where: str) -> Iterator[bytes]:
+    """These bytes, a megabyte at a time; ``CorruptCheckpoint`` if the file is shorter."""
+    for start in range(offset, offset + length, PIECE_BYTES):
+        yield pread(handle, start, min(PIECE_BYTES, offset + length - start), where)
 
 
 def read_into(handle: Handle, offset: int, into: memoryview, where: str) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, clipped, numbers_of, unpacked
+from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
 from relight.foreign.content import MODULE, Content, Part, is_tensor
 from relight.foreign.files import Files
 from relight.foreign.tensors import Whole
 from relight.foreign.zarr3 import read_zarr3
 from relight.format import DTYPES
 from relight.layout import Box
+
+if TYPE_CHECKING:
+    from relight.foreign.chunked import Elements
 
 METADATA = "_METADATA"
 _NUMPY = {
@@ -129,12 +132,11 @@ def _zarr(files: Files, prefix: str, name: str) -> Whole:
     if len(shape) != len(chunks) or separator not in (".", "/"):
         raise UnsafeContent("chunks of another number of dimensions", where=where)
 
-    def read(box: Box) -> bytes:
+    def read(box: Box) -> Elements:
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
         file = f"{home}/{separator.join(map(str, numbers)) or '0'}"
-        size = math.prod(chunks) * DTYPES[dtype].itemsize
-        data = files.bytes(file, size + CODED_MORE)
-        return clipped(unpacked(data, size, files.where(file)) if compressor is not None else data, chunks, box, dtype, files.where(file))
+        pieces = files.pieces(file, math.prod(chunks) * DTYPES[dtype].itemsize + CODED_MORE)
+        return elements_of(pieces, compressor is not None, chunks, box, dtype, files.where(file))
 
     for box in boxes_of(shape, chunks, dtype, where):
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
@@ -173,13 +175,14 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> Whole:
     if dtype not in DTYPES:
         raise IncompatibleState(f"dtype {dtype[:40]}, which Relight has no name for", where=where)
 
-    def read(box: Box) -> bytes:
+    def read(box: Box) -> Elements:
         try:
             found = opened[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].read().result(timeout=600)
         except (ValueError, OSError, TimeoutError) as error:
             raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
-        data: bytes = found.tobytes()
-        return data
+        import numpy as np
+
+        return np.ascontiguousarray(found).view(f"V{DTYPES[dtype].itemsize}")
 
     return chunked_array(dtype, shape, chunks, read, where)
 

@@ -7,15 +7,19 @@ import math
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, clipped, numbers_of, unpacked
-from relight.foreign.files import Files, pread
+from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
+from relight.foreign.files import Files, pieces_of, pread
 from relight.foreign.tensors import Whole
 from relight.format import DTYPES
 from relight.layout import Box
+
+if TYPE_CHECKING:
+    from relight.foreign.chunked import Elements
 
 INNER_MAX = 1 << 16
 """Chunks in one shard."""
@@ -55,10 +59,10 @@ def read_zarr3(files: Files, home: str) -> Whole:
     size = math.prod(inner) * DTYPES[dtype].itemsize
     shards = _Shards(files, outer, inner, codecs)
 
-    def read(box: Box) -> bytes:
+    def read(box: Box) -> Elements:
         file = f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}"
-        data = files.bytes(file, size + CODED_MORE) if codecs.inner is None else shards.chunk(file, box, size + CODED_MORE)
-        return clipped(unpacked(data, size, files.where(file)) if codecs.zstd else data, inner, box, dtype, files.where(file))
+        pieces = files.pieces(file, size + CODED_MORE) if codecs.inner is None else shards.chunk(file, box, size + CODED_MORE)
+        return elements_of(pieces, codecs.zstd, inner, box, dtype, files.where(file))
 
     for box in boxes_of(shape, outer, "uint8", where):
         files.size(f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}")
@@ -76,7 +80,7 @@ class _Shards:
         self._held: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def chunk(self, file: str, box: Box, limit: int) -> bytes:
+    def chunk(self, file: str, box: Box, limit: int) -> Iterator[bytes]:
         """The bytes of the one at ``box``, as they are coded."""
         index, number = self._index(file), 0
         for start, whole, extent, count in zip(box.start, self._outer, self._inner, self._counts, strict=True):
@@ -88,7 +92,7 @@ class _Shards:
         if length > limit:
             raise UnsafeContent(f"{length} bytes where at most {limit} are looked at", where=where)
         with self._files.open(file) as handle:
-            return pread(handle, offset, length, where)
+            yield from pieces_of(handle, offset, length, where)
 
     def _index(self, file: str) -> tuple[int, ...]:
         with self._lock:
