@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from relight.format import hexdigest
+from relight.observe.masking import mask_arguments
 from relight.version import VERSION
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
@@ -74,7 +75,7 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
         "tf32": {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32},
         "default_dtype": str(torch.get_default_dtype()),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-        "argv": [argument[:1000] for argument in sys.argv[:100]],
+        "argv": [argument[:1000] for argument in mask_arguments(sys.argv[:100])],
     }
 
     def complete() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from relight.observe.masking import mask_text, mask_users
 from relight.run_names import run_name
 from relight.watch.rules import CRITICAL, FIRING, KINDS, RESOLVED, SEVERITIES, Alert, State
 from relight.watch.settings import Alerting
@@ -13,9 +14,6 @@ from relight.watch.settings import Alerting
 LINES_MAX = 20
 TEXT_MAX = 4000
 Key = tuple[str, str, str, str]
-_SECRET = re.compile(
-    r"(?i)\b([\w-]*(?:secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential)[\w-]*)(\s*[=:]\s*)\S+"
-)
 
 
 class Message(NamedTuple):
@@ -91,9 +89,8 @@ def trial_message() -> Message:
 
 def clean(text: str) -> str:
     """``text`` without what may be secret: users and passwords, parameters of URLs, values of what is called key, token or password."""
-    text = re.sub(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]*@", r"\1…@", text)
-    text = re.sub(r"(://[^\s?#]*)[?#][^\s\"'\])]*", r"\1?…", text)
-    text = _SECRET.sub(r"\1\2…", text)
+    text = re.sub(r"(://[^\s?#]*)[?#][^\s\"'\])]*", r"\1?…", mask_users(text))
+    text = mask_text(text)
     return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)[:TEXT_MAX]
 
 
