@@ -115,7 +115,7 @@ class Log:
         """The log as it is now, with record 0 made if there is none."""
         try:
             self._store_id = require_store(self._store).id
-        except (CorruptCheckpoint, UnsafeContent):
+        except CorruptCheckpoint:
             self._store_id = ""  # the records know: a damaged relight.json must not stop a run
         self._judged = None
         view = self._view()
@@ -352,7 +352,7 @@ class Log:
         if not self._store_id:
             try:
                 self._store_id = read_store(self._store).id
-            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+            except (CheckpointNotFound, CorruptCheckpoint):
                 self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
         stores = {slot.record.store for slot in slots.values() if slot.record}
         if len(stores) == 1:  # a run that was moved or copied into another store keeps the id of its own

@@ -58,7 +58,8 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     if code == errno.ENXIO:
         return UnsafeContent("a socket or a device where a file of the store should be", where=path)
     if code == errno.ELOOP:
-        return UnsafeContent("a symbolic link where a file of the store should be", where=path)
+        hint = "links in a store are not followed: put the file itself here"
+        return UnsafeContent("a symbolic link where a file of the store should be", where=path, hint=hint)
     if code == errno.EROFS:
         return StoreUnavailable(what, where=path, hint="the file system is read-only: remount it, or choose another store")
     if code in (errno.EACCES, errno.EPERM):
