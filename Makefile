@@ -30,15 +30,15 @@ $(STAMP): requirements/torch.txt requirements/test.txt pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Rivals and other frameworks, each group in an environment of its own: build/NAME has what requirements/NAME.in asks for. What comes as source is
+# Rivals and other frameworks, each group in an environment of its own: build/NAME has what requirements/NAME.txt pins, by hash. What comes as source is
 # built with the torch that is there, DeepSpeed without its operators.
 .PRECIOUS: build/%/.ready
-build/%/.ready: requirements/torch.txt requirements/test.txt requirements/%.in pyproject.toml
+build/%/.ready: requirements/torch.txt requirements/test.txt requirements/%.txt pyproject.toml
 	@echo "setting up $(@D) (once; some minutes)"
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt torch==2.13.0
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --requirement requirements/test.txt
-	@DS_BUILD_OPS=0 $(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps $(if $(filter bench,$*),,--no-build-isolation) --requirement requirements/$*.in
+	@DS_BUILD_OPS=0 $(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes $(if $(filter bench,$*),,--no-build-isolation) --requirement requirements/$*.txt
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -213,10 +213,11 @@ package: build/package/.ready ## wheel and sdist, built twice to the same bytes,
 idle: $(STAMP) ## what starting and idling cost: import, commands, agent, server, supervisor
 	$(BIN)/python -m benchmarks.idle --out benchmarks/results/idle.json --plot benchmarks/results/idle.png
 
-lock: $(STAMP) ## write requirements/test.txt anew from test.in, with hashes
+lock: $(STAMP) ## write each requirements/NAME.txt from NAME.in, with hashes
 	$(BIN)/python -m venv build/lock && build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv
-	build/lock/bin/uv pip compile requirements/test.in --quiet --no-deps --universal --python-version 3.11 --generate-hashes \
-		--no-annotate --custom-compile-command "make lock" --output-file requirements/test.txt
+	for name in $(patsubst requirements/%.in,%,$(wildcard requirements/*.in)); do \
+		build/lock/bin/uv pip compile requirements/$$name.in --quiet --no-deps --universal --python-version 3.11 --generate-hashes \
+			--no-annotate --custom-compile-command "make lock" --output-file requirements/$$name.txt || exit 1; done
 
 clean: ## remove what was made
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis

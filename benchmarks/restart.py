@@ -53,7 +53,7 @@ def missing(way: str) -> str:
     """Why it cannot be measured here; empty otherwise."""
     package = LAUNCHERS.get(way.partition(", ")[2], "").partition(".")[0]
     there = not package or importlib.util.find_spec(package) is not None
-    return "" if there else f"{package} is not installed; pip install --no-deps -r requirements/bench.in"
+    return "" if there else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
 
 
 def lines(folder: Path) -> list[tuple[int, int, float]]:

@@ -7,6 +7,7 @@ import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tree import PRODUCT, ROOT, files
@@ -26,13 +27,20 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in found}
 
 
-def test_the_lock_is_what_is_asked_for_with_hashes_and_without_torch() -> None:
-    """``test.txt`` is made from ``test.in``; each pin has its hashes; nothing in it is torch."""
-    locked = pins("test.txt")
-    assert locked == pins("test.in")
-    text = (ROOT / "requirements" / "test.txt").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", sorted(one.stem for one in (ROOT / "requirements").glob("*.in")))
+def test_a_lock_has_what_is_asked_for_with_hashes_and_without_torch(name: str) -> None:
+    """``NAME.txt`` is made from ``NAME.in``; each pin has its hashes; nothing in it is torch."""
+    locked = pins(f"{name}.txt")
+    assert locked == pins(f"{name}.in")
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert all("--hash=sha256:" in block for block in re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:])
     assert not {"torch", "torchvision", "torchaudio"} & locked.keys()
+
+
+def test_what_is_installed_has_hashes() -> None:
+    """The Makefile installs requirements by hash, but for torch, whose build is the machine's choice, and for what makes the locks."""
+    installs = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "--requirement " in line]
+    assert len(installs) == 3 and all("--require-hashes" in line and ".txt" in line for line in installs)
 
 
 def test_the_lock_is_complete() -> None:
