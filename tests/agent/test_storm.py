@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def test_kills_lose_nothing_and_leave_nothing() -> None:
-    """Four kills from a seed: what was promised is there, whole, and no agent is left."""
+    """Two kills from a seed: what was promised is there, whole, and no agent is left."""
     script = Path(__file__).with_name("storm.py")
-    done = subprocess.run([sys.executable, str(script), "--count", "4", "--seed", "1000"], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, str(script), "--count", "2", "--seed", "1000"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["violations"] == []
-    assert sum(found["kills"].values()) == 4 and sum(key.endswith("at random") for key in found["kills"]) == 2
+    assert sum(found["kills"].values()) == 2 and sum(key.endswith("at random") for key in found["kills"]) == 1

@@ -74,7 +74,7 @@ def test_a_signal_to_the_group_saves_the_last_finished_step(cell: endings.Cell, 
     assert endings.trial(cell, tmp_path, random.Random(1)) == ""
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_spawned_workers_survive_the_signal(tmp_path: Path, number: str) -> None:
     """Workers that are spawned ignore the signal of their group as forked ones do."""
     done, saved, last = script(
@@ -91,7 +91,7 @@ def test_spawned_workers_survive_the_signal(tmp_path: Path, number: str) -> None
 
 
 @pytest.mark.parametrize("scope", ["with ckpt: ", ""], ids=["with", "bare"])
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_dead_worker_is_part_of_the_ending(tmp_path: Path, scope: str, number: str) -> None:
     """What torch raises about a worker that the job's signal ended saves the last finished step, and ends as the signal asks."""
     done, saved, last = script(

@@ -226,7 +226,7 @@ def test_a_second_relight_run_leaves_the_first_alone(tmp_path: Path) -> None:
     assert first.returncode == 0 and "Fenced" not in rest, rest[-2000:]
 
 
-@pytest.mark.parametrize(("answer", "takes"), [("y\n", True), ("\n", False)])
+@pytest.mark.parametrize(("answer", "takes"), [("y\n", True), pytest.param("\n", False, marks=pytest.mark.slow)])
 def test_ask_asks_on_a_terminal(run: str, answer: str, takes: bool) -> None:
     """takeover="ask" shows the process and asks; only yes takes over. Without a terminal it refuses."""
     first = Trainer(run)

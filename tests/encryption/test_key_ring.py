@@ -301,7 +301,7 @@ def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
     inner = encrypted(specs[0])
     name = next(key for key in files_of(inner) if key.startswith(KEYS_DIR))
     whole = bytes(files_of(inner)[name])
-    for at in range(len(whole)):
+    for at in range(0, len(whole), 5):
         changed = bytearray(whole)
         changed[at] ^= 1 << at % 8
         files_of(inner)[name] = bytes(changed)

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.distributed
 
 
 def test_the_others_train_on_and_nothing_is_lost() -> None:
-    """Two trials from a seed: no step is held up for longer than the deadline, what was promised is there, the next job goes on."""
+    """A trial from a seed: no step is held up for longer than the deadline, what was promised is there, the next job goes on."""
     script = Path(__file__).with_name("storm.py")
-    done = subprocess.run([sys.executable, str(script), "--count", "2", "--seed", "104"], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, str(script), "--count", "1", "--seed", "104"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["violations"] == [] and sum(found["trials"].values()) == 2
+    assert found["violations"] == [] and sum(found["trials"].values()) == 1

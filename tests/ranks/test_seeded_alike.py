@@ -19,7 +19,7 @@ def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "stor
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+@pytest.mark.parametrize("writer", ["every rank", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_ranks_that_share_a_layer_go_on_alike(tmp_path: Path, writer: str) -> None:
     """From one pair to two, to none, and back: pairs draw the same, strangers do not, and what was left to chance stays everybody's own."""
     seen: dict[str, list[float]] = {"torch": [], "mine": [], "python": []}

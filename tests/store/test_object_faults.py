@@ -24,7 +24,7 @@ def bench(s3_server: Server) -> Iterator[Bench]:
 
 
 def test_one_broken_request_is_as_if_nothing_had_been(bench: Bench) -> None:
-    """Of each kind, one at a place drawn from a seed: no false failure, nothing lost, nothing left, all restores to its bytes."""
+    """Of six kinds, one at a place drawn from a seed: no false failure, nothing lost, nothing left, all restores to its bytes."""
     plain = bench.trial(SEED, lambda request: "")
     assert plain.error is None and plain.wrong == []
     places: dict[str, list[int]] = {}
@@ -33,8 +33,8 @@ def test_one_broken_request_is_as_if_nothing_had_been(bench: Bench) -> None:
             places.setdefault(fault, []).append(request.number)
     assert len(places) == 16
     rng = random.Random(SEED)
-    for fault, numbers in places.items():
-        for number in rng.sample(numbers, 1):
+    for fault in rng.sample(sorted(places), 6):
+        for number in rng.sample(places[fault], 1):
             assert one_fault(bench, SEED, number, fault) == [], f"{fault} at request {number}"
 
 

@@ -52,6 +52,7 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path, kinds: li
     assert said.count("is saved for all 2 ranks") >= len(plan) - 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_behind_its_update_costs_nothing_either(tmp_path: Path) -> None:
     """The other has all it needs to end that step: both go on behind it, the dead one with the generators that it had in front of its update."""
     straight, _, _ = run(tmp_path / "straight", [])
@@ -64,6 +65,7 @@ def test_a_rank_that_dies_behind_its_update_costs_nothing_either(tmp_path: Path)
     assert end == straight, said
 
 
+@pytest.mark.slow
 def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
     """Ranks know what they hold in common by its end: a failure in the second has something to go on from."""
     _, found, said = run(tmp_path / "again", [{"rank": n % 2, "step": 7 + n, "what": "kill"} for n in range(3)])

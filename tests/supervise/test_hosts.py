@@ -50,6 +50,7 @@ def test_a_machine_that_is_cut_off_comes_back() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_a_machine_that_is_wanted_back_says_whether_the_last_step_is_stored() -> None:
     """With five seconds, and with one."""
     play("preempt.py", "--grace", "5", "--grace", "1", "--count", "1")

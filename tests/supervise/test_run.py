@@ -146,6 +146,7 @@ def test_an_error_that_would_only_repeat_stops_at_once(tmp_path: Path) -> None:
     assert [(one.kind, one.action) for one in found] == [("user", "stop")]
 
 
+@pytest.mark.slow
 def test_the_same_again_stops(tmp_path: Path) -> None:
     """Three times at one step."""
     job = Job(tmp_path, [{"rank": 0, "step": 8, "what": "exit"}] * 3)
@@ -247,6 +248,7 @@ def test_of_two_supervisors_one_acts(tmp_path: Path) -> None:
     assert first.returncode == 1 and "another attempt has taken this run over" in said, said
 
 
+@pytest.mark.slow
 def test_a_spare_takes_a_ranks_place(tmp_path: Path, straight: str) -> None:
     """It has its imports behind it, its own environment and its output in the same files; no spare is left behind."""
     (tmp_path / "relight.toml").write_text('[supervise]\nspares = true\npreload = ["fractions", "no_such_module_"]\n')
