@@ -71,7 +71,7 @@ slips: $(STAMP) ## an ordinary user's slips, each as a script: nothing lost, not
 	$(BIN)/python -m pytest -m "slow or not slow" tests/slips
 
 endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved
-	$(BIN)/python -m relight.testing.endings --trials 200
+	$(BIN)/python -m relight.testing.endings --trials 200 --jobs 4
 
 kills: $(STAMP) ## 5,000 SIGKILLs by syscall
 	$(BIN)/python -m relight.testing.kills --count 5000

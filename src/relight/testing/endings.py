@@ -19,14 +19,17 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from relight.catalog.run import Run
 from relight.errors import RelightError
 from relight.store import open_bytes
+from relight.testing.warm import Warm
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -94,45 +97,52 @@ def cells() -> Iterator[Cell]:
         yield Cell(way, workers, persistent, supervised)
 
 
-def trial(cell: Cell, folder: Path, rng: random.Random) -> str:
-    """Run one trial in ``folder``. Return what was wrong; empty if nothing was."""
+def trial(cell: Cell, folder: Path, rng: random.Random, warm: Warm | None = None) -> str:
+    """Run one trial in ``folder``. Return what was wrong; empty if nothing was.
+
+    ``warm``: forks the trainer of a cell that is alone, instead of starting a new interpreter.
+    """
     script, run = folder / "train.py", folder / "store" / "run"
     script.write_text(textwrap.dedent(TRAINING))
-    command = [sys.executable, str(script), str(run), str(cell.workers), str(cell.persistent)]
-    if cell.supervised:
-        command = [sys.executable, "-m", "relight", "run", *command[1:]]
-    if cell.way == "timeout":
-        command = ["timeout", "3600", *command]
-    errors = folder / "errors"
-    with errors.open("wb") as file:
-        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True)
-    try:
-        finished = _steps(job, cell, rng)
-        code = _wait(job)
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-    if code is None:
-        return f"{cell}: not ended {GRACE_S:.0f} s after the signal at step {finished}"
-    wrong = [*_unsaved(run, finished), *_untrue(cell, code), *_left(run)]
-    return f"{cell}: {'; '.join(wrong)}\n{errors.read_text(errors='replace')[-3000:]}" if wrong else ""
+    arguments = [str(script), str(run), str(cell.workers), str(cell.persistent)]
+    with (folder / "errors").open("w+b") as errors:
+        if warm is not None and not cell.supervised and cell.way != "timeout":
+            wrong = _forked(cell, rng, warm, arguments, errors.fileno())
+        else:
+            wrong = _executed(cell, rng, arguments, errors.fileno())
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")[-3000:]
+    return f"{cell}: {'; '.join(wrong)}\n{said}" if wrong else ""
 
 
-def run(trials: int, seed: int, chosen: Sequence[Cell], progress: Callable[[Report], None] = lambda report: None) -> Report:
-    """Run ``trials`` of each cell. Every trial depends on the seed, its cell and its number alone."""
-    report, began = Report(), time.monotonic()
-    for number in range(trials):
-        for cell in chosen:
-            folder = Path(tempfile.mkdtemp(prefix="relight-ending-"))
-            try:
-                wrong = trial(cell, folder, random.Random(f"{seed} {cell} {number}"))
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            report.held[str(cell)] = report.held.get(str(cell), 0) + (not wrong)
-            report.wrong += [wrong] if wrong else []
-            report.seconds = time.monotonic() - began
-            progress(report)
+def run(
+    trials: int, seed: int, chosen: Sequence[Cell], jobs: int = 1, progress: Callable[[Report], None] = lambda report: None
+) -> Report:
+    """Run ``trials`` of each cell, ``jobs`` at once. Every trial depends on the seed, its cell and its number alone."""
+    report, began, lock = Report(), time.monotonic(), threading.Lock()
+    waiting = ((cell, number) for number in range(trials) for cell in chosen)
+
+    def work() -> None:
+        with Warm() as warm:
+            while True:
+                with lock:
+                    cell, number = next(waiting, (None, 0))
+                if cell is None:
+                    return
+                folder = Path(tempfile.mkdtemp(prefix="relight-ending-"))
+                try:
+                    wrong = trial(cell, folder, random.Random(f"{seed} {cell} {number}"), warm)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                with lock:
+                    report.held[str(cell)] = report.held.get(str(cell), 0) + (not wrong)
+                    report.wrong += [wrong] if wrong else []
+                    report.seconds = time.monotonic() - began
+                    progress(report)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(work) for _ in range(jobs)]:
+            done.result()
     return report
 
 
@@ -141,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m relight.testing.endings", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="trials of each cell")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument("--only", default="", help="cells whose name contains this text")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -149,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def progress(report: Report) -> None:
         print(f"{sum(report.held.values())} of {sum(report.held.values()) + len(report.wrong)} held", file=sys.stderr, flush=True)
 
-    report = run(options.trials, options.seed, chosen, progress)
+    report = run(options.trials, options.seed, chosen, options.jobs, progress)
     if options.json:
         print(json.dumps({"trials": options.trials, "held": report.held, "wrong": report.wrong, "seconds": report.seconds}, indent=1))
     else:
@@ -160,22 +171,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # -- inside
 
 
-def _steps(job: subprocess.Popen[str], cell: Cell, rng: random.Random) -> int:
+def _executed(cell: Cell, rng: random.Random, arguments: list[str], errors: int) -> list[str]:
+    command = [sys.executable, *arguments]
+    if cell.supervised:
+        command = [sys.executable, "-m", "relight", "run", *arguments]
+    if cell.way == "timeout":
+        command = ["timeout", "3600", *command]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+    assert job.stdout is not None
+
+    def wait(timeout_s: float) -> int | None:
+        try:
+            return job.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    return _judged(cell, rng, job.pid, job.stdout, wait, Path(arguments[1]))
+
+
+def _forked(cell: Cell, rng: random.Random, warm: Warm, arguments: list[str], errors: int) -> list[str]:
+    readable, writable = os.pipe()
+    try:
+        pid = warm.start(arguments, writable, errors)
+    finally:
+        os.close(writable)
+    return _judged(cell, rng, pid, os.fdopen(readable, "rb"), partial(warm.wait, pid), Path(arguments[1]))
+
+
+def _judged(
+    cell: Cell, rng: random.Random, pid: int, output: IO[bytes], wait: Callable[[float], int | None], run: Path
+) -> list[str]:
+    """End the job at a random step. Return what is wrong then."""
+    with output:
+        finished = _steps(pid, output, cell, rng)
+    code = wait(GRACE_S)
+    if code is None:
+        os.killpg(pid, signal.SIGKILL)
+        wait(GRACE_S)
+        return [f"not ended {GRACE_S:.0f} s after the signal at step {finished}"]
+    return [*_unsaved(run, finished), *_untrue(cell, code), *_left(run, pid)]
+
+
+def _steps(pid: int, output: IO[bytes], cell: Cell, rng: random.Random) -> int:
     """Read the steps that the job reports until its end, and end it at a random one. Return the last."""
     finished, at, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
-    late = threading.Timer(GRACE_S, job.kill)
+    late = threading.Timer(GRACE_S, os.kill, (pid, signal.SIGKILL))
     late.start()
-    assert job.stdout is not None
-    for line in job.stdout:
-        word, _, number = line.rpartition(" ")
+    for line in output:
+        word, _, number = line.decode(errors="replace").rpartition(" ")
         if not word.endswith("step"):
             continue
         finished = int(number)
         if finished == at:
             time.sleep(delay_s)
-            _end(job.pid, cell.way)
+            _end(pid, cell.way)
     late.cancel()
-    job.stdout.close()
     return finished
 
 
@@ -186,13 +236,6 @@ def _end(pid: int, way: str) -> None:
         os.kill(pid, signal.SIGTERM)
     else:
         os.killpg(pid, signal.SIGTERM if way == "group" else signal.Signals[way])
-
-
-def _wait(job: subprocess.Popen[str]) -> int | None:
-    try:
-        return job.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _unsaved(run: Path, finished: int) -> Iterator[str]:
@@ -214,23 +257,24 @@ def _untrue(cell: Cell, code: int) -> Iterator[str]:
         yield f"exit code {code} instead of {expected}"
 
 
-def _left(run: Path) -> Iterator[str]:
+def _left(run: Path, session: int) -> Iterator[str]:
     ends = time.monotonic() + LEFT_S
-    while (left := _processes_of(run)) and time.monotonic() < ends:
+    while (left := _processes_of(run, session)) and time.monotonic() < ends:
         time.sleep(0.1)
     for pid in left:
         yield f"process {pid} was left"
 
 
-def _processes_of(run: Path) -> list[int]:
-    """Return the processes of the job: those that have the run's path as an argument."""
+def _processes_of(run: Path, session: int) -> list[int]:
+    """Return the processes of the job: those of its session, and those that have the run's path as an argument."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (directory / "cmdline").read_bytes().split(b"\0")
+            fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
-        if os.fsencode(run) in arguments:
+        if (os.fsencode(run) in arguments or int(fields[3]) == session) and fields[0] != b"Z":
             found.append(int(directory.name))
     return found
 
