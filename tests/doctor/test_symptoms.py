@@ -29,6 +29,7 @@ from relight.checkpointer.outwards import read_further
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import Difference
+from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.stale import Stale
 from relight.commit import Attempt
@@ -119,7 +120,7 @@ def lost_ranks(tmp_path: Path) -> str:
     ranks._lost = True
     ranks._per_rank = ()
     with pytest.raises(LateRanks) as caught:
-        ranks.capture({}, micro_step=None, recall=None)
+        ranks.capture({}, Restorable(), micro_step=None, recall=None)
     return printed(caught.value)
 
 

@@ -1,8 +1,8 @@
 """A rank whose launcher, metrics or settings differ: ``python alone_ranks.py RANK WORLD PORT JSON``.
 
 JSON: ``run``, ``save`` (``every`` or ``best``), ``steps``, and optionally ``fresh``, ``environment`` (of each rank), ``writer``, ``seen``
-(a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``). Prints where it began and how
-it ended.
+(a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``), ``odd`` (the step from which
+each rank's model gives an entry that it does not take back). Prints where it began and how it ended.
 """
 
 from __future__ import annotations
@@ -10,12 +10,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import relight
 from relight.checkpointer import awaited
+
+
+class Gives(torch.nn.Linear):
+    """Its state has an entry that load_state_dict does not take, once ``odd`` is set."""
+
+    odd = False
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.odd:
+            destination[f"{prefix}norm"] = self.weight.detach().norm()
 
 
 def main() -> None:
@@ -29,16 +41,20 @@ def main() -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world)
     save = relight.every(steps=2) if options["save"] == "every" else relight.best("val_loss")
     seen = options.get("seen", [-1, -1])
+    odd = options.get("odd", [1 << 30] * world)[rank]
+    model = Gives(2, 2)
+    model.odd = odd == 0
     report = {"start": -1, "step": -1, "error": "", "kind": ""}
     try:
         with relight.Checkpointer(
-            options["run"], model=torch.nn.Linear(2, 2), save=save, fresh=options.get("fresh", [False] * world)[rank], signals=False,
+            options["run"], model=model, save=save, fresh=options.get("fresh", [False] * world)[rank], signals=False,
             background=False, limits=relight.Limits(deadline_s=15), writer=options.get("writer", "every rank"),
         ) as ckpt:  # fmt: skip
             report["start"] = ckpt.restore()
             for step in range(report["start"], options["steps"]):
                 dist.all_reduce(torch.zeros(1))
                 report["step"] = step
+                model.odd = step >= odd
                 ckpt.step(step, loss=1.0, **({"val_loss": 1.0} if [rank, step] == seen else {}))
     except Exception as error:
         report.update(error=str(error), kind=type(error).__name__)

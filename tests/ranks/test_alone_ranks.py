@@ -63,3 +63,17 @@ def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
     """Evaluation may run on one rank: what it reports counts for all of them."""
     found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])
     assert [(one["kind"], one["step"]) for one in found] == [("", 59)] * 2
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("writer", ["every rank", "rank 0"])
+@pytest.mark.parametrize("odd", [[0, 0], [1 << 30, 0], [0, 1 << 30], [1 << 30, 2]], ids=["both", "rank 1", "rank 0", "later"])
+def test_a_state_that_no_restore_would_take_is_refused_on_all_ranks(tmp_path: Path, odd: list[int], writer: str) -> None:
+    """If one rank's state could not be restored, every rank's step raises and names the path; none waits, and nothing is committed."""
+    found = reports(tmp_path, odd=odd, writer=writer, steps=8)
+    assert [one["kind"] for one in found] == ["IncompatibleState"] * 2, found
+    wrong = [rank for rank, step in enumerate(odd) if step < 8]
+    assert all("model/norm" in found[rank]["error"] for rank in wrong)
+    assert all(f"rank {wrong[0]}: " in one["error"] for rank, one in enumerate(found) if rank not in wrong)
+    steps = [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] if min(odd) else []
+    assert all(step < min(odd) for step in steps)

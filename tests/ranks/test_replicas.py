@@ -16,6 +16,7 @@ from relight.capture.tensors import TensorSource
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import Difference, differences
 from relight.checkpointer.replicas import _sum as sum_of
+from relight.checkpointer.restorable import Restorable
 from relight.commit import Attempt, SaveRequest
 from relight.commit.save import SUSPECT, Place
 from relight.format import encode_tree
@@ -46,7 +47,7 @@ def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False
         model = model_of(one.rank, {} if late else odd, dtype)
         said = []
         for save in range(saves):
-            ranks.capture({"model": model}, micro_step=None, recall=None)
+            ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
             said.append(ranks.suspect)
             if late and save == 0:
                 model.load_state_dict(model_of(one.rank, odd, dtype).state_dict())
@@ -121,7 +122,7 @@ def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
         made = ""
         for step in range(2):
             model = model_of(one.rank, {1: "0.bias"} if step else {})
-            state = ranks.capture({"model": model}, micro_step=None, recall=None)
+            state = ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
             place = attempt.place
             mine = Attempt(Place(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch))
             made = mine.save(

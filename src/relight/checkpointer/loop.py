@@ -15,6 +15,7 @@ from typing import Any
 from relight.agent import Done, Request, dismiss
 from relight.capture import Captured, Recall, capture, environment_soon, settle
 from relight.checkpointer import options
+from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
@@ -345,7 +346,9 @@ class Checkpointer(Holds):
         if self._looked_over:
             return
         try:
-            state = self._plans.check(self._components, capture(self._components, recall=self._recall if self._ranks is None else None))
+            with together(self._ranks, "planning a restore of what is saved"):
+                recall = self._recall if self._ranks is None else None
+                state = self._plans.check(self._components, capture(self._components, recall=recall))
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:
@@ -422,7 +425,7 @@ class Checkpointer(Holds):
 
     def _capture(self, micro_step: int | None) -> Captured:
         if self._ranks is not None:
-            return self._ranks.capture(self._components, micro_step=micro_step, recall=self._recall)
+            return self._ranks.capture(self._components, self._plans, micro_step=micro_step, recall=self._recall)
         return self._plans.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
 
     def _warm_up(self) -> None:

@@ -15,9 +15,10 @@ from relight.checkpointer.error_words import error_word, told_error
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
+from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.signals import Signals
 from relight.commit.save import SUSPECT, Place, Seat
-from relight.errors import ConfigError
+from relight.errors import ConfigError, IncompatibleState
 from relight.format import Digest, encode_tree
 from relight.layout import Item
 from relight.layout.roster import Roster, Table, Work
@@ -82,10 +83,12 @@ class Ranks:
         own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
         return {name: value for name, value in components.items() if name not in own}, own
 
-    def capture(self, components: Mapping[str, object], *, micro_step: int | None, recall: Recall | None) -> Captured:
+    def capture(
+        self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: Recall | None
+    ) -> Captured:
         """Read this rank's state, as its part of the checkpoint will have it, and agree with the others on who writes what. They exchange
         16 bytes and one for each component, unless somebody's tensors have changed. ``LateRanks`` if some do not come;
-        ``IncompatibleState`` if they disagree about a tensor."""
+        ``IncompatibleState`` if they disagree about a tensor, or if a rank's state could not be restored, on all ranks."""
         if micro_step is not None:
             self.refuse_micro_step()
         if self._lost:
@@ -95,7 +98,7 @@ class Ranks:
         common = capture(shared, rng=False, recall=recall)
         values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
         try:
-            plan = self._agree(common, values)
+            plan = self._agree(common, values, plans.error(shared, common))
         except LateRanks:  # what is exchanged from now on would not be answered, or answered by what was meant for this
             self._lost = True
             raise
@@ -219,10 +222,13 @@ class Ranks:
         self.seat = Seat(self.world.rank, self.world.size, digest, self.timeout_s)
         return state
 
-    def _agree(self, common: Captured, values: Mapping[str, bytes]) -> Shared:
+    def _agree(self, common: Captured, values: Mapping[str, bytes], error: IncompatibleState | None) -> Shared:
         digest, table = self._own_table(common)
-        word = msgspec.msgpack.encode([digest, list(values.items())])
+        word = msgspec.msgpack.encode([digest, list(values.items()), "" if error is None else str(error)])
         words = [msgspec.msgpack.decode(one) for one in self.world.gather(word, "comparing what the ranks hold")]
+        for rank, (_, _, refused) in enumerate(words):
+            if refused:
+                raise error or IncompatibleState(f"rank {rank}: {refused}")
         digests = tuple(one[0] for one in words)
         self._compare(digests, [dict(one[1]) for one in words])
         if self._shared is None or self._shared.digests != digests:

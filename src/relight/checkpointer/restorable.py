@@ -24,22 +24,28 @@ class Restorable:
 
     def check(self, components: Mapping[str, object], state: Captured) -> Captured:
         """Return ``state``. ``IncompatibleState``, by path, if it could not be restored into ``components``."""
+        if error := self.error(components, state):
+            raise error
+        return state
+
+    def error(self, components: Mapping[str, object], state: Captured) -> IncompatibleState | None:
+        """Return what ``check`` raises; None if it raises nothing."""
         structure = _structure_of(state)
         now = perf_counter()
         if structure == self._structure or (self._plans >= ALWAYS and self._cost_s > SHARE_MAX * (now - self._at_s)):
-            return state
+            return None
         wrong = mismatches(components, state)
         self._structure, self._at_s = structure, perf_counter()
         self._cost_s, self._plans = self._at_s - now, self._plans + 1
-        if wrong:
-            self._structure = None
-            raise IncompatibleState(
-                "this state can be saved, and not restored",
-                details=wrong,
-                hint="nothing was written; give the object that is named a state_dict() and load_state_dict() that take the state back, "
-                "or give what it holds as components of their own",
-            )
-        return state
+        if not wrong:
+            return None
+        self._structure = None
+        return IncompatibleState(
+            "this state can be saved, and not restored",
+            details=wrong,
+            hint="nothing was written; give the object that is named a state_dict() and load_state_dict() that take the state back, "
+            "or give what it holds as components of their own",
+        )
 
 
 def _structure_of(state: Captured) -> object:
