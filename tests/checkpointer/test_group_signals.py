@@ -284,8 +284,8 @@ def test_a_forked_script_is_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("import os, sys, torch\nprint(os.getsid(0) == os.getpid(), sys.argv[1:], __name__)\nsys.exit(int(sys.argv[1]))\n")
     (tmp_path / "two.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with (tmp_path / "out").open("w+b") as out, Warm() as warm:
-        first = warm.start([str(tmp_path / "one.py"), "3"], out.fileno(), out.fileno())
+        first = warm.start([str(tmp_path / "one.py"), "3"], out.fileno(), out.fileno(), leads=True)
         second = warm.start([str(tmp_path / "two.py")], out.fileno(), out.fileno())
-        assert (warm.wait(second, 60), warm.wait(first, 60)) == (-9, 3)
+        assert (second.wait(60), first.wait(60)) == (-9, 3)
         out.seek(0)
         assert out.read() == b"True ['3'] __main__\n"

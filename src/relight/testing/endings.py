@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -29,7 +28,7 @@ from typing import IO, NamedTuple
 from relight.catalog.run import Run
 from relight.errors import RelightError
 from relight.store import open_bytes
-from relight.testing.warm import Warm
+from relight.testing.warm import Child, Warm
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -179,37 +178,29 @@ def _executed(cell: Cell, rng: random.Random, arguments: list[str], errors: int)
         command = ["timeout", "3600", *command]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     assert job.stdout is not None
-
-    def wait(timeout_s: float) -> int | None:
-        try:
-            return job.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    return _judged(cell, rng, job.pid, job.stdout, wait, Path(arguments[1]))
+    return _judged(cell, rng, job, job.stdout, Path(arguments[1]))
 
 
 def _forked(cell: Cell, rng: random.Random, warm: Warm, arguments: list[str], errors: int) -> list[str]:
     readable, writable = os.pipe()
     try:
-        pid = warm.start(arguments, writable, errors)
+        job = warm.start(arguments, writable, errors, leads=True)
     finally:
         os.close(writable)
-    return _judged(cell, rng, pid, os.fdopen(readable, "rb"), partial(warm.wait, pid), Path(arguments[1]))
+    return _judged(cell, rng, job, os.fdopen(readable, "rb"), Path(arguments[1]))
 
 
-def _judged(
-    cell: Cell, rng: random.Random, pid: int, output: IO[bytes], wait: Callable[[float], int | None], run: Path
-) -> list[str]:
+def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child, output: IO[bytes], run: Path) -> list[str]:
     """End the job at a random step. Return what is wrong then."""
     with output:
-        finished = _steps(pid, output, cell, rng)
-    code = wait(GRACE_S)
-    if code is None:
-        os.killpg(pid, signal.SIGKILL)
-        wait(GRACE_S)
+        finished = _steps(job.pid, output, cell, rng)
+    try:
+        code = job.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
         return [f"not ended {GRACE_S:.0f} s after the signal at step {finished}"]
-    return [*_unsaved(run, finished), *_untrue(cell, code), *_left(run, pid)]
+    return [*_unsaved(run, finished), *_untrue(cell, code), *_left(run, job.pid)]
 
 
 def _steps(pid: int, output: IO[bytes], cell: Cell, rng: random.Random) -> int:

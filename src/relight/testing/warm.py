@@ -1,113 +1,161 @@
 """Scripts that start without importing torch again: each is forked from one process that has imported it.
 
-A fork is a process like any other: own session, descriptors and signals. It saves two seconds of a processor for each start.
+A fork is a process like any other, with descriptors, environment and signals of its own. It saves two seconds of a processor a start.
 """
 
 from __future__ import annotations
 
-import array
-import contextlib
 import importlib
 import json
 import os
+import queue
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-PREPARED = ("torch", "torch.utils.data", "relight", "relight.checkpointer", "relight.capture", "relight.agent")
-"""What is imported before the forks."""
-_MESSAGE_MAX = 1 << 16
+IMPORTED = ("torch", "torch.utils.data", "relight", "relight.checkpointer", "relight.capture", "relight.agent")
+"""Modules that are imported before the forks."""
+_MESSAGE_MAX = 1 << 20
+_STARTS_S = 120.0
+
+
+class Child:
+    """A forked script, as ``subprocess.Popen`` has a process: ``pid``, ``returncode``, and the methods below."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._changed = threading.Condition()
+
+    def ended(self, code: int) -> None:
+        """Note the exit code, negative for a signal."""
+        with self._changed:
+            self.returncode = code
+            self._changed.notify_all()
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. ``subprocess.TimeoutExpired`` if the process runs longer."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.returncode is not None, timeout):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the process runs."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if the process runs."""
+        self.send_signal(signal.SIGKILL)
 
 
 class Warm:
-    """A process that has imported torch and Relight, and forks scripts. Use it as a context manager, from one thread."""
+    """The process that has imported ``imported``, and forks scripts. Any thread may use it. Its scripts are killed when it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str] = IMPORTED, **environment: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "relight.testing.warm", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
-        theirs.close()
-        self._ended: dict[int, int] = {}
+        self._lock, self._begun = threading.Lock(), queue.Queue[int]()
+        self._children: dict[int, Child] = {}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "relight.testing.warm", str(theirs.fileno()), *imported], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **environment},
+            )  # fmt: skip
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def __enter__(self) -> Warm:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._socket.close()
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._process.wait()
+        self._listener.join()
+        self._socket.close()
 
-    def start(self, arguments: Sequence[str], stdout: int, stderr: int) -> int:
-        """Fork a leader of a new session that runs the script ``arguments[0]``. Return its process id."""
-        self._socket.sendmsg(
-            [json.dumps(list(arguments)).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [stdout, stderr]))]
-        )
-        while True:
-            found: dict[str, int] = json.loads(self._socket.recv(_MESSAGE_MAX))
-            if "started" in found:
-                return found["started"]
-            self._ended[found["pid"]] = found["code"]
+    def start(
+        self, argv: Sequence[str], stdout: int, stderr: int, environment: Mapping[str, str] | None = None, *, leads: bool = False
+    ) -> Child:
+        """Run the script ``argv[0]``. ``environment``: as here if None. ``leads``: whether it is the first process of a new session."""
+        request = {"argv": list(argv), "environment": dict(os.environ if environment is None else environment), "leads": leads}
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [stdout, stderr])
+            return self._children[self._begun.get(timeout=_STARTS_S)]
 
-    def wait(self, pid: int, timeout_s: float) -> int | None:
-        """Return the exit code of a script, negative for a signal. None if it has not ended in time."""
-        while pid not in self._ended:
-            if not select.select([self._socket], [], [], timeout_s)[0]:
-                return None
-            found: dict[str, int] = json.loads(self._socket.recv(_MESSAGE_MAX))
-            self._ended[found["pid"]] = found["code"]
-        return self._ended.pop(pid)
+    def _listen(self) -> None:
+        while message := self._socket.recv(4096):
+            pid, *code = json.loads(message)
+            if code:
+                self._children.pop(pid).ended(code[0])
+            else:
+                self._children[pid] = Child(pid)
+                self._begun.put(pid)
 
 
-def _serve(channel: socket.socket) -> list[str] | None:
-    """Fork until the other side closes. Return the arguments in a fork; None in the first process, at its end."""
-    running: dict[int, int] = {}
+def _serve(asked: socket.socket) -> None:
+    """Fork until the other side closes, then kill what runs. A fork runs its script and returns."""
+    children: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([channel.fileno(), *running], [], [])
-        for pidfd in [one for one in ready if one in running]:
-            pid = running.pop(pidfd)
-            os.close(pidfd)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            with contextlib.suppress(OSError):
-                channel.send(json.dumps({"pid": pid, "code": code}).encode())
-        if channel.fileno() not in ready:
-            continue
-        data, fds, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 2)
-        if not data:
-            return None
-        pid = os.fork()
-        if pid == 0:
-            channel.close()
-            for pidfd in running:
-                os.close(pidfd)
-            os.setsid()
-            for target, fd in enumerate(fds, 1):
-                os.dup2(fd, target)
-                os.close(fd)
-            arguments: list[str] = json.loads(data)
-            return arguments
-        for fd in fds:
-            os.close(fd)
-        running[os.pidfd_open(pid)] = pid
-        channel.send(json.dumps({"started": pid}).encode())
+        for ready in select.select([asked.fileno(), *children], [], [])[0]:
+            if ready in children:
+                pid = children.pop(ready)
+                os.close(ready)
+                asked.send(json.dumps([pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]).encode())
+                continue
+            message, descriptors, _, _ = socket.recv_fds(asked, _MESSAGE_MAX, 2)
+            if not message:
+                for pid in children.values():
+                    os.kill(pid, signal.SIGKILL)
+                return
+            pid = os.fork()
+            if not pid:
+                asked.close()
+                for other in children:
+                    os.close(other)
+                _become(json.loads(message), descriptors)
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            children[os.pidfd_open(pid)] = pid
+            asked.send(json.dumps([pid]).encode())
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+    """Run the script of ``request`` as if an interpreter of its own had started it."""
+    if request["leads"]:
+        os.setsid()
+    for target, descriptor in enumerate(descriptors, 1):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["argv"]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def main() -> None:
     """Import, then fork what is asked for."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    for name in PREPARED:
+    asked = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[2:]:
         importlib.import_module(name)
-    arguments = _serve(channel)
-    if arguments is None:
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    sys.argv = arguments
-    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-    runpy.run_path(arguments[0], run_name="__main__")
+    assert threading.active_count() == 1, "a thread does not survive a fork"
+    _serve(asked)
 
 
 if __name__ == "__main__":
