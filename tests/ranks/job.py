@@ -27,7 +27,7 @@ IMPORTED = (
 @functools.cache
 def warm() -> Warm:
     """The process that forks ranks, for this process. It ends with this one."""
-    return Warm(IMPORTED, OMP_NUM_THREADS="1")
+    return Warm(IMPORTED, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 class Job:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
-import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from tests.slips.slip import STEPS, Slip, error_in, plain
+
+from relight.testing.warm import Warm
 
 HERE = Path(__file__).parent
 PARTS = HERE / "parts"
@@ -37,18 +41,14 @@ class Outcome(NamedTuple):
 
 
 class Runner:
-    """Runs scripts through one zygote. ``source`` is the directory of the relight that is tried."""
+    """Runs scripts, forked from one process. ``source`` is the directory of the relight that is tried."""
 
     def __init__(self, root: Path, source: Path | None = None) -> None:
         self.root = root
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELIGHT_")}
         environment.update(RELIGHT_EVENTS="0", RELIGHT_BACKGROUND="0", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-        environment["PYTHONPATH"] = f"{source or HERE.parents[1] / 'src'}"
-        self._zygote = subprocess.Popen(
-            [sys.executable, str(HERE / "zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        assert self._zygote.stdout is not None
-        assert self._zygote.stdout.readline() == "ready\n", "the zygote could not import relight"
+        environment["PYTHONPATH"] = os.pathsep.join([str(source or HERE.parents[1] / "src"), str(PARTS)])
+        self._environment, self._warm = environment, Warm(["warmed"], environment)
         self._demo = root / "demo"
         self._demo.mkdir()
         shutil.copy(PARTS / "setup_demo.py", self._demo / "train.py")
@@ -61,26 +61,26 @@ class Runner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._zygote.stdin is not None and self._zygote.stdout is not None
-        self._zygote.stdin.close()
-        self._zygote.wait(10)
-        self._zygote.stdout.close()
+        self._warm.close()
 
     def process(self, directory: Path, script: Path, timeout: float = 60, **environment: str) -> tuple[int, str, float]:
         """Run a script there. Return exit status, output, seconds."""
         out, err = directory / "out.txt", directory / "err.txt"
-        for file in (out, err):
-            file.unlink(missing_ok=True)
-        order = {
-            "directory": str(directory), "script": str(script), "out": str(out), "err": str(err), "timeout": timeout,
-            "environment": environment, "parts": str(PARTS),
-        }  # fmt: skip
-        assert self._zygote.stdin is not None and self._zygote.stdout is not None
-        self._zygote.stdin.write(json.dumps(order) + "\n")
-        self._zygote.stdin.flush()
-        answer = json.loads(self._zygote.stdout.readline())
+        started = time.monotonic()
+        with out.open("wb", buffering=0) as output, err.open("wb", buffering=0) as errors:
+            child = self._warm.start(
+                [str(script)], output.fileno(), errors.fileno(), {**self._environment, **environment}, leads=True,
+                directory=str(directory), path=[str(PARTS)], quick=True,
+            )  # fmt: skip
+            try:
+                code = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = 124
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # also what the script started and left
         text = out.read_text(encoding="utf-8", errors="replace") + err.read_text(encoding="utf-8", errors="replace")
-        return answer["code"], text, answer["seconds"]
+        return code, text, time.monotonic() - started
 
     def look(self, directory: Path, run: str, **environment: str) -> dict[str, object]:
         """What is in a run, as ``parts/look.py`` finds it."""

@@ -16,7 +16,7 @@ from tests.slips.table import SLIPS
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """One zygote for all of them, on a file system in memory."""
+    """One process that forks all of them, on a file system in memory."""
     with tempfile.TemporaryDirectory(dir=fast()) as root, Runner(Path(root)) as made:
         yield made
 

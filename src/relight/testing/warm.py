@@ -5,6 +5,9 @@ A fork is a process like any other, with descriptors, environment and signals of
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import importlib
 import json
 import os
@@ -16,9 +19,10 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 IMPORTED = ("torch", "torch.utils.data", "relight", "relight.checkpointer", "relight.capture", "relight.agent")
 """Modules that are imported before the forks."""
@@ -63,16 +67,19 @@ class Child:
 
 
 class Warm:
-    """The process that has imported ``imported``, and forks scripts. Any thread may use it. Its scripts are killed when it is closed."""
+    """The process that has imported ``imported``, and forks scripts. Any thread may use it. Its scripts are killed when it is closed.
 
-    def __init__(self, imported: Sequence[str] = IMPORTED, **environment: str) -> None:
+    ``environment``: of that process, as here if None; its ``PYTHONPATH`` may lead to another Relight.
+    """
+
+    def __init__(self, imported: Sequence[str] = IMPORTED, environment: Mapping[str, str] | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock, self._begun = threading.Lock(), queue.Queue[int]()
         self._children: dict[int, Child] = {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "relight.testing.warm", str(theirs.fileno()), *imported], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **environment},
+                [sys.executable, "-P", __file__, str(theirs.fileno()), *imported], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment,
             )  # fmt: skip
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -81,16 +88,28 @@ class Warm:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, and kill its scripts."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._process.wait()
         self._listener.join()
         self._socket.close()
 
     def start(
-        self, argv: Sequence[str], stdout: int, stderr: int, environment: Mapping[str, str] | None = None, *, leads: bool = False
-    ) -> Child:
-        """Run the script ``argv[0]``. ``environment``: as here if None. ``leads``: whether it is the first process of a new session."""
-        request = {"argv": list(argv), "environment": dict(os.environ if environment is None else environment), "leads": leads}
+        self, argv: Sequence[str], stdout: int, stderr: int, environment: Mapping[str, str] | None = None, *, leads: bool = False,
+        directory: str | None = None, path: Sequence[str] = (), quick: bool = False,
+    ) -> Child:  # fmt: skip
+        """Run the script ``argv[0]``, which may import from ``path`` and its own directory, in ``directory``.
+
+        ``environment``: as here if None. ``leads``: whether the script is the first process of a new session. ``quick``: whether it ends
+        without freeing torch, which takes a second.
+        """
+        request = {
+            "argv": list(argv), "environment": dict(os.environ if environment is None else environment), "leads": leads,
+            "directory": directory, "path": list(path), "quick": quick,
+        }  # fmt: skip
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [stdout, stderr])
             return self._children[self._begun.get(timeout=_STARTS_S)]
@@ -143,10 +162,37 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["argv"]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    sys.path[:0] = [*request["path"], os.path.dirname(os.path.abspath(sys.argv[0]))]
+    if request["directory"]:
+        os.chdir(request["directory"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if request["quick"]:
+        _run_quickly()
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _run_quickly() -> NoReturn:
+    """Run the script and end as Python does, but for the modules, which stay as they are."""
+    code = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if code and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+    except BaseException as error:
+        traceback.print_exc()
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if code < 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def main() -> None:
@@ -155,6 +201,8 @@ def main() -> None:
     for name in sys.argv[2:]:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a thread does not survive a fork"
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all pages of the modules
     _serve(asked)
 
 
