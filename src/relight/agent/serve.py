@@ -49,7 +49,7 @@ from relight.agent.messages import (
 from relight.agent.neighbours import Neighbours, Offered
 from relight.agent.wire import FDS_MAX, Gone, Wire, close_all
 from relight.agent.writing import Hold, Prepared, Writer
-from relight.arena import FILLING, SEALED, Memory, Slot, allocate, reading
+from relight.arena import FILLING, SEALED, Memory, Slot, allocate, freeze, is_frozen, reading
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
@@ -263,7 +263,9 @@ class Server:
         with self._lock:
             session.slots, session.written = [], {}
             self._kept = [one for one in self._kept if one.session is not session]
-            spare = [one.slot for one in self._kept if not one.session.open and one.slot.memory.size == want.size]
+            left = [one.slot for one in self._kept if not one.session.open and one.slot.memory.size == want.size]
+            spare = [slot for slot in left if not is_frozen(slot.memory.fd)]
+            del left
             self._kept = [one for one in self._kept if one.session.open]
         count, why = want.count, ""
         if want.memory is not None and want.memory < want.count * want.size:
@@ -295,7 +297,8 @@ class Server:
         try:
             with contextlib.suppress(OSError):  # no descriptor is left: those that there are, the newest
                 for one in reversed(there):
-                    fds.insert(0, reading(one.slot.memory.fd))  # who asks only reads
+                    freeze(one.slot.memory.fd)  # who asks only reads, and must not open it again for writing
+                    fds.insert(0, reading(one.slot.memory.fd))
             there = there[len(there) - len(fds) :]
             session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), fds)
         finally:

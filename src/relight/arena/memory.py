@@ -85,6 +85,13 @@ def freeze(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
+def is_frozen(fd: int) -> bool:
+    """Return whether ``freeze`` was called for this memory: no process can map it for writing any more."""
+    with contextlib.suppress(OSError):
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEAL_FUTURE_WRITE)
+    return False
+
+
 def adopt(fd: int, *, writable: bool) -> Memory:
     """Map a memfd that came from another process; takes the descriptor over."""
     size = os.fstat(fd).st_size
