@@ -31,7 +31,7 @@ from relight.store import LocalStore, Reader
 from relight.testing.counting import CountingStore, but_packs
 from relight.world import Together, this_node
 from relight.world.local_sockets import LocalDirectory, name_of
-from relight.world.proof import ProofFailed
+from relight.world.proof import ProofFailed, prove_as_caller
 
 NODE = this_node()
 
@@ -200,6 +200,26 @@ def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest
 
     monkeypatch.setattr(lending._Link, "send", fails)
     assert all(held == made.values for _, held in outcomes(3, lambda world: read_all(made, world)))
+
+
+def test_a_second_descriptor_is_closed() -> None:
+    """A rank lends one piece of memory: what comes with it is closed."""
+    door = lending._Door()
+    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
+    link = lending._Link(door.address, door.token, 3, mine, 5.0)
+
+    def begin() -> None:
+        prove_as_caller(link.socket, door.token, door.address, 5.0)
+        socket.send_fds(link.socket, [lending._HELLO.pack(3)], [mine.fd] * 2)
+
+    before = len(os.listdir("/proc/self/fd"))
+    thread = threading.Thread(target=begin)
+    thread.start()
+    connection, _, memory = door.accept(5.0)
+    thread.join(5)
+    assert len(os.listdir("/proc/self/fd")) == before + 2  # the connection, the memory
+    for one in (link.socket, connection, memory, mine, door):
+        one.close()
 
 
 def test_a_fake_door_gets_no_memory() -> None:

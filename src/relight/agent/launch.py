@@ -20,7 +20,6 @@ from relight.agent.messages import PROTOCOL
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
-from relight.world import this_node
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
 from relight.world.proof import ProofFailed, prove_as_caller
 
@@ -33,7 +32,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal
 
 def address_of(url: str, run: str) -> str:
     """Return the name of the socket of a run's agent."""
-    return name_of("agent", VERSION, str(PROTOCOL), this_node().hex(), url, run)
+    return name_of("agent", VERSION, str(PROTOCOL), os.environ.get("RELIGHT_NODE", ""), url, run)
 
 
 def reach(url: str, run: str, wait_s: float = START_S) -> Agent | None:
@@ -58,8 +57,9 @@ def dismiss(url: str, run: str, wait_s: float) -> None:
 
 
 def connect(
-    url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S, seen: Callable[[int], None] = lambda pid: None
-) -> Agent:
+    url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S,
+    seen: Callable[[int], None] = lambda pid: None,
+) -> Agent:  # fmt: skip
     """Return the run's agent, started if need be. ``StoreUnavailable`` if there is none before the deadline.
 
     ``seen`` gets the process that listens before it has proved itself: one that has stopped never does.
@@ -106,7 +106,8 @@ def _connect(directory: LocalDirectory, name: str, timeout_s: float, seen: Calla
     except (ProofFailed, NotPrivate) as error:
         found.close()
         where = f"{directory.path}/{name}.sock"
-        raise StoreUnavailable(f"process {pid} is not this run's agent: {error.strerror or error}", where=where, hint=f"kill {pid}") from error
+        what = f"process {pid} is not this run's agent: {error.strerror or error}"
+        raise StoreUnavailable(what, where=where, hint=f"end process {pid}") from error
     except OSError:  # it ended meanwhile
         found.close()
         return None

@@ -157,7 +157,7 @@ class Server:
         """Until nobody needs this process any more."""
         self._listener.setblocking(False)
         while not self._over():
-            select.select([self._listener, self._parted], [], [], _TICK_S)
+            select.select([self._listener.fileno(), self._parted], [], [], _TICK_S)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._parted)
             try:

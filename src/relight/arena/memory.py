@@ -80,7 +80,7 @@ def reading(fd: int) -> int:
 
 
 def freeze(fd: int) -> None:
-    """Refuse writing by any process through a descriptor or a new mapping; mappings that exist stay writable. Linux 5.1; earlier kernels: no effect."""
+    """Refuse writing through any descriptor or new mapping; mappings that exist stay writable. Without effect before Linux 5.1."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 

@@ -157,18 +157,19 @@ class _Door:
                 _own_user(connection)
                 prove_as_listener(connection, self.token, self.address, left)
                 connection.settimeout(left)
-                data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1)  # more than one do not fit: the kernel closes them
+                data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC)
                 if len(data) == _HELLO.size:
                     if not fds:
                         raise _NothingToLend
-                    return connection, _HELLO.unpack(data)[0], adopt(fds.pop(), writable=False)
+                    return connection, _HELLO.unpack(data)[0], adopt(fds.pop(0), writable=False)
             except _NothingToLend:
                 connection.close()
                 raise
             except (OSError, RelightError):  # not a rank of this job
                 pass
-            for fd in fds:
-                os.close(fd)
+            finally:
+                for fd in fds:  # the kernel's alignment leaves room for one more than asked for
+                    os.close(fd)
             connection.close()
 
     def close(self) -> None:

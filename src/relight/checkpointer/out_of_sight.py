@@ -13,7 +13,7 @@ _CLOCK_S = 2.0
 
 
 def out_of_sight(pid: int, at_s: float) -> bool:
-    """Return whether a process with that id lives that may have written a record at ``at_s``, and whose private directory is not this one's.
+    """Return whether a process with that id lives that may have written a record at ``at_s``, and has another private directory.
 
     ``at_s``: seconds since the epoch. A process that started later has the id of one that is gone.
     """
@@ -24,7 +24,8 @@ def out_of_sight(pid: int, at_s: float) -> bool:
         fields = (top / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         if fields[0] in "ZX" or _booted_s() + int(fields[19]) / os.sysconf("SC_CLK_TCK") > at_s + _CLOCK_S:
             return False
-        words = next(line for line in (top / "status").read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("Uid:"))
+        lines = (top / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+        words = next(line for line in lines if line.startswith("Uid:"))
         if int(words.split()[2]) != os.geteuid():
             return True
         with LocalDirectory() as directory:

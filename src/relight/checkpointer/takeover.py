@@ -1,9 +1,9 @@
 """Take over a run, but not from a process that still trains it.
 
-Two signs of life are read. On the same node a Checkpointer in charge of a run listens at a socket in this user's private directory, whose
-name follows from store, run and epoch: when the process dies, however it dies, the kernel refuses connections. Of a process on another host,
-or one that has another directory, only the log is known: a checkpoint that was committed seconds ago. That is no proof, so this process waits
-for another record, ``WAIT_MAX_S`` at most.
+Two signs of life are read. On the same node a Checkpointer in charge of a run listens at a socket in this user's private directory. Its
+name follows from store, run and epoch. When the process dies, however it dies, the kernel refuses connections. Of a process on another
+host, or one that has another directory, only the log is known: a checkpoint that was committed seconds ago. That is no proof, so this
+process waits for another record, ``WAIT_MAX_S`` at most.
 
 Clocks of other hosts decide only whether to wait. Safety is the log's: a superseded attempt can commit nothing, whatever is detected here.
 """

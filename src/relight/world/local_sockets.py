@@ -82,7 +82,7 @@ class LocalDirectory:
         raise NotPrivate(errno.EACCES, f"{self.path}/secret cannot be made")
 
     def connect(self, name: str, timeout_s: float | None) -> socket.socket:
-        """Connect to the listener of that name. ``OSError`` if there is none, or if it is another user's. ``timeout_s`` None: do not block."""
+        """Connect to the listener of that name. ``OSError`` if there is none, or it is another user's. ``timeout_s`` None: do not block."""
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             found.settimeout(timeout_s or 0)
@@ -208,7 +208,8 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 def _tops() -> list[str]:
     """Directories that may hold this user's. The first two do not depend on the login session, which ends before a detached job does."""
-    return list(dict.fromkeys(map(os.path.realpath, ("/tmp", tempfile.gettempdir(), "/dev/shm", f"/run/user/{os.geteuid()}"))))
+    tops = ("/tmp", tempfile.gettempdir(), "/dev/shm", f"/run/user/{os.geteuid()}")  # noqa: S108 (what is made there is checked)
+    return list(dict.fromkeys(map(os.path.realpath, tops)))
 
 
 def _open(top: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ class ProofFailed(ConnectionError):
 
 
 def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout_s: float) -> None:
-    """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it, another ``OSError`` if it is gone."""
+    """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone."""
     ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
     _send(connection, _MAGIC + mine, ends)
     answer = _receive(connection, _NONCE + _MAC, ends)
@@ -40,7 +40,7 @@ def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout
 
 
 def prove_as_listener(connection: socket.socket, secret: bytes, name: str, timeout_s: float) -> None:
-    """Prove the secret to a caller, and have the caller prove it. ``ProofFailed`` if it does not know it, another ``OSError`` if it is gone."""
+    """Have a caller prove the secret, after proving it. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone."""
     ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
     greeting = _receive(connection, len(_MAGIC) + _NONCE, ends)
     if not greeting.startswith(_MAGIC):
