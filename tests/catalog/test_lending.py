@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import secrets
 import signal
 import socket
 import struct
@@ -28,6 +30,8 @@ from relight.layout import Bytes, Item, cut_chunks
 from relight.store import LocalStore, Reader
 from relight.testing.counting import CountingStore, but_packs
 from relight.world import Together, this_node
+from relight.world.local_sockets import LocalDirectory, name_of
+from relight.world.proof import ProofFailed, prove_as_caller
 
 NODE = this_node()
 
@@ -198,6 +202,53 @@ def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest
     assert all(held == made.values for _, held in outcomes(3, lambda world: read_all(made, world)))
 
 
+def test_a_second_descriptor_is_closed() -> None:
+    """A rank lends one piece of memory: what comes with it is closed."""
+    door = lending._Door()
+    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
+    link = lending._Link(door.address, door.token, 3, mine, 5.0)
+
+    def begin() -> None:
+        prove_as_caller(link.socket, door.token, door.address, 5.0)
+        socket.send_fds(link.socket, [lending._HELLO.pack(3)], [mine.fd] * 2)
+
+    before = len(os.listdir("/proc/self/fd"))
+    thread = threading.Thread(target=begin)
+    thread.start()
+    connection, _, memory = door.accept(5.0)
+    thread.join(5)
+    assert len(os.listdir("/proc/self/fd")) == before + 2  # the connection, the memory
+    for one in (link.socket, connection, memory, mine, door):
+        one.close()
+
+
+def test_a_fake_door_gets_no_memory() -> None:
+    """A process that took the door's name without its token gets no descriptor: it has to prove the token first."""
+    token, name = b"t" * 16, name_of("lending", secrets.token_hex(16))
+    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
+    got: list[tuple[bytes, list[int]]] = []
+    with LocalDirectory() as directory:
+        listener = directory.listen(name, 1)
+
+    def fake() -> None:
+        connection, _ = listener.socket.accept()
+        with connection, contextlib.suppress(OSError):
+            got.append(socket.recv_fds(connection, 4096, 4)[:2])
+            connection.sendall(bytes(64))
+            got.append(socket.recv_fds(connection, 4096, 4)[:2])
+
+    thread = threading.Thread(target=fake)
+    thread.start()
+    link = lending._Link(name, token, 1, mine, 5.0)
+    with pytest.raises(ProofFailed):
+        link.begin()
+    link.socket.close()
+    thread.join(5)
+    listener.close()
+    mine.close()
+    assert all(not fds and token not in data for data, fds in got) and got
+
+
 def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is late: its places are used again, and it reads by itself what it could not take in time."""
     take, late = lending._Table.take, threading.Event()
@@ -223,17 +274,30 @@ def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
-    """Who does not know the token is not listened to, and his descriptors are closed."""
+    """A process that does not know the token is sent away, and the memory is lent to none but a rank that proved itself, for reading."""
     door = lending._Door()
     mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
-    strangers = [lending._Link(door.address, token, 7, mine, 1.0) for token in (b"x" * 16, b"\0" * 16)]
-    friend = lending._Link(door.address, door.token, 3, mine, 1.0)
+    strangers = [lending._Link(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
+    friend = lending._Link(door.address, door.token, 3, mine, 5.0)
     before = len(os.listdir("/proc/self/fd"))
-    connection, rank, memory = door.accept(1.0)
+
+    def begin(link: lending._Link) -> None:
+        with contextlib.suppress(OSError):
+            link.begin()
+
+    threads = [threading.Thread(target=begin, args=(link,)) for link in (*strangers, friend)]
+    for thread in threads:
+        thread.start()
+    connection, rank, memory = door.accept(5.0)
+    for thread in threads:
+        thread.join(5)
     assert rank == 3 and memory.size == 4096
     assert len(os.listdir("/proc/self/fd")) == before + 2  # the connection, the memory
-    for one in (*strangers, friend):
-        one.socket.close()
+    assert [link.gone for link in (*strangers, friend)] == [True, True, False]
+    with pytest.raises(OSError):
+        os.pwrite(memory.fd, b"x", 0)
+    for link in (*strangers, friend):
+        link.socket.close()
     connection.close()
     memory.close()
     mine.close()

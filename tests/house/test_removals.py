@@ -12,6 +12,7 @@ CALLS = {"unlink", "rmtree", "rmdir", "removedirs", "ftruncate", "truncate", "_u
 OWN = {
     "observe/own_files.py": "regular files of this user that match one exact form, through the directory's descriptor",
     "observe/file.py": "the file before the last of this process, by the name that it gave it",
+    "world/local_sockets.py": "sockets of this boot whose names have one exact form and at which no process listens, and the half-made secret of this call, through the directory's descriptor",
     "store/disk.py": "the store's own calls, made by the modules below it",
     "store/durable.py": "a temporary file beside its target, by the random name that this call made; what is longer than a writer has written",
     "store/blocks.py": "blocks of the cache: names of digits in directories of hexadecimal names that the cache made",

@@ -103,8 +103,8 @@ def agents(url: str, nodes: int) -> dict[int, int]:
     wanted = {}
     for node in range(nodes):
         os.environ["RELIGHT_NODE"] = f"node{node}"
-        wanted[address_of(f"file://{store}" if "://" not in store else store, run)[1:]] = node
-        wanted[address_of(store, run)[1:]] = node
+        wanted[address_of(f"file://{store}" if "://" not in store else store, run)] = node
+        wanted[address_of(store, run)] = node
     del os.environ["RELIGHT_NODE"]
     return agents_at(wanted)
 

@@ -13,7 +13,7 @@ import pytest
 from relight.world.ports import free_port
 
 SCRIPT = """
-import json, os, signal, socket, struct, sys, time
+import json, os, signal, sys, time
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import relight
 from relight.agent.launch import address_of
+from relight.world.local_sockets import LocalDirectory, peer_of
 from relight.checkpointer.background import Background
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
@@ -30,9 +31,8 @@ begun, save = folder / "begun", Background.save
 
 
 def agent():
-    with socket.socket(socket.AF_UNIX) as found:
-        found.connect(address_of(str(folder / "store"), "run"))
-        return struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    with LocalDirectory() as directory, directory.connect(address_of(str(folder / "store"), "run"), 5.0) as found:
+        return peer_of(found)[0]
 
 
 def behind_the_other(self, *arguments):

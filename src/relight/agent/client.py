@@ -68,7 +68,7 @@ class Agent:
     def __init__(self, connection: socket.socket, pid: int = 0) -> None:
         """``pid``: who is at the other end; 0: nobody knows."""
         self.pid = pid
-        self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer)
+        self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer, (Slots, Have))
         self._answers: list[tuple[Slots | Have | Met, list[int]]] = []
         self._late = 0
         """How many answers are still to come that nobody waits for any more."""
@@ -95,7 +95,7 @@ class Agent:
         answer, fds = self._answer(Slots, timeout)
         if answer.why:
             emit("agent.memory", f"snapshots in memory: {answer.why}", slots=len(fds), wanted=count, bytes=size)
-        return [Slot(memory) for memory in _mapped(fds, len(answer.sizes))]
+        return [Slot(memory) for memory in _mapped(fds, len(answer.sizes), writable=True)]
 
     def layout(self, layout: Layout) -> None:
         """Say what the tensors of the following saves are."""
@@ -128,7 +128,7 @@ class Agent:
         """What this run has in memory, newest last. The run is that of ``place``."""
         self._send(Ask())
         answer, fds = self._answer(Have, timeout)
-        found = zip(answer.held, _mapped(fds, len(answer.held)), strict=True)
+        found = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
         return [Held(one, rank, memory, tuple(starts)) for (one, rank, starts), memory in found]
 
     def meet(self, asked: Meet, timeout: float) -> Met:
@@ -162,10 +162,18 @@ class Agent:
         self._wire.hang_up()
         if threading.current_thread() is not self._reader:
             self._reader.join(5)
+        self._drop_answers()
+
+    def _drop_answers(self) -> None:
+        """Close the descriptors of answers that no call took."""
+        left, self._answers = self._answers, []
+        for _, fds in left:
+            close_all(fds)
 
     def _in_child(self) -> None:
         """Part from the connection in a forked child: it is the parent's, and stays open."""
         self._wire.abandon()
+        self._drop_answers()
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
         self._lost, self._running, self.on_done = "it belongs to the process that this one was forked from", {}, lambda done: None
 
@@ -236,7 +244,7 @@ class Agent:
             tell(Done(Report(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
 
 
-def _mapped(fds: list[int], count: int) -> list[Memory]:
+def _mapped(fds: list[int], count: int, *, writable: bool) -> list[Memory]:
     """The memory that came with an answer: ``count`` pieces. ``StoreUnavailable``, and all of it is let go of, if it is not to be had."""
     found: list[Memory] = []
     left = list(fds)
@@ -244,7 +252,7 @@ def _mapped(fds: list[int], count: int) -> list[Memory]:
         if len(left) != count:  # the kernel drops those for which this process has no room
             raise StoreUnavailable(f"{len(left)} of {count} descriptors have come from the agent", hint="ulimit -n may be too low")
         while left:
-            found.append(adopt(left.pop(0), writable=True))
+            found.append(adopt(left.pop(0), writable=writable))
     except (RelightError, OSError) as error:
         close_all(left)
         for one in found:

@@ -1,94 +1,124 @@
-"""Finding a run's agent on this node, and starting it where there is none.
+"""Find a run's agent on this node, or start it.
 
-The address is an abstract one: no file, so nothing is left behind; it belongs to the network namespace, and the kernel says who is at the
-other end. One agent serves all processes of one user that write one run of one store.
+It listens in this user's private directory, and agent and trainer prove to each other that they know the secret there before anything else
+is sent (``world.local_sockets``, ``world.proof``). One agent serves all processes of one user that write one run of one store.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
 from relight.errors import StoreUnavailable
-from relight.format import hexdigest
 from relight.observe import emit
 from relight.version import VERSION
+from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
+from relight.world.proof import ProofFailed, prove_as_caller
 
 START_S = 20.0
+UNUSABLE = 4
+"""Exit status of an agent that cannot listen at all; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 def address_of(url: str, run: str) -> str:
-    """The abstract address for a run, with its leading zero byte."""
-    name = hexdigest("\0".join((VERSION, str(PROTOCOL), str(os.getuid()), os.environ.get("RELIGHT_NODE", ""), url, run)).encode())[:40]
-    return f"\0relight-{name}"
+    """Return the name of the socket of a run's agent."""
+    return name_of("agent", VERSION, str(PROTOCOL), os.environ.get("RELIGHT_NODE", ""), url, run)
 
 
-def reach(url: str, run: str) -> Agent | None:
-    """The agent that is there already, None if there is none."""
-    return _connect(address_of(url, run))
+def reach(url: str, run: str, wait_s: float = START_S) -> Agent | None:
+    """Return the agent that is there already, None if there is none. ``StoreUnavailable`` if it does not prove itself within ``wait_s``."""
+    try:
+        with LocalDirectory() as directory:
+            return _connect(directory, address_of(url, run), wait_s)
+    except NotPrivate:  # then no agent of this user could listen either
+        return None
 
 
 def dismiss(url: str, run: str, wait_s: float) -> None:
     """The run is over, and nothing was saved by this process: an agent that is still there for a trainer before it keeps nothing any more.
     Waits until it has written what that one sealed, ``wait_s`` at most."""
     try:
-        agent = reach(url, run)
-    except OSError:  # no descriptor is left for it: it ends by itself
+        agent = reach(url, run, wait_s)
+    except (OSError, StoreUnavailable):  # no descriptor is left for it, or it does not answer: it ends by itself
         return
     if agent is not None:
         agent.bye(wait_s)
         agent.close()
 
 
-def connect(url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S) -> Agent:
-    """The run's agent, started if need be. ``StoreUnavailable`` if none can be had before the deadline."""
-    address = address_of(url, run)
+def connect(
+    url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S,
+    seen: Callable[[int], None] = lambda pid: None,
+) -> Agent:  # fmt: skip
+    """Return the run's agent, started if need be. ``StoreUnavailable`` if there is none before the deadline.
+
+    ``seen`` gets the process that listens before it has proved itself: one that has stopped never does.
+    """
+    name = address_of(url, run)
     ends = time.monotonic() + deadline_s
     started: subprocess.Popen[bytes] | None = None
-    while True:
-        agent = _connect(address)
-        if agent is not None:
-            return agent
-        if started is None or started.poll() is not None:
-            if started is not None and time.monotonic() > ends - deadline_s / 2:
-                raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
-            started = _start(address, nice, linger_s)
-        if time.monotonic() > ends:
-            raise StoreUnavailable(f"no agent within {deadline_s:.0f} s")
-        time.sleep(0.01)
-
-
-def _connect(address: str) -> Agent | None:
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        found.connect(address)
-        pid, uid, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        directory = LocalDirectory()
+    except NotPrivate as error:
+        hint = "remove the named directories, or have the administrator remove them"
+        raise StoreUnavailable(f"there is no private directory for the agent's socket: {error.strerror}", hint=hint) from error
+    with directory:
+        while True:
+            agent = _connect(directory, name, max(1.0, ends - time.monotonic()), seen)
+            if agent is not None:
+                return agent
+            if started is None or started.poll() is not None:
+                if started is not None and started.returncode == UNUSABLE:
+                    raise StoreUnavailable(f"the agent cannot listen in {directory.path}", hint="free space and inodes there")
+                if started is not None and time.monotonic() > ends - deadline_s / 2:
+                    raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
+                started = _start(name, nice, linger_s)
+            if time.monotonic() > ends:
+                raise StoreUnavailable(f"no agent within {deadline_s:.0f} s")
+            time.sleep(0.01)
+
+
+def _connect(directory: LocalDirectory, name: str, timeout_s: float, seen: Callable[[int], None] = lambda pid: None) -> Agent | None:
+    try:
+        found = directory.connect(name, timeout_s)
     except OSError:
+        return None
+    pid = 0
+    try:
+        pid, _ = peer_of(found)
+        seen(pid)
+        prove_as_caller(found, directory.secret(), name, timeout_s)
+        found.settimeout(None)
+        return Agent(found, pid)
+    except TimeoutError as error:
+        found.close()
+        raise StoreUnavailable(f"the agent (process {pid}) did not answer within {timeout_s:.0f} s") from error
+    except (ProofFailed, NotPrivate) as error:
+        found.close()
+        where = f"{directory.path}/{name}.sock"
+        what = f"process {pid} is not this run's agent: {error.strerror or error}"
+        raise StoreUnavailable(what, where=where, hint=f"end process {pid}") from error
+    except OSError:  # it ended meanwhile
         found.close()
         return None
-    if uid not in (os.getuid(), 0):  # somebody squats on the address
-        found.close()
-        return None
-    return Agent(found, pid)
 
 
-def _start(address: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:
+def _start(name: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:
     # Its own session, so that Ctrl-C at the terminal does not reach it; this very Relight, not one that lies in the working directory.
     home = str(Path(__file__).resolve().parents[2])
     rest = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else ""), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "relight.agent.serve", address[1:], str(nice), str(linger_s)]
+    command = [sys.executable, "-P", "-m", "relight.agent.serve", name, str(nice), str(linger_s)]
     words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
     command.append(str(words))
     try:

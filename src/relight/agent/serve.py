@@ -1,4 +1,4 @@
-"""The agent's process: ``python -m relight.agent.serve ADDRESS NICE LINGER [WORDS]``.
+"""The agent's process: ``python -m relight.agent.serve NAME NICE LINGER [WORDS]``. ``NAME``: of its socket, see ``world.local_sockets``.
 
 One thread accepts; for each connection one listens to a trainer and one writes its saves, so that ranks which wait for each other's parts
 do not wait for each other's turn. The process ends by itself: at once when the last trainer has said
@@ -16,10 +16,10 @@ import queue
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,16 +47,20 @@ from relight.agent.messages import (
     words_of,
 )  # fmt: skip
 from relight.agent.neighbours import Neighbours, Offered
-from relight.agent.wire import FDS_MAX, Gone, Wire
+from relight.agent.wire import FDS_MAX, Gone, Wire, close_all
 from relight.agent.writing import Hold, Prepared, Writer
-from relight.arena import FILLING, SEALED, Memory, Slot, allocate
+from relight.arena import FILLING, SEALED, Memory, Slot, allocate, freeze, is_frozen, reading
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.observe import flush_events, write_events
 from relight.world import lower_priority
+from relight.world.local_sockets import LocalDirectory, peer_of
+from relight.world.proof import prove_as_listener
 
 _TICK_S = 0.25
+PROOF_S = 20.0
+"""Seconds that a process which connects has to prove that it knows the secret."""
 ORPHAN_S = 30.0
 """How long the save of a trainer that is gone waits for other ranks' parts."""
 PATIENT_S = 1.0
@@ -125,8 +129,8 @@ class Job:
 class Server:
     """All there is in this process."""
 
-    def __init__(self, listener: socket.socket, linger_s: float) -> None:
-        self._listener, self._linger_s = listener, linger_s
+    def __init__(self, listener: socket.socket, linger_s: float, name: str = "") -> None:
+        self._listener, self._linger_s, self._name = listener, linger_s, name
         self._lock = threading.RLock()
         self._sessions: set[Session] = set()
         self._pending = 0
@@ -136,6 +140,11 @@ class Server:
         """Those that this process writes for, or has."""
         self._idle_since = time.monotonic()
         self._seen = False
+        self._proving = 0
+        """Connections whose other end has not proved itself yet."""
+        self._parted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable when a connection has ended: this process may have nothing left to do."""
+        weakref.finalize(self, os.close, self._parted)
         self._ending = False
         self._drainer: Drainer | None = None
         self._neighbours = Neighbours(self._tell_all)
@@ -146,25 +155,20 @@ class Server:
 
     def run(self) -> None:
         """Until nobody needs this process any more."""
-        self._listener.settimeout(_TICK_S)
+        self._listener.setblocking(False)
         while not self._over():
+            select.select([self._listener.fileno(), self._parted], [], [], _TICK_S)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._parted)
             try:
                 connection, _ = self._listener.accept()
-            except TimeoutError:
+            except BlockingIOError:
                 continue
             except OSError:
                 break
-            pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-            if uid not in (os.getuid(), 0):
-                connection.close()
-                continue
-            connection.settimeout(None)
-            session = Session(Wire(connection, ToAgent), pid)
             with self._lock:
-                self._sessions.add(session)
-                self._seen = True
-            threading.Thread(target=self._listen, args=(session,), daemon=True).start()
-            threading.Thread(target=_watch, args=(session, pid), daemon=True).start()
+                self._proving += 1
+            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
         if self._drainer is not None:
             self._drainer.stop()
         self._neighbours.close()
@@ -176,7 +180,7 @@ class Server:
                 return False
             if self._ending:
                 return True
-            if self._sessions:
+            if self._sessions or self._proving:
                 self._idle_since = time.monotonic()
                 return False
             idle = time.monotonic() - self._idle_since
@@ -186,6 +190,30 @@ class Server:
             return idle > self._linger_s
 
     # -- trainers
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Listen to a process of this user that proves that it knows the secret. Any other gets nothing, and is not counted."""
+        try:
+            pid, user = peer_of(connection)
+            if user != os.geteuid():
+                raise PermissionError("another user's")
+            with LocalDirectory() as directory:  # read at each connection: it may have been tidied away, and made again
+                secret = directory.secret()
+            prove_as_listener(connection, secret, self._name, PROOF_S)
+            connection.settimeout(None)
+        except OSError:
+            connection.close()
+            with self._lock:
+                self._proving -= 1
+            os.eventfd_write(self._parted, 1)
+            return
+        session = Session(Wire(connection, ToAgent), pid)
+        with self._lock:
+            self._proving -= 1
+            self._sessions.add(session)
+            self._seen = True
+        threading.Thread(target=_watch, args=(session, pid), daemon=True).start()
+        self._listen(session)
 
     def _listen(self, session: Session) -> None:
         try:
@@ -235,7 +263,9 @@ class Server:
         with self._lock:
             session.slots, session.written = [], {}
             self._kept = [one for one in self._kept if one.session is not session]
-            spare = [one.slot for one in self._kept if not one.session.open and one.slot.memory.size == want.size]
+            left = [one.slot for one in self._kept if not one.session.open and one.slot.memory.size == want.size]
+            spare = [slot for slot in left if not is_frozen(slot.memory.fd)]
+            del left
             self._kept = [one for one in self._kept if one.session.open]
         count, why = want.count, ""
         if want.memory is not None and want.memory < want.count * want.size:
@@ -263,7 +293,16 @@ class Server:
             time.sleep(0.005)
         with self._lock:
             there = [one for one in self._kept if _is_there(one)][-FDS_MAX:]  # the newest, if a message has no room for all
-        session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), [one.slot.memory.fd for one in there])
+        fds: list[int] = []
+        try:
+            with contextlib.suppress(OSError):  # no descriptor is left: those that there are, the newest
+                for one in reversed(there):
+                    freeze(one.slot.memory.fd)  # who asks only reads, and must not open it again for writing
+                    fds.insert(0, reading(one.slot.memory.fd))
+            there = there[len(there) - len(fds) :]
+            session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), fds)
+        finally:
+            close_all(fds)
 
     def _writes(self) -> bool:
         """Whether something is being written that may be a checkpoint soon. Not: what waits for parts that nobody makes any more; nor what
@@ -307,6 +346,7 @@ class Server:
             if session.polite and not self._sessions:  # the run is over here: nobody restores from what is left
                 self._neighbours.close()
         session.wire.close()
+        os.eventfd_write(self._parted, 1)
 
     def _take_over(self, session: Session, index: int) -> None:
         state, number = session.slots[index].state()
@@ -485,20 +525,20 @@ def _is_there(one: Kept) -> bool:
 
 
 def main() -> int:
-    """Serve. Exit status 3: another agent has the address."""
+    """Serve. Exit status 3: another agent has the name; 4: there is no place to listen."""
     address, nice, linger = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     if len(sys.argv) > 4:
         faulthandler.enable(int(sys.argv[4]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(f"\0{address}")
-    except OSError:
-        return 3
-    listener.listen(128)
+        with LocalDirectory() as directory:
+            listener = directory.listen(address, 128)
+    except OSError as error:
+        print(f"relight agent: {error}", file=sys.stderr)
+        return 3 if error.errno in (errno.EADDRINUSE, errno.ETIMEDOUT) else 4
     lower_priority(nice)
-    server = Server(listener, linger)
+    server = Server(listener.socket, linger, address)
     signal.signal(signal.SIGTERM, server.end)
     server.run()
     listener.close()

@@ -25,8 +25,10 @@ class Gone(ConnectionError):
 class Wire(Generic[T]):
     """One connection. ``send`` from any thread, ``receive`` from one."""
 
-    def __init__(self, connection: socket.socket, kind: Any) -> None:
+    def __init__(self, connection: socket.socket, kind: Any, carriers: tuple[type, ...] = ()) -> None:
+        """``carriers``: kinds of messages that bring descriptors. With any other they are closed: the other end may send them unasked."""
         self._socket = connection
+        self._carriers = carriers
         self._decoder: msgspec.msgpack.Decoder[T] = msgpack_decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
         self._sending = threading.Lock()
@@ -59,10 +61,14 @@ class Wire(Generic[T]):
                     del self._buffer[: 4 + length]
                     fds, self._fds = self._fds, []
                     try:
-                        return self._decoder.decode(body), fds
+                        message = self._decoder.decode(body)
                     except (msgspec.MsgspecError, UnicodeError) as error:
                         close_all(fds)
                         raise Gone(f"not a message: {error}") from error
+                    if fds and not isinstance(message, self._carriers):
+                        close_all(fds)
+                        fds = []
+                    return message, fds
             self._more()
 
     def hang_up(self) -> None:
@@ -87,7 +93,7 @@ class Wire(Generic[T]):
         self._fds = []
 
     def _more(self) -> None:
-        room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+        room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0  # without room the kernel closes them
         try:
             data, extra, _, _ = self._socket.recvmsg(1 << 20, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
@@ -97,6 +103,8 @@ class Wire(Generic[T]):
                 found = array.array("i")
                 found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
                 self._fds += found
+        if len(self._fds) > FDS_MAX:
+            raise Gone(f"{len(self._fds)} descriptors for one message")
         if not data:
             raise Gone("closed")
         self._buffer += data

@@ -43,6 +43,8 @@ class Mapping:
         unmap.atexit = False  # threads may be at it until the very end
         view = memoryview(held).cast("B")
         self.view = view if writable else view.toreadonly()
+        self.source = view
+        """The same bytes for ctypes, which takes no read-only view. If it is not ``writable``, writing to it is a segmentation fault."""
 
     def advise(self, advice: int, start: int, length: int) -> None:
         """madvise(2). ``OSError`` if the kernel does not take it."""
@@ -52,6 +54,7 @@ class Mapping:
     def release(self) -> None:
         """Hold it no longer. ``BufferError`` if somebody made views of the view, who then hold it."""
         self.view.release()
+        self.source.release()
 
 
 def make_huge(fd: int, size: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import weakref
@@ -18,6 +19,8 @@ from relight.errors import NoSpace, UnsafeContent
 
 PAGE = mmap.PAGESIZE
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
+_SEAL_FUTURE_WRITE = 0x10
+"""``F_SEAL_FUTURE_WRITE``: Python has no name for it."""
 _CGROUP = "/sys/fs/cgroup"
 _HEADROOM = 256 << 20
 _NO_LIMIT = 1 << 60
@@ -33,7 +36,7 @@ class Memory:
         self._map = Mapping(fd, size, writable=writable)
         with contextlib.suppress(OSError):
             self._map.advise(mmap.MADV_DONTDUMP, 0, size)
-        self.view = self._map.view
+        self.view, self.source = self._map.view, self._map.source
 
     def populate(self, start: int = 0, length: int | None = None) -> None:
         """Enter the pages into this process's page table now rather than one fault at a time. A hint: kernels without it do nothing."""
@@ -58,7 +61,7 @@ def allocate(size: int, name: str = "relight") -> int:
     room = room_for(size)
     if room is not None:
         raise NoSpace(room, where="shared memory", hint="relight.Limits(memory=…) bounds it; without room saves are made by the trainer")
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
         make_huge(fd, size)
@@ -69,6 +72,24 @@ def allocate(size: int, name: str = "relight") -> int:
             raise NoSpace(f"{size} bytes of shared memory cannot be had: {error.strerror}", where="shared memory") from error
         raise
     return fd
+
+
+def reading(fd: int) -> int:
+    """Return another descriptor of the same memory that can only be read; the caller's to close."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def freeze(fd: int) -> None:
+    """Refuse writing through any descriptor or new mapping; mappings that exist stay writable. Without effect before Linux 5.1."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+def is_frozen(fd: int) -> bool:
+    """Return whether ``freeze`` was called for this memory: no process can map it for writing any more."""
+    with contextlib.suppress(OSError):
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEAL_FUTURE_WRITE)
+    return False
 
 
 def adopt(fd: int, *, writable: bool) -> Memory:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from relight.format import hexdigest
+from relight.capture.revision import code_revision
 from relight.observe.masking import mask_arguments
 from relight.version import VERSION
 
@@ -41,7 +40,8 @@ _EXACT = {
 }
 
 
-_GIT_S = 2.0
+_CODE_S = 5.0
+"""Seconds to wait for git, at most."""
 
 
 def environment() -> dict[str, Any]:
@@ -55,7 +55,7 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.is_available()
     code: Future[dict[str, Any] | None] = Future()
-    threading.Thread(target=lambda: code.set_result(_code()), name="relight-code", daemon=True).start()
+    threading.Thread(target=lambda: code.set_result(code_revision()), name="relight-code", daemon=True).start()
     now: dict[str, Any] = {
         "relight": VERSION,
         "python": platform.python_version(),
@@ -81,7 +81,7 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
     def complete() -> dict[str, Any]:
         if "code" not in now:
             with suppress(TimeoutError):
-                now["code"] = code.result(2 * _GIT_S + 1)
+                now["code"] = code.result(_CODE_S)
         return {"code": None} | now
 
     return complete
@@ -94,23 +94,3 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if key in saved and key in now and saved[key] != now[key]:
             found.append(f"{name} was {saved[key]}, is {now[key]}")
     return found
-
-
-def _code() -> dict[str, Any] | None:
-    """The commit of the script's repository and a digest of what was changed since; None outside one."""
-    folder = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
-
-    def git(*arguments: str) -> bytes | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", folder, *arguments], capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if not commit:
-        return None
-    changes = git("diff", "HEAD")
-    return {"commit": commit.decode(errors="replace").strip(), "changes": hexdigest(changes)[:16] if changes else None}

@@ -25,12 +25,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from relight.arena import PAGE, Memory, adopt, allocate
+from relight.arena import PAGE, Memory, adopt, allocate, freeze, reading
 from relight.catalog.dealing import LentRun, PackKey, deal, heard_needs, told_needs
 from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
+from relight.world.local_sockets import Listener, LocalDirectory, name_of, peer_of
+from relight.world.proof import prove_as_caller, prove_as_listener
 
 LENT_BYTES = 16 << 20
 """Shared memory of all ranks of a node together, or two places a rank if that is more. More costs time: its pages are made each time."""
@@ -38,7 +40,7 @@ STALL_S = 60.0
 """So long a rank waits for another that says nothing before it reads by itself."""
 _FRAME = struct.Struct("<BxxxIQ")
 _LENT, _BACK, _FAILED = 1, 2, 3
-_HELLO = struct.Struct("<16sI")
+_HELLO = struct.Struct("<I")
 _FAILED_BYTES_MAX = 1 << 16
 
 Gather = Callable[[bytes, str], list[bytes]]
@@ -131,16 +133,16 @@ class _NothingToLend(Exception):
 
 
 class _Door:
-    """Where the others of the node find this rank: a socket without a name in the file system, and a token that only they are told."""
+    """Where other ranks of the node reach this rank: a socket in this user's private directory, and a token that both ends prove."""
 
     def __init__(self) -> None:
         self.token = secrets.token_bytes(16)
-        self.address = f"relight-{secrets.token_hex(8)}"
+        self.address = name_of("lending", secrets.token_hex(16))
+        self._listener: Listener | None = None
         self.socket: socket.socket | None = None
-        with contextlib.suppress(OSError):  # then nobody comes, and each reads by itself
-            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.socket.bind(f"\0{self.address}")
-            self.socket.listen(1024)
+        with contextlib.suppress(OSError), LocalDirectory() as directory:  # without one no rank connects, and each reads by itself
+            self._listener = directory.listen(self.address, 1024)
+            self.socket = self._listener.socket
 
     def accept(self, stall_s: float) -> tuple[socket.socket, int, Memory]:
         """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
@@ -150,33 +152,37 @@ class _Door:
                 raise TimeoutError
             self.socket.settimeout(left)
             connection, _ = self.socket.accept()
-            connection.settimeout(left)
             fds: list[int] = []
-            with contextlib.suppress(OSError):
+            try:
                 _own_user(connection)
-                data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1)
-                if len(data) == _HELLO.size and secrets.compare_digest(data[:16], self.token):
-                    if fds:
-                        return connection, _HELLO.unpack(data)[1], adopt(fds[0], writable=True)  # only read, but ctypes wants it so
-                    connection.close()
-                    raise _NothingToLend
-            for fd in fds:
-                os.close(fd)
+                prove_as_listener(connection, self.token, self.address, left)
+                connection.settimeout(left)
+                data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC)
+                if len(data) == _HELLO.size:
+                    if not fds:
+                        raise _NothingToLend
+                    return connection, _HELLO.unpack(data)[0], adopt(fds.pop(0), writable=False)
+            except _NothingToLend:
+                connection.close()
+                raise
+            except (OSError, RelightError):  # not a rank of this job
+                pass
+            finally:
+                for fd in fds:  # the kernel's alignment leaves room for one more than asked for
+                    os.close(fd)
             connection.close()
 
     def close(self) -> None:
         """Nobody comes in any more."""
-        if self.socket is not None:
+        if self.socket is not None and self._listener is not None:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
-            self.socket.close()
+            self._listener.close()
 
 
 def _own_user(connection: socket.socket) -> None:
-    """``ConnectionError`` if it is another user's: whoever is in the same network namespace can find the door, or take its name when it is
-    free again."""
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    if user != os.geteuid():
+    """``ConnectionError`` if the process at the other end is another user's."""
+    if peer_of(connection)[1] != os.geteuid():
         raise ConnectionError("another user's")
 
 
@@ -188,24 +194,43 @@ class _Link:
         """Places that it has been told of and has not given back."""
         self.gone = False
         self._sending = threading.Lock()
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(stall_s)
+        self._proved = threading.Event()
+        self._token, self._address, self._stall_s = token, address, stall_s
+        self._hello = _HELLO.pack(rank), memory
+        with LocalDirectory() as directory:
+            try:
+                self.socket = directory.connect(address, stall_s)
+            except ValueError as error:  # what the other rank sent is no name
+                raise ConnectionError(str(error)) from error
+
+    def begin(self) -> None:
+        """Prove to each other that both ends know the token, then lend the memory, which the other end can only read. ``OSError``."""
         try:
-            self.socket.connect(f"\0{address}")
-            _own_user(self.socket)
-            socket.send_fds(self.socket, [_HELLO.pack(token, rank)], [] if memory is None else [memory.fd])
-        except OSError:
-            self.socket.close()
+            prove_as_caller(self.socket, self._token, self._address, self._stall_s)
+        except OSError:  # the other end must not wait for a proof that does not come
+            self.shut()
             raise
+        hello, memory = self._hello
+        fds = [] if memory is None else [reading(memory.fd)]
+        try:
+            self.socket.settimeout(self._stall_s)
+            socket.send_fds(self.socket, [hello], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._proved.set()
 
     def send(self, kind: int, number: int, value: int, more: bytes = b"") -> None:
-        """One frame."""
+        """Send one frame, once the memory is lent."""
+        if not self._proved.wait(self._stall_s) or self.gone:
+            raise TimeoutError("the other rank did not prove itself")
         with self._sending:
             self.socket.sendall(_FRAME.pack(kind, number, value) + more)
 
     def shut(self) -> None:
         """From now on the other one cannot say anything more."""
         self.gone = True
+        self._proved.set()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -265,6 +290,7 @@ class _Lending:
         with contextlib.suppress(NoSpace, OSError):
             self._memory = Memory(allocate(size, "relight-lent"), size, writable=True)
             self._memory.populate()
+            freeze(self._memory.fd)
         for place in range(places):
             self._places.put(place)
         for taker in sorted({one for number in self._own for one in self._table.runs[number].takers} - {self._rank}):
@@ -335,6 +361,7 @@ class _Lending:
         """Hear what a taker gives back, until it has all or is gone."""
         left = sum(rank in self._table.runs[number].takers for number in self._own)
         with contextlib.suppress(OSError):
+            link.begin()
             while left:
                 _, _, begin = _frame(link.socket)
                 place = begin // self._size
@@ -380,7 +407,7 @@ class _Lending:
             assert kind == _LENT and number in left and begin + length <= memory.size, (kind, number, begin)
             if not heard:
                 continue
-            self._table.take(number, memory.view[begin : begin + length])
+            self._table.take(number, memory.source[begin : begin + length])
             try:
                 connection.sendall(_FRAME.pack(_BACK, number, begin))
             except OSError:  # he has given up, and may have used the place again: only why can still be learnt

@@ -402,8 +402,7 @@ class Background:
         if old is not None:
             old.close()
         try:
-            agent = connect(place.store.url, place.log.run, nice=self._limits.nice)
-            teller().writes(agent.pid)
+            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, seen=teller().writes)
             finished = weakref.WeakMethod(self._finished)
 
             def on_done(done: Done) -> None:

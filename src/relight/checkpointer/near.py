@@ -37,7 +37,7 @@ class Near:
         self._held: dict[tuple[str, int], Held] = {}
         self._agent: Agent | None = None
         try:
-            self._agent = reach(store.url, run)
+            self._agent = reach(store.url, run, ASK_S)
             if self._agent is not None:
                 self._held = {(one.id, one.rank): one for one in self._agent.held(ASK_S)}
         except (RelightError, OSError) as error:  # no descriptor may be left, or no memory: the store has it all

@@ -1,8 +1,9 @@
 """Take over a run, but not from a process that still trains it.
 
-Two signs of life are read. On the same node a Checkpointer in charge of a run listens at an abstract socket, whose name follows from store,
-run and epoch: the kernel removes the socket when the process dies, however it dies. Of a process on another host only the log is known:
-a checkpoint that was committed seconds ago. That is no proof, so this process waits for another record, ``WAIT_MAX_S`` at most.
+Two signs of life are read. On the same node a Checkpointer in charge of a run listens at a socket in this user's private directory. Its
+name follows from store, run and epoch. When the process dies, however it dies, the kernel refuses connections. Of a process on another
+host, or one that has another directory, only the log is known: a checkpoint that was committed seconds ago. That is no proof, so this
+process waits for another record, ``WAIT_MAX_S`` at most.
 
 Clocks of other hosts decide only whether to wait. Safety is the log's: a superseded attempt can commit nothing, whatever is detected here.
 """
@@ -13,7 +14,6 @@ import contextlib
 import os
 import re
 import socket
-import struct
 import sys
 import threading
 import time
@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed, age_text
 from relight.checkpointer.launcher_job import Job, job_of, with_agents
+from relight.checkpointer.out_of_sight import out_of_sight
 from relight.checkpointer.rank_0 import begin
 from relight.checkpointer.signals import ENDS
 from relight.commit import Attempt
 from relight.errors import ConfigError, Fenced, LeaseHeld, RelightError
-from relight.format import Record, decode_record, hexdigest
+from relight.format import Record, decode_record
 from relight.format.names import LOG_DIR, parse_record_file, record_file
 from relight.format.records import CommitBody, FenceBody
 from relight.format.strict import SEALED_BYTES_MAX
@@ -41,6 +42,7 @@ from relight.observe import emit
 from relight.policy.table import WAYS
 from relight.pulse import teller
 from relight.store import ByteStore
+from relight.world.local_sockets import Listener, LocalDirectory, name_of, peer_of
 
 if TYPE_CHECKING:
     from relight.checkpointer.loop import Checkpointer
@@ -137,7 +139,7 @@ class Takeover:
 
     def __init__(self, option: str | None, owner: Checkpointer) -> None:
         self._option, self._owner = check_takeover(option), weakref.ref(owner)
-        self._socket: socket.socket | None = None
+        self._listener: Listener | None = None
         self._address = ""
         self._thread = threading.current_thread()
         self._known = -1
@@ -184,11 +186,11 @@ class Takeover:
         """Raise ``Fenced`` if another process of this node has taken the run over. Cost: one system call."""
         if self._superseded is not None:
             raise self._superseded
-        if self._socket is None:
+        if self._listener is None:
             return
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = self._listener.socket.accept()
             except OSError:  # no process has connected
                 return
             with connection, contextlib.suppress(OSError):
@@ -199,9 +201,9 @@ class Takeover:
     def release(self) -> None:
         """End what shows that this process has the run."""
         _holding.discard(self)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     # -- inside
 
@@ -314,19 +316,10 @@ class Takeover:
 
     def _listen(self) -> None:
         """Show that this process has the run. Without a free descriptor it shows nothing, and trains all the same."""
-        try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError:
-            return
-        try:
-            listener.setblocking(False)
-            listener.bind(self._address)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            return
-        self._socket = listener
-        weakref.finalize(self, listener.close)
+        with contextlib.suppress(OSError), LocalDirectory() as directory:
+            self._listener = directory.listen(self._address, _BACKLOG)
+            self._listener.socket.setblocking(False)
+            weakref.finalize(self, self._listener.close)
 
     def _read_fence(self) -> None:
         owner = self._checkpointer
@@ -366,7 +359,7 @@ def look(store: ByteStore, run: str) -> Sign | None:
         if record.epoch != newest.epoch:
             break
         if isinstance(body, FenceBody) or (isinstance(body, CommitBody) and not body.origin and not body.home):
-            if not seen and (_ended(record) or process_of(record.writer)[0] == _host() or _age(record) > WAIT_MAX_S):
+            if not seen and (_ended(record) or _is_gone(record) or _age(record) > WAIT_MAX_S):
                 return None
             seen.append(record)
         if isinstance(body, FenceBody):
@@ -378,6 +371,13 @@ def look(store: ByteStore, run: str) -> Sign | None:
     host, pid = process_of(seen[-1].writer)
     window_s, age_s = _window(seen), _age(seen[0])
     return None if age_s > window_s else Sign(newest.epoch, seen[0].seq, address, host, pid, age_s, certain=False, window_s=window_s)
+
+
+def _is_gone(record: Record) -> bool:
+    """Whether the record's writer was on this host and does not live: a process in charge that this one can reach listens."""
+    host, pid = process_of(record.writer)
+    at = seconds_since_epoch(record.time)
+    return host == _host() and not out_of_sight(pid, time.time() if at is None else at)
 
 
 def _ended(record: Record) -> bool:
@@ -408,24 +408,22 @@ def _identity(store: ByteStore, run: str) -> str:
 
 
 def _address(run_id: str, where: str, epoch: int) -> str:
-    """Return the abstract socket address of an attempt, with its leading zero byte."""
-    return f"\0relight-attempt-{hexdigest(chr(0).join((run_id, where, str(epoch))).encode())[:40]}"
+    """Return the name of an attempt's socket."""
+    return name_of("attempt", run_id, where, str(epoch))
 
 
 def _listener(address: str) -> int | None:
-    """Return the id of the process that listens there: 0 if it is unknown, None if no process does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(address)
-            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        except BlockingIOError:  # its backlog is full: it has not made a step for long
-            return 0
-        except OSError:
-            return None
+    """Return the id of the process that listens there: 0 if it is unknown, None if no process of this user does."""
+    try:
+        with LocalDirectory() as directory, directory.connect(address, None) as probe:
+            pid, _ = peer_of(probe)
+    except BlockingIOError:  # its backlog is full: it has not made a step for long
+        return 0
+    except OSError:
+        return None
     if pid and _state(pid) in ("gone", "Z", "X"):  # a child of it holds the descriptor
         return None
-    return int(pid)
+    return pid
 
 
 def _state(pid: int) -> str:
@@ -459,9 +457,7 @@ def _notify(address: str) -> None:
     """Have an older attempt on this node check the log at its next step."""
     if any(one._address == address for one in list(_holding)):
         return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.setblocking(False)
-        line.connect(address)
+    with contextlib.suppress(OSError), LocalDirectory() as directory, directory.connect(address, None) as line:
         line.send(_SUPERSEDED)
 
 

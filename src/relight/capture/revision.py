@@ -1,0 +1,93 @@
+"""The revision of the script's code, read from git without running anything that a repository's configuration names.
+
+A repository may name programs: filters, external diffs, text converters, fsmonitor, hooks, transports. ``git diff`` runs several of them.
+So git compares under a configuration of our own: an empty temporary git directory, which borrows the repository's objects and index.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from relight.format import hexdigest
+
+_GIT_S = 2.0
+_SHA256_LENGTH = 64
+_HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never", "--no-pager")
+"""For the one call that reads the repository's own configuration. ``rev-parse`` runs nothing today; these keep a later git from it."""
+
+
+def code_revision() -> dict[str, Any] | None:
+    """Return the commit of the script's repository and a digest of uncommitted changes; None without a script or a repository.
+
+    Cost: two git processes, ``_GIT_S`` seconds each at most.
+    """
+    script = _script()
+    git = _git()
+    if script is None or git is None:
+        return None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": ""}
+
+    def run(options: list[str], **more: str) -> bytes | None:
+        try:
+            done = subprocess.run(
+                [git, *options], capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL, cwd="/",
+                env=environment | more,
+            )  # fmt: skip
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    # This call checks the repository's owner (safe.directory): a directory of another user is refused here.
+    paths = ["--show-toplevel", "--git-path", "objects", "--git-path", "index"]
+    found = run(["-C", str(script.parent), *_HARMLESS, "rev-parse", *paths, "HEAD"])
+    lines = [os.fsdecode(line) for line in (found or b"").split(b"\n")[:-1]]
+    if len(lines) != 4 or not script.is_relative_to(lines[0]):  # core.worktree may name a directory that has nothing to do with the script
+        return None
+    top, objects, index, commit = lines
+    changes = None
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="relight-git-") as own:
+        _make_git_directory(Path(own), sha256=len(commit) == _SHA256_LENGTH)
+        changes = run(
+            ["--git-dir", own, "--work-tree", top, "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--no-color",
+             "--ignore-submodules=all", commit],
+            GIT_OBJECT_DIRECTORY=os.path.join(script.parent, objects), GIT_INDEX_FILE=os.path.join(script.parent, index),
+            GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL="/dev/null", GIT_ATTR_NOSYSTEM="1", HOME=own, XDG_CONFIG_HOME=own,
+        )  # fmt: skip
+    return {"commit": commit, "changes": hexdigest(changes)[:16] if changes else None}
+
+
+def _script() -> Path | None:
+    """Return the file that Python runs as the main module; None in an interactive session and for ``python -c``."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(file, str) or not file:
+        return None
+    with suppress(OSError, ValueError):
+        path = Path(os.path.realpath(file))
+        if path.is_file():
+            return path
+    return None
+
+
+def _git() -> str | None:
+    """Return git's path. Relative entries of ``PATH`` are skipped: they name the working directory, which may hold another git."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, "git")
+        if os.path.isabs(folder) and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _make_git_directory(own: Path, *, sha256: bool) -> None:
+    """Make the least that git takes for a repository: no refs, no hooks, no attributes, and only our configuration."""
+    for name in ("objects", "refs"):
+        (own / name).mkdir()
+    (own / "HEAD").write_text("ref: refs/heads/none\n", encoding="ascii")
+    text = f"[core]\n\trepositoryformatversion = {int(sha256)}\n\tbare = false\n\tfsmonitor = false\n\thooksPath = /dev/null\n"
+    (own / "config").write_text(text + ("[extensions]\n\tobjectformat = sha256\n" if sha256 else ""), encoding="ascii")

@@ -1,0 +1,274 @@
+"""Unix sockets between processes of one user: in a directory that only this user may enter, with a secret that both ends prove.
+
+An abstract name belongs to the network namespace: any process in it may take the name or connect, another user's and another container's
+too. A path in a private directory belongs to the mount namespace and the user. The secret is a file in that directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import secrets
+import socket
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+SECRET_BYTES = 32
+NAME = r"[0-9a-f]{8}-[0-9a-f]{40}"
+"""The form of a socket's name: the boot of the machine, then a digest of what the socket is for."""
+_FILE = re.compile(NAME + r"\.sock")
+_PATH_BYTES_MAX = 107
+"""Of a socket's address (``sun_path``), without the zero byte at its end."""
+_LOCK_S = 5.0
+_STALE_S = 3600.0
+"""Seconds after which a socket file without a listener is removed; a younger one may be between ``bind`` and ``listen``."""
+_SWEPT_MAX = 200
+_WRITABLE_BY_OTHERS, _OTHERS = 0o022, 0o077
+
+
+class NotPrivate(OSError):
+    """No directory was found that only this user may enter: the message has the reason for each candidate."""
+
+
+class LocalDirectory:
+    """The directory of this user's sockets on this machine, held open. A context manager. Cost: about ten system calls.
+
+    Every directory on its path belongs to the superuser or this user, is no link, and lets no other user exchange what is in it.
+    """
+
+    def __init__(self) -> None:
+        """``NotPrivate`` if there is none; another ``OSError`` if no descriptor is left."""
+        reasons: list[str] = []
+        for top in _tops():
+            try:
+                self.path, self.fd = _open(top)
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    raise
+                reasons.append(error.strerror or str(error))
+        raise NotPrivate(errno.EACCES, "; ".join(reasons))
+
+    def __enter__(self) -> LocalDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self.fd)
+
+    def secret(self) -> bytes:
+        """Return the secret of this user's processes on this machine; made by the first that asks."""
+        for _ in range(3):
+            with contextlib.suppress(FileNotFoundError):
+                return self._read_secret()
+            own = f"secret-{secrets.token_hex(8)}"
+            fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+            try:
+                os.write(fd, secrets.token_bytes(SECRET_BYTES))
+                with contextlib.suppress(FileExistsError):  # another process was quicker
+                    os.link(own, "secret", src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+            finally:
+                os.close(fd)
+                os.unlink(own, dir_fd=self.fd)
+        raise NotPrivate(errno.EACCES, f"{self.path}/secret cannot be made")
+
+    def connect(self, name: str, timeout_s: float | None) -> socket.socket:
+        """Connect to the listener of that name. ``OSError`` if there is none, or it is another user's. ``timeout_s`` None: do not block."""
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            found.settimeout(timeout_s or 0)
+            found.connect(self._at(name))
+            if peer_of(found)[1] != os.geteuid():
+                raise PermissionError(errno.EACCES, f"the listener at {self.path}/{name} is another user's process")
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def listen(self, name: str, backlog: int) -> Listener:
+        """Listen under that name, in place of a dead listener. ``OSError``, ``EADDRINUSE``, if a process listens there."""
+        with self._locked():
+            self._sweep()
+            if self._has_listener(name):
+                raise OSError(errno.EADDRINUSE, f"another process listens at {self.path}/{name}")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{name}.sock", dir_fd=self.fd)
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                found.bind(self._at(name))
+                found.listen(backlog)
+                return Listener(found, self, name)
+            except BaseException:
+                found.close()
+                raise
+
+    # -- inside
+
+    def _at(self, name: str) -> str:
+        """Return the address: by the whole path, as the kernel then shows it to tools that tidy; by the descriptor if that is too long."""
+        if re.fullmatch(NAME, name) is None:
+            raise ValueError(f"{name!r} is not a name of a local socket")
+        path = f"{self.path}/{name}.sock"
+        return path if len(os.fsencode(path)) <= _PATH_BYTES_MAX else f"/proc/self/fd/{self.fd}/{name}.sock"
+
+    def _has_listener(self, name: str) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(self._at(name))
+            except (ConnectionRefusedError, FileNotFoundError):
+                return False
+            except OSError:  # a full backlog, or an unknown reason: a listener is not replaced on a guess
+                return True
+        return True
+
+    def _sweep(self) -> None:
+        """Remove socket files of this boot that no process listens at any more: their listeners were killed."""
+        own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
+        for name in own[:_SWEPT_MAX]:
+            with contextlib.suppress(OSError):
+                found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                old = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _STALE_S
+                if old and not self._has_listener(name.removesuffix(".sock")):
+                    os.unlink(name, dir_fd=self.fd)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one process at a time replace a socket. ``TimeoutError`` if another one holds the lock for ``_LOCK_S``."""
+        ends = time.monotonic() + _LOCK_S
+        while (fd := self._try_lock()) is None:
+            if time.monotonic() > ends:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process holds {self.path}/lock")
+            time.sleep(0.005)
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def _try_lock(self) -> int | None:
+        fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:  # else it was tidied away, and the next process locks another file
+                return fd
+        os.close(fd)
+        return None
+
+    def _read_secret(self) -> bytes:
+        fd = os.open("secret", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd)
+        try:
+            found, data = os.fstat(fd), os.read(fd, SECRET_BYTES + 1)
+        finally:
+            os.close(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS or len(data) != SECRET_BYTES:
+            raise NotPrivate(errno.EACCES, f"{self.path}/secret is not a file of {SECRET_BYTES} bytes that only this user may read")
+        return data
+
+
+class Listener:
+    """A listening socket and its file. ``close`` removes the file, unless it is called in a forked child."""
+
+    def __init__(self, bound: socket.socket, directory: LocalDirectory, name: str) -> None:
+        self.socket, self.name = bound, name
+        self._path, self._pid = directory.path, os.getpid()
+        self._file = _identity(os.stat(f"{name}.sock", dir_fd=directory.fd, follow_symlinks=False))
+
+    def close(self) -> None:
+        """Stop listening. The file goes first: while it is there a process listens, so no other process replaces it meanwhile."""
+        if self.socket.fileno() >= 0 and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    if _identity(os.stat(f"{self.name}.sock", dir_fd=fd, follow_symlinks=False)) == self._file:
+                        os.unlink(f"{self.name}.sock", dir_fd=fd)
+                finally:
+                    os.close(fd)
+        self.socket.close()
+
+
+def name_of(*words: str) -> str:
+    """Return the name of the socket for what the words say; another one in each boot and each network namespace of a machine."""
+    return f"{_boot()}-{hashlib.sha256(chr(0).join((_network(), *words)).encode(errors='surrogateescape')).hexdigest()[:40]}"
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end, from the kernel. The process is 0 if it is in another process namespace."""
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, user & 0xFFFFFFFF
+
+
+def _tops() -> list[str]:
+    """Directories that may hold this user's. The first two do not depend on the login session, which ends before a detached job does."""
+    tops = ("/tmp", tempfile.gettempdir(), "/dev/shm", f"/run/user/{os.geteuid()}")  # noqa: S108 (what is made there is checked)
+    return list(dict.fromkeys(map(os.path.realpath, tops)))
+
+
+def _open(top: str) -> tuple[str, int]:
+    fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = ""
+    try:
+        trusted = {0, os.geteuid(), os.fstat(fd).st_uid}  # in a user namespace the superuser's files may have another number
+        for part in Path(top).parts[1:]:
+            fd, path = _enter(fd, path, part)
+            found = os.fstat(fd)
+            exchangeable = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
+            if found.st_uid not in trusted or exchangeable:
+                raise NotPrivate(errno.EACCES, f"{path} belongs to another user, or others may rename in it")
+        for part, forbidden in ((f"relight-{os.geteuid()}", _WRITABLE_BY_OTHERS), ("sockets", _OTHERS)):
+            target = f"{path}/{part}"
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=fd)
+            except OSError as error:
+                raise OSError(error.errno, f"{target} cannot be made ({os.strerror(error.errno or 0)})") from error
+            fd, path = _enter(fd, path, part, os.O_RDONLY if part == "sockets" else os.O_PATH)
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                raise NotPrivate(errno.EACCES, f"{path} belongs to another user ({found.st_uid})")
+            if found.st_mode & forbidden:
+                raise NotPrivate(errno.EACCES, f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):o})")
+        return path, fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _enter(fd: int, path: str, part: str, flags: int = os.O_PATH) -> tuple[int, str]:
+    """Open a directory in the open one, which is closed. Never through a link."""
+    target = f"{path}/{part}"
+    try:
+        found = os.open(part, flags | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    except OSError as error:
+        if error.errno == errno.ENOTDIR:
+            raise NotPrivate(errno.EACCES, f"{target} is a link, or not a directory") from error
+        raise OSError(error.errno, f"{target} cannot be opened ({os.strerror(error.errno or 0)})") from error
+    os.close(fd)
+    return found, target
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+@functools.cache
+def _boot() -> str:
+    """Eight digits of this boot: a directory on a disk outlives it, one on a network is another machine's too."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return hashlib.sha256(text.encode() or socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _network() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/net")
+    return ""

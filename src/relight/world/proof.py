@@ -1,0 +1,80 @@
+"""Mutual proof of a secret over a connection, before anything else is sent on it.
+
+::
+
+    caller → listener    MAGIC, the caller's nonce
+    listener → caller    the listener's nonce, HMAC(secret, "listener", name, both nonces)
+    caller → listener    HMAC(secret, "caller", name, both nonces)
+    listener → caller    one byte
+
+The roles keep an end from reflecting a proof, the name keeps it from passing one on to another listener of the same secret.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import time
+
+_MAGIC = b"relight-proof-1\n"
+_NONCE, _MAC = 32, 32
+_YES = b"\1"
+
+
+class ProofFailed(ConnectionError):
+    """The process at the other end does not know the secret."""
+
+
+def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout_s: float) -> None:
+    """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone."""
+    ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
+    _send(connection, _MAGIC + mine, ends)
+    answer = _receive(connection, _NONCE + _MAC, ends)
+    theirs, proof = answer[:_NONCE], answer[_NONCE:]
+    if not hmac.compare_digest(proof, _mac(secret, b"listener", name, mine, theirs)):
+        raise ProofFailed("the process that listens does not know the secret")
+    _send(connection, _mac(secret, b"caller", name, mine, theirs), ends)
+    if _receive(connection, len(_YES), ends) != _YES:
+        raise ProofFailed("the process that listens refused the proof")
+
+
+def prove_as_listener(connection: socket.socket, secret: bytes, name: str, timeout_s: float) -> None:
+    """Have a caller prove the secret, after proving it. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone."""
+    ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
+    greeting = _receive(connection, len(_MAGIC) + _NONCE, ends)
+    if not greeting.startswith(_MAGIC):
+        raise ProofFailed("the caller uses another protocol")
+    theirs = greeting[len(_MAGIC) :]
+    _send(connection, mine + _mac(secret, b"listener", name, theirs, mine), ends)
+    if not hmac.compare_digest(_receive(connection, _MAC, ends), _mac(secret, b"caller", name, theirs, mine)):
+        raise ProofFailed("the caller does not know the secret")
+    _send(connection, _YES, ends)
+
+
+def _mac(secret: bytes, role: bytes, name: str, caller: bytes, listener: bytes) -> bytes:
+    return hmac.digest(secret, b"\0".join((_MAGIC, role, name.encode(), caller + listener)), "sha256")
+
+
+def _send(connection: socket.socket, data: bytes, ends: float) -> None:
+    _limit(connection, ends)
+    connection.sendall(data)
+
+
+def _receive(connection: socket.socket, length: int, ends: float) -> bytes:
+    """Receive exactly so many bytes. Descriptors that come with them are closed by the kernel, as no room is given for them."""
+    data = b""
+    while len(data) < length:
+        _limit(connection, ends)
+        more = connection.recv(length - len(data))
+        if not more:
+            raise ConnectionError("the other end closed the connection")
+        data += more
+    return data
+
+
+def _limit(connection: socket.socket, ends: float) -> None:
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no proof came in time")
+    connection.settimeout(left)

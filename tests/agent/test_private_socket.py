@@ -1,0 +1,332 @@
+"""The agent's socket: no process without the secret of this user's private directory gets a key, a descriptor or an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from relight.agent import launch, serve
+from relight.agent.client import Agent
+from relight.agent.messages import Ask, Have, Met, Place, Report, ToAgent, Told, ToTrainer, Want
+from relight.agent.wire import Gone, Wire
+from relight.arena import PAGE, Memory, Slot, allocate
+from relight.errors import StoreUnavailable
+from relight.world import local_sockets
+from relight.world.local_sockets import Listener, LocalDirectory, NotPrivate, name_of
+from relight.world.proof import ProofFailed, prove_as_caller, prove_as_listener
+
+OTHER = 65534
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can act as another user")
+
+
+@pytest.fixture(autouse=True)
+def _own_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests have a directory of their own."""
+    monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
+
+
+@pytest.fixture
+def name() -> str:
+    return launch.address_of("store", "run")
+
+
+@pytest.fixture
+def agent(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[serve.Server]:
+    """An agent in a thread of this process; ``launch.connect`` starts no other."""
+    monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("another agent was started"))
+    with LocalDirectory() as directory:
+        listener = directory.listen(name, 16)
+    server = serve.Server(listener.socket, 60.0, name)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    yield server
+    server.end(0, None)
+    thread.join(10)
+    listener.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Fake:
+    """A process that listens under the agent's name, and keeps what it gets."""
+
+    def __init__(self, name: str, answer: bytes = b"") -> None:
+        with LocalDirectory() as directory:
+            self.listener: Listener = directory.listen(name, 4)
+        self.data, self.fds, self._answer = b"", list[int](), answer
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        connection, _ = self.listener.socket.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(2.0)
+            while True:
+                data, fds, _, _ = socket.recv_fds(connection, 1 << 16, 16)
+                self.data, self.fds = self.data + data, self.fds + fds
+                if not data:
+                    return
+                if self._answer:
+                    connection.sendall(self._answer)
+
+    def close(self) -> None:
+        self._thread.join(5)
+        self.listener.close()
+
+
+def test_a_fake_agent_gets_neither_key_nor_descriptor(name: str) -> None:
+    """What listens under the agent's name without the secret gets a nonce and nothing else, and the trainer learns at once why it has no agent."""
+    fake = Fake(name, answer=os.urandom(64))
+    before = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=f"process {os.getpid()} is not this run's agent: .*does not know the secret"):
+        launch.connect("store", "run")
+    assert time.monotonic() - before < 3
+    fake.close()
+    assert len(fake.data) == 48 and fake.fds == []  # the protocol's name and a nonce
+
+
+def test_a_proof_cannot_be_reflected(agent: serve.Server, name: str) -> None:
+    """The agent's own proof is none of a caller's, nor is one for another socket of the same secret."""
+    with LocalDirectory() as directory:
+        secret = directory.secret()
+        with directory.connect(name, 5.0) as caller:
+            caller.sendall(b"relight-proof-1\n" + bytes(32))
+            answer = caller.recv(64, socket.MSG_WAITALL)
+            caller.sendall(answer[32:])
+            assert caller.recv(1) == b""
+        with directory.connect(name, 5.0) as caller, pytest.raises(ProofFailed):
+            prove_as_caller(caller, secret, name_of("another"), 5.0)
+        with directory.connect(name, 5.0) as caller, pytest.raises(ProofFailed):
+            prove_as_caller(caller, os.urandom(32), name, 5.0)
+
+
+def test_a_client_without_the_secret_gets_nothing(agent: serve.Server, name: str, tmp_path: Path) -> None:
+    """Messages without a proof are not read: no answer, no descriptor, no session, and nothing is written for them."""
+    for message in (Place("store", "run", "s", "r", 1, 1, 0), Want(PAGE, 1), Ask()):
+        with LocalDirectory() as directory, directory.connect(name, 5.0) as stranger:
+            body = msgspec.msgpack.encode(message)
+            with contextlib.suppress(OSError):
+                stranger.sendall((len(body).to_bytes(4, "little") + body).ljust(4096, b"\0"))
+            data, fds = b"", list[int]()
+            with contextlib.suppress(ConnectionError):
+                data, fds, _, _ = socket.recv_fds(stranger, 4096, 16)
+            assert (data, fds) == (b"", [])
+    assert not agent._sessions and not agent._seen
+    assert launch.connect("store", "run").alive
+
+
+def test_no_abstract_name_is_left(agent: serve.Server, name: str, tmp_path: Path) -> None:
+    """The agent is found at a path that only this user may enter, and under no name of the network namespace."""
+    found = launch.connect("store", "run")
+    shown = Path("/proc/net/unix").read_text()
+    assert f"@relight-{name}" not in shown and "@relight-" not in shown.replace("@relight-attempt", "")
+    folder = tmp_path / f"relight-{os.geteuid()}" / "sockets"
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / f"{name}.sock").is_socket()
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o600
+    found.close()
+
+
+def test_what_is_kept_can_only_be_read(agent: serve.Server) -> None:
+    """A trainer that restores from memory cannot write to it, by descriptor, by mapping, or by opening it again."""
+    memory = Memory(allocate(PAGE * 4), PAGE * 4, writable=True)
+    slot = Slot(memory)
+    slot.begin(1)
+    slot.seal(1, PAGE, 10)
+    agent._kept.append(serve.Kept("a", 1, slot, 0, (PAGE,), serve.Session(wire=None, open=False)))  # type: ignore[arg-type]
+    found = launch.connect("store", "run")
+    (held,) = found.held(10.0)
+    assert os.pread(held.memory.fd, 8, 0) == b"relight1" and held.memory.view.readonly
+    with pytest.raises(OSError):
+        os.pwrite(held.memory.fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(held.memory.fd, PAGE)
+    again = os.open(f"/proc/self/fd/{held.memory.fd}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.pwrite(again, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(again, PAGE)
+    os.close(again)
+    assert slot.state() == (2, 1)
+    held.memory.close()
+    found.close()
+    agent._kept.clear()
+
+
+@pytest.mark.parametrize("kind", ["link", "open to others", "file", pytest.param("another user's", marks=AS_ROOT)])
+def test_a_squatted_directory_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A directory that another user made first is not used: the next place is, and without one a save states why within a second."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    target = first / f"relight-{os.geteuid()}"
+    for place in (first, second, tmp_path / "elsewhere"):
+        place.mkdir()
+    if kind == "link":
+        target.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        target.write_text("")
+    else:
+        target.mkdir()
+        target.chmod(0o777)
+        if kind != "open to others":
+            target.chmod(0o755)
+            os.chown(target, OTHER, OTHER)
+    monkeypatch.setattr(local_sockets, "_tops", lambda: [str(first), str(second)])
+    with LocalDirectory() as directory:
+        assert directory.path.startswith(str(second))
+    monkeypatch.setattr(local_sockets, "_tops", lambda: [str(first)])
+    monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("an agent was started"))
+    before = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=f"no private directory for the agent's socket: {target} (is|belongs)"):
+        launch.connect("store", "run")
+    assert launch.reach("store", "run") is None
+    assert time.monotonic() - before < 1
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("way", ["sockets", "above", "secret"])
+def test_each_part_of_the_path_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """The directory of the sockets lets no other user in, none above it lets one rename, and the secret is a file that no other user reads."""
+    with LocalDirectory() as directory:
+        directory.secret()
+        path = Path(directory.path)
+    if way == "sockets":
+        path.chmod(0o750)
+    elif way == "above":
+        tmp_path.chmod(0o777)
+    else:
+        (path / "secret").chmod(0o640)
+    with pytest.raises(NotPrivate):  # noqa: SIM117
+        with LocalDirectory() as directory:
+            directory.secret()
+
+
+@AS_ROOT
+def test_another_user_cannot_reach_the_socket(agent: serve.Server, name: str, tmp_path: Path) -> None:
+    """Another user's process is refused by the directory, wherever its path is known."""
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(0o755)
+    path = tmp_path / f"relight-{os.geteuid()}" / "sockets" / f"{name}.sock"
+    child = os.fork()
+    if not child:
+        os.setgid(OTHER)
+        os.setuid(OTHER)
+        try:
+            os.stat(path)
+            os._exit(1)
+        except PermissionError:
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: Path) -> None:
+    """Of two agents one listens; the file of a killed one is replaced; a forked child's end removes nothing."""
+    with LocalDirectory() as directory:
+        first = directory.listen(name, 1)
+        with pytest.raises(OSError) as refused:
+            directory.listen(name, 1)
+        assert refused.value.errno == errno.EADDRINUSE
+        if not (child := os.fork()):
+            first.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        directory.connect(name, 1.0).close()
+        first.socket.close()  # as if it had been killed: the file stays
+        with pytest.raises(ConnectionRefusedError):
+            directory.connect(name, 1.0)
+        second = directory.listen(name, 1)
+        first.close()
+        directory.connect(name, 1.0).close()
+        second.close()
+        assert sorted(os.listdir(directory.fd)) == ["lock"]
+        dead = [directory.listen(name_of(str(number)), 1) for number in range(3)]
+        for one in dead[:2]:
+            one.socket.close()
+        for one in dead[1:]:
+            os.utime(f"{directory.path}/{one.name}.sock", (1, 1))
+        os.mkdir(f"{directory.path}/{name_of('9')}.sock")
+        (Path(directory.path) / "mine.sock").write_text("not a socket of ours")
+        directory.listen(name, 1).close()
+        left = {f"{dead[0].name}.sock", f"{dead[2].name}.sock", f"{name_of('9')}.sock", "mine.sock", "lock"}
+        assert set(os.listdir(directory.fd)) == left  # only the old one that no process listens at is removed
+        dead[2].close()
+
+
+def test_a_secret_that_was_tidied_away_is_made_again(agent: serve.Server) -> None:
+    """The agent reads it at each connection, so a cleaner of old files does not part it from its trainers."""
+    with LocalDirectory() as directory:
+        first = directory.secret()
+        os.unlink("secret", dir_fd=directory.fd)
+        launch.connect("store", "run").close()
+        assert directory.secret() != first
+
+
+def test_a_name_cannot_leave_the_directory() -> None:
+    """Names that another rank sends are of one form: no path is made of others."""
+    with LocalDirectory() as directory, pytest.raises(ValueError, match="is not a name"):
+        directory.connect("../../etc/x", 1.0)
+
+
+def test_descriptors_that_arrive_unasked_are_closed() -> None:
+    """No message of a trainer brings descriptors, and of the agent's only two do: any others are closed, however they come."""
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("x")
+    wire, sender = Wire[ToAgent](ours, ToAgent), Wire[ToTrainer](theirs, ToTrainer)
+    before = descriptors()
+    sender.send(Ask(), [fd] * 20)
+    assert wire.receive() == (Ask(), [])
+    assert descriptors() == before
+    wire.close()
+    sender.close()
+
+    ours, theirs = socket.socketpair()
+    agent, sender = Agent(ours), Wire[ToTrainer](theirs, ToTrainer)
+    before = descriptors()
+    sender.send(Told("save.durable", "x", {}), [fd] * 3)
+    sender.send(Report(1, "a"), [fd] * 3)
+    sender.send(Met("a", "b"), [fd] * 3)
+    assert agent._answer(Met, 5.0)[0].id == "a"
+    assert descriptors() == before
+    sender.send(Have([]), [fd] * 3)  # an answer that no call takes
+    with agent._changed:
+        agent._changed.wait_for(lambda: agent._answers, 5.0)
+    agent.close()
+    sender.close()
+    assert descriptors() == before - 2
+
+    ours, theirs = socket.socketpair()
+    flooded = Wire[ToTrainer](ours, ToTrainer, (Have,))
+    before = descriptors()
+    for _ in range(2):
+        socket.send_fds(theirs, [b"\xff"], [fd] * 200)
+    with pytest.raises(Gone, match="descriptors"):
+        flooded.receive()
+    flooded.close()
+    assert descriptors() == before - 1
+    theirs.close()
+    os.close(fd)
+
+
+def test_both_ends_of_a_proof_agree() -> None:
+    """Ends with one secret prove it to each other; a silent one is waited for no longer than asked."""
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=prove_as_listener, args=(theirs, b"s" * 32, "name", 5.0))
+    thread.start()
+    prove_as_caller(ours, b"s" * 32, "name", 5.0)
+    thread.join()
+    with pytest.raises(TimeoutError):
+        prove_as_caller(ours, b"s" * 32, "name", 0.1)
+    ours.close()
+    theirs.close()
