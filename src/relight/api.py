@@ -28,6 +28,7 @@ from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment
 from relight.store import ByteStore, open_bytes
+from relight.store.anchored import anchored_runs
 from relight.store.urls import split_run
 
 
@@ -135,6 +136,9 @@ class Store:
             read_store(bytes_at)
             self._bytes, self._run = bytes_at, None
         except CheckpointNotFound:
+            if anchored_runs(bytes_at):  # a store that was emptied: each of its runs is refused
+                self._bytes, self._run = bytes_at, None
+                return
             store_url, run = split_run(url)
             self._bytes, self._run = _opened(store_url, encrypt), run
             open_run(self._bytes, run)

@@ -154,8 +154,12 @@ def _there(name: str, row: dict[str, Any], silent: set[str]) -> str:
     return "?" if name in silent else "DAMAGED" if name in row["damaged_in"] else "yes" if name in row["tiers"] else "–"
 
 
+_FIELDS = ("checkpoints", "latest_step", "latest_created", "stored_bytes", "attempts")
+
+
 def _runs(place: Place, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
+    unread: list[dict[str, Any]] = []
     names = list_runs(place.store)
     for name in names:
         try:
@@ -164,6 +168,7 @@ def _runs(place: Place, as_json: bool) -> None:
             raise
         except RelightError as error:  # one run that cannot be read does not hide the others
             warn(f"{escape(name)}: {escape(error.what)}")
+            unread.append({"run": name, **dict.fromkeys(_FIELDS), "error": error.kind})
             continue
         newest = history.live[-1] if history.live else None
         rows.append(
@@ -177,7 +182,7 @@ def _runs(place: Place, as_json: bool) -> None:
             }
         )
     if as_json:
-        emit_json(rows)
+        emit_json(sorted([*rows, *unread], key=lambda row: str(row["run"])))
         return
     if not rows:
         click.echo("no run can be read" if names else "no run yet")
