@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from relight.audit import told
+from relight.audit.facts import Facts
 from relight.catalog import Finding, Run, check_pack, list_runs, open_checkpoint, open_run, read_tensors
 from relight.catalog import verify_checkpoint as _verify
 from relight.catalog.find import choose, choose_all, nothing_there, report
@@ -79,7 +80,7 @@ def load(
     """
     which = which_of(which)
     take_environment()  # which may say where it is written down
-    with told("load", f"{url}@{which}"):
+    with told("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only})):
         return _load(url, which, only, encrypt)
 
 

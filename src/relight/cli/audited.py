@@ -9,10 +9,10 @@ import click
 
 WITH = {
     "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "recover": "", "cp": "",
-    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "",
+    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "", "drill": "", "verify": "",
 }  # fmt: skip
 """Which; and the argument without which it only looks."""
-_LOOKS = ("dry_run", "listed")
+_LOOKS = ("dry_run", "listed", "history")
 
 
 def audited(name: str, command: click.Command) -> click.Command:
@@ -32,7 +32,10 @@ def audited(name: str, command: click.Command) -> click.Command:
 
         grouped = isinstance(command, click.Group)
         what = " ".join(words[:2]) if grouped else name
-        with told(what, "".join(words[2:3]) if grouped else _first(command, given)):
+        from relight.cli.audited_facts import facts_of
+
+        arguments = _of_group(command, context) if isinstance(command, click.Group) else _given(context)
+        with told(what, "".join(words[2:3]) if grouped else _first(command, given), facts_of(name, arguments)):
             return plain(context)
 
     command.invoke = invoke  # type: ignore[method-assign,assignment] # one command, used once a process
@@ -43,6 +46,21 @@ def audited(name: str, command: click.Command) -> click.Command:
 def _words(context: click.Context) -> list[str]:
     """What a group is given for its command."""
     return [*getattr(context, "_protected_args", ()), *context.args]
+
+
+def _given(context: click.Context) -> dict[str, Any]:
+    """The arguments that the caller gave, by their names, and those by which the command finds its object."""
+    default = click.core.ParameterSource.DEFAULT
+    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) is not default}
+
+
+def _of_group(group: click.Group, context: click.Context) -> dict[str, Any]:
+    """The arguments of the command of a group, which click has not parsed yet."""
+    words = _words(context)
+    command = group.get_command(context, words[0]) if words else None
+    if command is None:
+        return {"arguments": words}
+    return _given(command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=True))
 
 
 def _first(command: click.Command, given: dict[str, Any]) -> str:
