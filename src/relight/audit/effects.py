@@ -114,9 +114,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "drill": ("drill",),
     "token": ("make token", "revoke token"),
     "audit": ("read audit",),
+    "doctor": ("repair",),
     **dict.fromkeys(("run", "drain", "serve", "prove", "bench", "demo", "simulate", "predict"), ("run job",)),
 }
-"""Effects of commands. A command that is not here only shows something."""
+"""Effects of commands that do more than show something."""
+
+SHOWING = (
+    "ls", "show", "log", "diff", "describe", "incidents", "goodput", "explain", "plan", "preset", "top", "metrics", "trace", "alerts",
+    "config", "ready", "completion", "version",
+)  # fmt: skip
+"""Commands whose effect is "read", or nothing at all."""
 
 LIBRARY: dict[str, tuple[str, ...]] = {
     "Store.tag": ("tag",),
@@ -125,7 +132,16 @@ LIBRARY: dict[str, tuple[str, ...]] = {
     "Store.prune": ("retire",),
     "Store.verify": ("read",),
     "Run.tag": ("tag",),
-}
+    "save": ("create run", "add checkpoints"),
+    "Checkpointer.save": ("create run", "add checkpoints", "tag"),
+    **dict.fromkeys(
+        (
+            "Store.checkpoints", "Store.latest", "Store.plan_prune", "Store.run", "Store.runs",
+            "Run.history", "Run.open", "Run.require_whole_log", "Run.view", "load", "open",
+        ),
+        ("read",),
+    ),
+}  # fmt: skip
 """Effects of library calls on a store, beyond a job's own saves."""
 
 

@@ -246,7 +246,8 @@ class Actions:
             f" --undo {fields['undo']}" if fields.get("undo") else ""
         )
         says = f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will go." if plan.going else "Nothing would go."
-        rows = [(one.id, str(one.step), "stays" if one.keep else "goes", one.reason) for one in plan.verdicts]
+        hidden = self._index.hidden_branches(fields["store"], fields["run"])
+        rows = [(one.id, str(one.step), "stays" if one.keep else "goes", _without(one.reason, hidden)) for one in plan.verdicts]
         what = [(one.id, one.keep) for one in plan.verdicts] + list(plan.due)
         planned = _planned("Prune", says, f"relight prune {_at(fields)} {words}", what)._replace(
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
@@ -333,6 +334,13 @@ def told_last(accounts: Sequence[Account]) -> float | None:
     """When a supervisor of the run wrote down last where the time went; None if none ever did."""
     ends = [began + one.seconds for one in accounts if (began := seconds_since_epoch(one.began)) is not None]
     return max(ends, default=None)
+
+
+def _without(text: str, hidden: Sequence[str]) -> str:
+    """Return ``text`` without the names of branches that the asker may not know of."""
+    for name in hidden:
+        text = text.replace(name, "a branch")
+    return text
 
 
 def _found(facts: Facts) -> dict[str, str]:

@@ -98,6 +98,11 @@ class Index:
             raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
         return found
 
+    def hidden_branches(self, store: str, run: str) -> list[str]:
+        """Return the branch tags of a run that name runs outside the asker's scope, longest first."""
+        names = [name for name in self.state(store, run).history.tags if name.startswith(PREFIX)]
+        return sorted((name for name in names if not reaches(store, name.removeprefix(PREFIX))), key=len, reverse=True)
+
     def find(self, store: str, run: str, which: str) -> Checkpoint:
         """Return the checkpoint of ``choose``."""
         return self.choose(store, run, which).checkpoint

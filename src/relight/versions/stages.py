@@ -58,7 +58,7 @@ def next_stage(history: History, checkpoint_id: str) -> str:
     """Return the stage after the highest that a checkpoint is in. ``ConfigError`` if that is the last one."""
     held = stages_of(history, checkpoint_id)
     if held and held[-1] == STAGES[-1]:
-        raise ConfigError(f"checkpoint {checkpoint_id} is in {STAGES[-1]}, the last stage")
+        raise ConfigError(f"checkpoint {checkpoint_id} is in {STAGES[-1]}, and there is none behind it")
     return STAGES[STAGES.index(held[-1]) + 1] if held else STAGES[0]
 
 
