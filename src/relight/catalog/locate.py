@@ -112,19 +112,20 @@ def _is_run(store: ByteStore, name: str) -> bool:
         has_record = any(parse_record_file(entry.name) is not None for entry in store.list(f"{name}/{LOG_DIR}"))
         if has_record or checkpoint_dirs(store, name, ENTRIES_MAX):
             return True
-        anchor = anchor_of(store)
-        return anchor is not None and bool(anchor.read(name).pins)  # one that vanished is refused when it is opened, not absent
     except RelightError:
-        return False
+        pass
+    anchor = anchor_of(store)  # a run that vanished is refused when it is opened, not absent; an anchor that fails is an error
+    return anchor is not None and bool(anchor.read(name).pins)
 
 
 def _runs(store: ByteStore) -> Iterator[str]:
-    with contextlib.suppress(RelightError):
-        yield from anchored_runs(store)
+    found: set[str] = set()
     with contextlib.suppress(RelightError):
         for entry in islice(store.list(""), _LOOK_AT_MAX):
             if entry.is_dir and is_run_name(entry.name) and _is_run(store, entry.name):
+                found.add(entry.name)
                 yield entry.name
+    yield from anchored_runs(store, besides=found)
 
 
 def _not_found(url: str) -> CheckpointNotFound:
@@ -134,7 +135,7 @@ def _not_found(url: str) -> CheckpointNotFound:
     except ConfigError:
         return CheckpointNotFound("no Relight store here", where=url, hint=_below(url) or _FIRST)
     above = open_bytes(parent)
-    runs = sorted(set(_runs(above)))
+    runs = sorted(_runs(above))
     if _is_store(above):
         close = get_close_matches(name, runs, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -61,11 +61,11 @@ def list_runs(store: ByteStore) -> list[str]:
 
     A run that the store's anchor remembers is listed even if nothing of it is left: opening it reports that it was rolled back.
     """
-    found = anchored_runs(store)
+    found = []
     for entry in store.list(""):
         if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):
             found.append(entry.name)
-    return sorted(set(found))
+    return sorted([*found, *anchored_runs(store, besides=found)])
 
 
 def _has_log(store: ByteStore, run: str) -> bool:

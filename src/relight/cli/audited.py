@@ -8,8 +8,10 @@ from typing import Any
 import click
 
 WITH = {
-    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "which", "recover": "", "cp": "",
-    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "", "drill": "", "verify": "", "doctor": "fix",
+    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "which",
+    "recover": "", "cp": "",
+    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "",
+    "drill": "", "verify": "", "doctor": "fix",
 }  # fmt: skip
 """Which; and the argument without which it only looks."""
 _LOOKS = ("dry_run", "listed", "history")
@@ -24,7 +26,8 @@ def audited(name: str, command: click.Command) -> click.Command:
     def invoke(context: click.Context) -> Any:
         words = [name, *[word for word in _words(context) if not word.startswith("-")]]
         needed, given = WITH[name], context.params
-        if not os.environ.get("RELIGHT_AUDIT") or any(given.get(flag) for flag in _LOOKS) or (needed and given.get(needed) in (None, False, ())):
+        looks = any(given.get(flag) for flag in _LOOKS) or (needed and given.get(needed) in (None, False, ()))
+        if looks or not os.environ.get("RELIGHT_AUDIT"):
             return plain(context)
         if isinstance(command, click.Group) and words[1:2] == ["status"]:
             return plain(context)

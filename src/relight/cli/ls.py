@@ -14,6 +14,7 @@ from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plu
 from relight.drain.outwards import residency
 from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
+from relight.store.anchored import anchor_of
 
 
 @click.command("ls")
@@ -168,7 +169,8 @@ def _runs(place: Place, as_json: bool) -> None:
             raise
         except RelightError as error:  # one run that cannot be read does not hide the others
             warn(f"{escape(name)}: {escape(error.what)}")
-            unread.append({"run": name, **dict.fromkeys(_FIELDS), "error": error.kind})
+            if anchor_of(place.store) is not None:  # a program must not take a refused run for one that is absent
+                unread.append({"run": name, **dict.fromkeys(_FIELDS), "error": error.kind})
             continue
         newest = history.live[-1] if history.live else None
         rows.append(

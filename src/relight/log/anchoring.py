@@ -49,7 +49,7 @@ def check(anchor: Anchor, view: View, unread: Collection[int]) -> None:
 
 
 def wrote(anchor: Anchor, view: View, record: Record) -> None:
-    """Move the anchor to ``record``, which this process appended to ``view``. Not if readers would not trust it. Cost: one read."""
+    """Move the anchor to ``record``, which this process appended to ``view``. Not if readers would not trust it."""
     known = anchor.confirmed.get(view.run, Known())
     raw = anchor.raw(view.run, record.seq)
     if raw is None or raw.chain_hash != record.file_hash or not raw.trusted or record.seq <= known.top:
@@ -148,5 +148,5 @@ def _refuse(anchor: Anchor, view: View, what: str, details: tuple[str, ...] = ()
         f"{what}: it was rolled back, or records were lost",
         where=f"{view.run}",
         details=details,
-        hint=f"the anchor {anchor.url} remembers them: copy them back; if the loss was meant, delete the anchor's {anchor.folder(view.run)}",
+        hint=f"copy them back; if the loss was meant, delete {anchor.folder(view.run)} of the anchor {anchor.url}",
     )

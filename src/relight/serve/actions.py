@@ -78,7 +78,8 @@ class Actions:
         prepared, refused, facts = None, None, Facts(run=fields.get("run", ""), why=fields.get("why", ""), given=fields)
         try:
             prepared = self._prepared(verb, fields, who)  # changes nothing; the first record has what it found
-            facts = replace(facts, **_found(prepared[2]))
+            found = prepared[2]
+            facts = replace(facts, checkpoint=found.checkpoint, before=found.before, after=found.after)
         except (RelightError, OSError) as error:
             refused = error
         seq = self._book.begin(who.name, verb, on, who.role, token=who.token, facts=facts)
@@ -162,7 +163,8 @@ class Actions:
             run.tag(name, one.id, by=who.name)
             return Done(True, f"{name} names {one.id} (step {one.step})")
 
-        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do, Facts(checkpoint=one.id, before=before or "", after=one.id)
+        facts = Facts(checkpoint=one.id, before=before or "", after=one.id)
+        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do, facts
 
     def _branch(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -182,6 +184,10 @@ class Actions:
     def _pin(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
         held = holds_of(run.history()).get(one.id)
+
+        def words(reason: str | None) -> str:
+            return "" if reason is None else f"held: {reason}"
+
         why = fields.get("why", "") or f"pinned by {who.name}"
 
         def do() -> Done:
@@ -201,7 +207,7 @@ class Actions:
             says,
             f"relight hold {_at(fields)} {one.id}" + (" --release" if held is not None else ""),
             (one.id, held),
-        ), do, Facts(checkpoint=one.id, before="" if held is None else f"held: {held}", after=f"held: {why}" if held is None else "")
+        ), do, Facts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why))
 
     def _verify(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -267,7 +273,8 @@ class Actions:
             return Done(True, f"{stage} is {one.id} (step {one.step})")
 
         says = f"{stage} will be checkpoint {one.id} (step {one.step})" + (f" instead of {before}." if before else ".")
-        return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do, Facts(checkpoint=one.id, before=before or "", after=one.id)
+        facts = Facts(checkpoint=one.id, before=before or "", after=one.id)
+        return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do, facts
 
     def _revoke(self, fields: Mapping[str, str]) -> Prepared:
         token_id = fields.get("id", "").removeprefix("rl_").partition(".")[0]
@@ -341,11 +348,6 @@ def _without(text: str, hidden: Sequence[str]) -> str:
     for name in hidden:
         text = text.replace(name, "a branch")
     return text
-
-
-def _found(facts: Facts) -> dict[str, str]:
-    """What preparing an action has found out."""
-    return {name: value for name in ("checkpoint", "before", "after") if (value := getattr(facts, name))}
 
 
 def _planned(name: str, says: str, command: str, what: object) -> Planned:

@@ -140,6 +140,7 @@ class Index:
             for name, target in sorted(history.tags.items())
             if not name.startswith(PREFIX) and (one := history.find(target))
         ]
+        branches = [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)]
         saves = [self._save(store, run, one) for one in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
@@ -148,7 +149,7 @@ class Index:
             list(reversed(state.incidents)),
             parts,
             [pair for pair in tags if pair[0] not in STAGES],
-            [one for name in sorted(history.tags) if name.startswith(PREFIX) and reaches(store, one := name.removeprefix(PREFIX))],
+            [branch for branch in branches if reaches(store, branch)],
             [pair for pair in tags if pair[0] in STAGES],
         )
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from relight.audit.effects import EFFECTS, ROLES, role_of
+from relight.audit.effects import EFFECTS, role_of
+from relight.audit.effects import ROLES as ROLES
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.run_names import dir_of
 

@@ -10,12 +10,12 @@ A run's log (``relight.log``) is what checks it, as readers judge it, and moves 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import hexdigest
-from relight.format.names import LOG_DIR, is_run_name, record_file
+from relight.format.names import LOG_DIR, is_record_key, is_run_name, record_file
 from relight.format.signed import Signature, apart
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys.signing import Trust
@@ -84,11 +84,16 @@ class Anchor:
         self._place = hexdigest(inner.url.encode())[:16]
         self.confirmed: dict[str, Known] = {}
         """What this process found confirmed, by run."""
+        self._written: tuple[str, bytes] = "", b""
 
-    def runs(self) -> list[str]:
-        """The runs that have a pin, sorted. Cost: a listing, and one for each of them."""
+    def runs(self, besides: Collection[str] = ()) -> list[str]:
+        """The runs that have a pin, without ``besides``, sorted. Cost: a listing, and one for each of them."""
         folders = [entry.name for entry in self._memory.list(self._place) if entry.is_dir and is_run_name(entry.name)]
-        return sorted(run for run in folders if self.read(run).pins)
+        return sorted(run for run in folders if run not in besides and self.read(run).pins)
+
+    def wrote(self, key: str, data: bytes) -> None:
+        """Keep the record that was created last, so that it need not be read back."""
+        self._written = key, data
 
     def read(self, run: str) -> Known:
         """Read what is remembered of a run. Cost: one listing."""
@@ -98,10 +103,11 @@ class Anchor:
         return Known(tuple(pins), tuple(gaps))
 
     def raw(self, run: str, seq: int) -> RawRecord | None:
-        """Read a record's file; None for one that is missing or no record. Cost: one read."""
+        """Read a record's file; None for one that is missing or no record. Cost: one read, none for what was written last."""
         key = f"{run}/{LOG_DIR}/{record_file(seq)}"
         try:
-            data = self._inner.get(key, SEALED_BYTES_MAX + _ROOM)
+            written, data = self._written
+            data = data if key == written else self._inner.get(key, SEALED_BYTES_MAX + _ROOM)
             record, signature = apart(data, key)
         except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
             return None
@@ -139,6 +145,13 @@ class AnchoredStore(Around):
         self._memory = anchor
         self.anchored = Anchor(inner, anchor, trust)
 
+    def put_once(self, key: str, data: bytes) -> bool:
+        """See ``ByteStore``."""
+        created = self.inner.put_once(key, data)
+        if created and is_record_key(key):
+            self.anchored.wrote(key, data)
+        return created
+
     def __reduce__(self) -> tuple[object, ...]:
         return (AnchoredStore, (self.inner, self._memory, self.anchored.trust))
 
@@ -152,7 +165,7 @@ def anchor_of(store: ByteStore) -> Anchor | None:
     return found
 
 
-def anchored_runs(store: ByteStore) -> list[str]:
-    """Return the runs that the store's anchor remembers, sorted, whether or not the store still has them. Cost: see ``Anchor.runs``."""
+def anchored_runs(store: ByteStore, besides: Collection[str] = ()) -> list[str]:
+    """Return the runs that the store's anchor remembers, without ``besides``, sorted. Cost: see ``Anchor.runs``."""
     anchor = anchor_of(store)
-    return anchor.runs() if anchor is not None else []
+    return anchor.runs(besides) if anchor is not None else []

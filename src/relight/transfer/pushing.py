@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from relight.catalog import Run
 from relight.catalog.branches import PREFIX
-from relight.format.names import STAGES
 from relight.errors import CheckpointNotFound
+from relight.format.names import STAGES
 from relight.log import History
 from relight.store import ByteStore
 from relight.transfer.copying import CopyPlan, CopyReport, Progress, execute_copy, plan_copy
