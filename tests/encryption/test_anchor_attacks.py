@@ -190,6 +190,25 @@ def test_records_below_the_anchored_one_count_for_good(lab: Lab) -> None:
     refused_by_all(lab)
 
 
+def test_a_reader_that_stays_moves_the_anchor_and_notices(lab: Lab, tmp_path: Path) -> None:
+    """A long-lived reader with an anchor of its own remembers what it read later, and refuses a log that ends before that."""
+    own = str(tmp_path / "own anchor")
+    store = lab.open(anchor=own)
+    readers = [Log(store, RUN), Log(store, RUN)]
+    readers[0].read()
+    save(lab.open(), 4)
+    head = readers[0].read().head
+    trusting = "trust" in lab.options
+    pins = sorted(one.name for one in Path(own).rglob("0*") if one.is_file())
+    assert pins and int(pins[-1][:12]) == head == lab.head(), (pins, trusting)
+    lab.roll_back(head)
+    for reader in readers:
+        with pytest.raises(CorruptCheckpoint, match="rolled back"):
+            reader.read()
+    with pytest.raises(CorruptCheckpoint, match="rolled back"):
+        open_run(lab.open(anchor=own), RUN)
+
+
 @pytest.mark.parametrize("what", ["the log", "the run", "the store"])
 def test_a_run_that_vanished_is_refused(lab: Lab, what: str) -> None:
     """Nothing left of a run that the anchor remembers is a roll-back to before its beginning, not a run that is absent."""

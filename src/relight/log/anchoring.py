@@ -22,20 +22,31 @@ _SHOWN = 8
 
 
 def expected_head(anchor: Anchor, run: str) -> int:
-    """Return the highest record that the anchor remembers; −1 if none. Cost: one listing for each run and process."""
-    return _known(anchor, run).top
+    """Return the highest record that the anchor or this process has seen; −1 if none. Cost: one listing for each run and process."""
+    return max(_known(anchor, run).top, anchor.seen.get(run, -1))
 
 
 def check(anchor: Anchor, view: View, unread: Collection[int]) -> None:
-    """Raise ``CorruptCheckpoint`` if the log lacks what the anchor remembers. Move the anchor on if it is the first look.
+    """Raise ``CorruptCheckpoint`` if the log lacks what the anchor remembers. Move the anchor on to what this reader has seen.
 
-    ``unread``: records that the store failed to return just now. Cost: the first look reads one record for each pin, and the new head.
+    ``unread``: records that the store failed to return just now. Cost: the first look reads one record for each pin. Where the log has
+    grown, a reader that does not write reads the new head, and writes one small file.
     """
-    known = anchor.confirmed.get(view.run)
-    if known is not None:
-        if view.head < known.top:
-            _refuse(anchor, view, f"the log ends at record {view.head}; record {known.top}, which was seen there, is gone")
-        return
+    known, seen = anchor.confirmed.get(view.run), anchor.seen.get(view.run, -1)
+    if known is None:
+        _check_first(anchor, view, unread)
+    elif view.head < max(known.top, seen):
+        gone = max(known.top, seen)
+        _refuse(anchor, view, f"the log ends at record {view.head}; record {gone}, which was seen there, is gone")
+    elif view.head > seen and view.run not in anchor.writes:
+        raw = anchor.raw(view.run, known.top) if known.pins and anchor.trust is None else None
+        pin, gaps = _furthest(anchor, view, known, raw is None or raw.signature is None)
+        if pin is not None:
+            anchor.move(view.run, pin, gaps)
+    anchor.seen[view.run] = max(view.head, seen)
+
+
+def _check_first(anchor: Anchor, view: View, unread: Collection[int]) -> None:
     known = anchor.read(view.run)
     unsigned = _check_pins(anchor, view, known)
     missing = _uncounted(view, known)
@@ -50,6 +61,7 @@ def check(anchor: Anchor, view: View, unread: Collection[int]) -> None:
 
 def wrote(anchor: Anchor, view: View, record: Record) -> None:
     """Move the anchor to ``record``, which this process appended to ``view``. Not if readers would not trust it."""
+    anchor.writes.add(view.run)
     known = anchor.confirmed.get(view.run, Known())
     raw = anchor.raw(view.run, record.seq)
     if raw is None or raw.chain_hash != record.file_hash or not raw.trusted or record.seq <= known.top:

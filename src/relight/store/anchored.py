@@ -84,6 +84,10 @@ class Anchor:
         self._place = hexdigest(inner.url.encode())[:16]
         self.confirmed: dict[str, Known] = {}
         """What this process found confirmed, by run."""
+        self.seen: dict[str, int] = {}
+        """The highest record that any log of this process has had, by run: a log that is read again must still have it."""
+        self.writes: set[str] = set()
+        """Runs to which this process has appended: it moves their pins as it writes."""
         self._written: tuple[str, bytes] = "", b""
 
     def runs(self, besides: Collection[str] = ()) -> list[str]:
