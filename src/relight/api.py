@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from relight.audit import told
+from relight.audit.facts import Facts
 from relight.catalog import Finding, Run, check_pack, list_runs, open_checkpoint, open_run, read_tensors
 from relight.catalog import verify_checkpoint as _verify
 from relight.catalog.find import choose, choose_all, nothing_there, report
@@ -28,6 +29,7 @@ from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment
 from relight.store import ByteStore, open_bytes
+from relight.store.anchored import anchored_runs
 from relight.store.urls import split_run
 
 
@@ -78,7 +80,7 @@ def load(
     """
     which = which_of(which)
     take_environment()  # which may say where it is written down
-    with told("load", f"{url}@{which}"):
+    with told("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only})):
         return _load(url, which, only, encrypt)
 
 
@@ -135,6 +137,9 @@ class Store:
             read_store(bytes_at)
             self._bytes, self._run = bytes_at, None
         except CheckpointNotFound:
+            if anchored_runs(bytes_at):  # a store that was emptied: each of its runs is refused
+                self._bytes, self._run = bytes_at, None
+                return
             store_url, run = split_run(url)
             self._bytes, self._run = _opened(store_url, encrypt), run
             open_run(self._bytes, run)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from relight.audit.facts import Facts, cut, without_secrets
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import Body, NoteBody
 from relight.log import Log, View, read_store
@@ -21,6 +22,7 @@ from relight.store.urls import absolute
 SETTING = "RELIGHT_AUDIT"
 RUN, TOPIC = "audit", "audit"
 WORDS_MAX = 500
+_ENTRY = frozenset({"who", "role", "token", "what", "on"})
 _telling: ContextVar[bool] = ContextVar("_telling", default=False)
 """Whether this thread is within something that is written down already."""
 _ANCHOR = re.compile(r"([0-9]{1,12})-([0-9a-f]{64})\Z")
@@ -38,6 +40,10 @@ class Entry(NamedTuple):
     how: str = ""
     says: str = ""
     """What came of it, or why not."""
+    token: str = ""
+    """The id of the token that let the asker in; empty without one."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """Run, checkpoint, values before and after, reason, and the arguments as ``given.NAME``: see ``Facts``."""
 
 
 class Book:
@@ -50,24 +56,30 @@ class Book:
         self._started = False
         self._known: tuple[View | None, list[Entry]] = (None, [])
 
-    def begin(self, who: str, what: str, on: str, role: str = "") -> int:
-        """Write down what is about to be done: the number to end it by. Cost: one record. A store's error means: do not do it."""
-        return self._write({"who": _short(who), "role": _short(role), "what": _short(what), "on": _short(on)})
+    def begin(self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: Facts | None = None) -> int:
+        """Record what is about to be done, with all its fields; return the number to end it by. ``token`` is the token's id.
+
+        Cost: one record. If the store fails, the action must not be done.
+        """
+        words = {"who": who, "role": role, "token": token, "what": what, "on": on}
+        facts = Facts() if facts is None else facts
+        return self._write({**{name: cut(without_secrets(value), WORDS_MAX) for name, value in words.items()}, **facts.record()})
 
     def end(self, seq: int, how: str, says: str = "") -> None:
         """How it ended. Cost: one record."""
-        self._write({"begun": seq, "how": how, "says": _short(says)})
+        self._write({"begun": seq, "how": how, "says": cut(without_secrets(says), WORDS_MAX)})
 
     @contextmanager
-    def doing(self, who: str, what: str, on: str, role: str = "") -> Iterator[None]:
-        """Around what is done. What it raises is its end, and goes on."""
-        seq = self.begin(who, what, on, role)
+    def doing(self, who: str, what: str, on: str, role: str = "", *, facts: Facts | None = None) -> Iterator[list[str]]:
+        """Around what is done. What it raises is its end, and goes on. What is put into the list that it gives is recorded at the end."""
+        seq = self.begin(who, what, on, role, facts=facts)
+        says: list[str] = []
         try:
-            yield
+            yield says
         except BaseException as error:
             self.end(seq, "refused" if isinstance(error, ConfigError) else "failed", f"{type(error).__name__}: {error}")
             raise
-        self.end(seq, "ok")
+        self.end(seq, "ok", ", ".join(says))
 
     def entries(self) -> list[Entry]:
         """All, oldest first; empty if nothing was ever written."""
@@ -102,8 +114,9 @@ def entries_of(view: View) -> list[Entry]:
         begun = body.data.get("begun")
         if begun is None:
             found[record.seq] = Entry(
-                record.seq, record.time, said.get("who", ""), said.get("role", ""), said.get("what", ""), said.get("on", "")
-            )
+                record.seq, record.time, said.get("who", ""), said.get("role", ""), said.get("what", ""), said.get("on", ""),
+                token=said.get("token", ""), fields=tuple((name, text) for name, text in said.items() if name not in _ENTRY),
+            )  # fmt: skip
         elif type(begun) is int and begun in found:
             found[begun] = found[begun]._replace(how=said.get("how", ""), says=said.get("says", ""))
     return list(found.values())
@@ -149,32 +162,32 @@ def book_from_settings() -> Book | None:
 
 
 @contextmanager
-def told(what: str, on: str) -> Iterator[None]:
+def told(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
     """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more.
 
-    What a command has the library do is one entry, the command's.
+    What a command has the library do is one entry, the command's. What is put into the list that it gives is recorded at the end.
     """
     book = None if _telling.get() else book_from_settings()
     if book is None:
-        yield
+        yield []
         return
-    with book.doing(user(), what, on):
+    with book.doing(user(), what, on, facts=facts) as says:
         within = _telling.set(True)
         try:
-            yield
+            yield says
         finally:
             _telling.reset(within)
 
 
 @contextmanager
-def told_if_possible(what: str, on: str) -> Iterator[list[str]]:
+def told_if_possible(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
     """As ``told``, around what has to be done even if the audit store cannot be written to, such as a job's own restore: a warning says so.
 
     What is put into the list that it gives stands with the end."""
     says: list[str] = []
     try:
         book = None if _telling.get() else book_from_settings()
-        seq = book.begin(user(), what, on) if book is not None else 0
+        seq = book.begin(user(), what, on, facts=facts) if book is not None else 0
     except (RelightError, OSError) as error:
         book, seq = None, 0
         _unwritten(what, on, error)
@@ -203,7 +216,3 @@ def user() -> str:
 
 def _unwritten(what: str, on: str, error: Exception) -> None:
     emit("audit.failed", f"{what} of {on} is not in the audit log: {error}", error=str(error)[:WORDS_MAX])
-
-
-def _short(text: str) -> str:
-    return text[:WORDS_MAX]

@@ -10,12 +10,14 @@ import contextlib
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
-from relight.format.names import BRANCH_TAGS, check_tag_name
+from relight.format.names import BRANCH_TAGS, STAGES, check_tag_name
 from relight.format.records import WORDS_MAX, Body, TagBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.observe import emit
 from relight.store import ByteStore
 
+TAG, STAGE, BRANCH = "tag", "stage", "branch"
+"""Kinds of tags, by who may move them."""
 PREFIX = BRANCH_TAGS
 """Of tags that hold what branches need; nobody else may give such a name."""
 
@@ -28,12 +30,16 @@ class Lent(NamedTuple):
     checkpoint: Checkpoint
 
 
-def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: str = "") -> None:
+def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: str = "", *, kind: str = TAG) -> None:
     """Point tag ``name`` at a checkpoint, or take it away with None. Cost: one record.
 
-    ``CheckpointNotFound`` if there is no such live checkpoint, or no such tag. Said again it is one more record, with its time.
+    ``kind``: what the caller may move, a plain tag, a stage or a branch's tag; ``ConfigError`` if ``name`` is of another kind. Every TAG
+    record is made here, so a stage cannot be moved as a tag. ``CheckpointNotFound`` if there is no such live checkpoint, or no such tag.
     """
-    check_tag_name(name)
+    if kind == TAG:
+        check_free(name)
+    elif check_tag_name(name) not in STAGES if kind == STAGE else not name.startswith(PREFIX):
+        raise ConfigError(f"{name[:80]!r} is not a {kind}'s tag", where=log.run)
     if max(len(by), len(why)) > WORDS_MAX:
         raise ConfigError(f"what is said of a tag is at most {WORDS_MAX} characters long")
 
@@ -60,10 +66,12 @@ def tag_if_possible(log: Log, name: str, checkpoint_id: str) -> None:
 
 
 def check_free(name: str) -> str:
-    """``name``, unless it cannot be a tag, or is one of those that branches hold on by."""
+    """Return ``name``. ``ConfigError`` if it cannot be a tag, is a stage, or holds what a branch needs."""
     check_tag_name(name)
     if name.startswith(PREFIX):
         raise ConfigError(f"tags that begin with {PREFIX} hold what branches need", hint="relight branch makes and drops them")
+    if name in STAGES:
+        raise ConfigError(f"{name!r} is a stage, and a tag cannot move it", hint=f"relight promote RUN@WHICH {name}; --back, --clear")
     return name
 
 
@@ -96,6 +104,6 @@ def let_go(store: ByteStore, home: str, branch: str) -> bool:
         if view.faults or held_in(fold(view), home):
             return False
     with contextlib.suppress(CheckpointNotFound):
-        set_tag(Log(store, home), f"{PREFIX}{branch}", None, why="the branch has let it go")
+        set_tag(Log(store, home), f"{PREFIX}{branch}", None, why="the branch has let it go", kind=BRANCH)
         return True
     return False

@@ -13,6 +13,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.format.names import LOG_DIR, STORE_FILE, check_run_name, is_run_name, is_written_file, parse_dir, parse_record_file
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.store import ByteStore, open_bytes
+from relight.store.anchored import anchor_of, anchored_runs
 from relight.store.urls import absolute, split_run
 
 _LOOK_AT_MAX = 200
@@ -109,16 +110,22 @@ def _is_run(store: ByteStore, name: str) -> bool:
     reports the reason."""
     try:
         has_record = any(parse_record_file(entry.name) is not None for entry in store.list(f"{name}/{LOG_DIR}"))
-        return has_record or bool(checkpoint_dirs(store, name, ENTRIES_MAX))
+        if has_record or checkpoint_dirs(store, name, ENTRIES_MAX):
+            return True
     except RelightError:
-        return False
+        pass
+    anchor = anchor_of(store)  # a run that vanished is refused when it is opened, not absent; an anchor that fails is an error
+    return anchor is not None and bool(anchor.read(name).pins)
 
 
 def _runs(store: ByteStore) -> Iterator[str]:
+    found: set[str] = set()
     with contextlib.suppress(RelightError):
         for entry in islice(store.list(""), _LOOK_AT_MAX):
             if entry.is_dir and is_run_name(entry.name) and _is_run(store, entry.name):
+                found.add(entry.name)
                 yield entry.name
+    yield from anchored_runs(store, besides=found)
 
 
 def _not_found(url: str) -> CheckpointNotFound:

@@ -10,6 +10,7 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.log.truncated import refuse_truncated
 from relight.store import ByteStore
+from relight.store.anchored import anchored_runs
 
 
 class Run:
@@ -56,12 +57,15 @@ def open_run(store: ByteStore, name: str) -> Run:
 
 
 def list_runs(store: ByteStore) -> list[str]:
-    """Return the directories of the store's runs, sorted: those that hold a log, or checkpoint directories whose log is missing."""
+    """Return the directories of the store's runs, sorted: those that hold a log, or checkpoint directories whose log is missing.
+
+    A run that the store's anchor remembers is listed even if nothing of it is left: opening it reports that it was rolled back.
+    """
     found = []
     for entry in store.list(""):
         if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):
             found.append(entry.name)
-    return sorted(found)
+    return sorted([*found, *anchored_runs(store, besides=found)])
 
 
 def _has_log(store: ByteStore, run: str) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from relight.audit import told_if_possible
+from relight.audit.facts import Facts
 from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
@@ -108,7 +109,7 @@ def resume_any(
     asked = _Asked(components, only, strict, rename)
     if ranks is not None and ranks.world.rank:
         return _resumed(store, run, asked, which, ranks, further, remote)
-    with told_if_possible("restore", f"{store.url}/{run}@{which}") as says:
+    with told_if_possible("restore", f"{store.url}/{run}@{which}", Facts(run, given={"which": which, "only": only})) as says:
         found = _resumed(store, run, asked, which, ranks, further, remote)
         says.append(f"step {found.checkpoint.step}, {found.checkpoint.id}" if found.checkpoint is not None else "there was none yet")
         return found

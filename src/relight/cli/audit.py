@@ -43,12 +43,12 @@ def show(path: str | None, newest: int | None, as_json: bool) -> None:
     """List what was done, newest last."""
     rows = Book(_store(path)).entries()[-(newest or 0) :]
     if as_json:
-        emit_json([one._asdict() for one in rows])
+        emit_json([_row(one) for one in rows])
     elif not rows:
         click.echo("nothing was done yet that is written here")
     else:
-        cells = [[one.seq, age(one.at), one.who, one.what, one.on, _how(one)] for one in rows]
-        table(["record", "when", "who", "what", "on", "ended"], cells, right=("record",), wrap=("on",))
+        cells = [[one.seq, age(one.at), one.who, one.what, one.on, _words(one), _how(one)] for one in rows]
+        table(["record", "when", "who", "what", "on", "fields", "ended"], cells, right=("record",), wrap=("on", "fields"))
 
 
 @command.command("verify")
@@ -98,18 +98,28 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
     if kind == "json":
         import json
 
-        text = json.dumps([one._asdict() for one in rows], indent=1) + "\n"
+        text = json.dumps([_row(one) for one in rows], indent=1) + "\n"
     else:
         into = io.StringIO()
         writer = csv.writer(into, lineterminator="\n")
         writer.writerow(Entry._fields)
-        writer.writerows([[_cell(value) for value in one] for one in rows])
+        writer.writerows([[_cell(value) for value in one[:-1]] + [_cell(_words(one))] for one in rows])
         text = into.getvalue()
     if out is None:
         click.echo(text, nl=False)
         return
     out.write_text(text, encoding="utf-8")
     click.echo(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'} in {escape(out)}", err=True)
+
+
+def _row(one: Entry) -> dict[str, object]:
+    """An entry for programs."""
+    return {**one._asdict(), "fields": dict(one.fields)}
+
+
+def _words(one: Entry) -> str:
+    """An entry's fields in one line; those that are empty are left out."""
+    return "; ".join(f"{name}={value}" for name, value in one.fields if value)
 
 
 def _cell(value: object) -> object:

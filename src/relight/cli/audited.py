@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 WITH = {
-    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "", "recover": "", "cp": "",
-    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "",
+    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "which",
+    "recover": "", "cp": "",
+    "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "",
+    "drill": "", "verify": "", "doctor": "fix",
 }  # fmt: skip
 """Which; and the argument without which it only looks."""
-_LOOKS = ("dry_run", "listed")
+_LOOKS = ("dry_run", "listed", "history")
 
 
 def audited(name: str, command: click.Command) -> click.Command:
@@ -24,7 +26,8 @@ def audited(name: str, command: click.Command) -> click.Command:
     def invoke(context: click.Context) -> Any:
         words = [name, *[word for word in _words(context) if not word.startswith("-")]]
         needed, given = WITH[name], context.params
-        if not os.environ.get("RELIGHT_AUDIT") or any(given.get(flag) for flag in _LOOKS) or (needed and given.get(needed) is None):
+        looks = any(given.get(flag) for flag in _LOOKS) or (needed and given.get(needed) in (None, False, ()))
+        if looks or not os.environ.get("RELIGHT_AUDIT"):
             return plain(context)
         if isinstance(command, click.Group) and words[1:2] == ["status"]:
             return plain(context)
@@ -32,7 +35,10 @@ def audited(name: str, command: click.Command) -> click.Command:
 
         grouped = isinstance(command, click.Group)
         what = " ".join(words[:2]) if grouped else name
-        with told(what, "".join(words[2:3]) if grouped else _first(command, given)):
+        from relight.cli.audited_facts import facts_of
+
+        arguments = _of_group(command, context) if isinstance(command, click.Group) else _given(context)
+        with told(what, "".join(words[2:3]) if grouped else _first(command, given), facts_of(name, arguments)):
             return plain(context)
 
     command.invoke = invoke  # type: ignore[method-assign,assignment] # one command, used once a process
@@ -43,6 +49,21 @@ def audited(name: str, command: click.Command) -> click.Command:
 def _words(context: click.Context) -> list[str]:
     """What a group is given for its command."""
     return [*getattr(context, "_protected_args", ()), *context.args]
+
+
+def _given(context: click.Context) -> dict[str, Any]:
+    """The arguments that the caller gave, by their names, and those by which the command finds its object."""
+    default = click.core.ParameterSource.DEFAULT
+    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) is not default}
+
+
+def _of_group(group: click.Group, context: click.Context) -> dict[str, Any]:
+    """The arguments of the command of a group, which click has not parsed yet."""
+    words = _words(context)
+    command = group.get_command(context, words[0]) if words else None
+    if command is None:
+        return {"arguments": words}
+    return _given(command.make_context(words[0], list(words[1:]), parent=context, resilient_parsing=True))
 
 
 def _first(command: click.Command, given: dict[str, Any]) -> str:

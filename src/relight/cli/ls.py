@@ -14,6 +14,7 @@ from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plu
 from relight.drain.outwards import residency
 from relight.errors import ConfigError, RelightError, WrongKey
 from relight.log import Checkpoint, History
+from relight.store.anchored import anchor_of
 
 
 @click.command("ls")
@@ -154,8 +155,12 @@ def _there(name: str, row: dict[str, Any], silent: set[str]) -> str:
     return "?" if name in silent else "DAMAGED" if name in row["damaged_in"] else "yes" if name in row["tiers"] else "–"
 
 
+_FIELDS = ("checkpoints", "latest_step", "latest_created", "stored_bytes", "attempts")
+
+
 def _runs(place: Place, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
+    unread: list[dict[str, Any]] = []
     names = list_runs(place.store)
     for name in names:
         try:
@@ -164,6 +169,8 @@ def _runs(place: Place, as_json: bool) -> None:
             raise
         except RelightError as error:  # one run that cannot be read does not hide the others
             warn(f"{escape(name)}: {escape(error.what)}")
+            if anchor_of(place.store) is not None:  # a program must not take a refused run for one that is absent
+                unread.append({"run": name, **dict.fromkeys(_FIELDS), "error": error.kind})
             continue
         newest = history.live[-1] if history.live else None
         rows.append(
@@ -177,7 +184,7 @@ def _runs(place: Place, as_json: bool) -> None:
             }
         )
     if as_json:
-        emit_json(rows)
+        emit_json(sorted([*rows, *unread], key=lambda row: str(row["run"])))
         return
     if not rows:
         click.echo("no run can be read" if names else "no run yet")

@@ -7,7 +7,7 @@ import click
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import age, emit_json, escape, table
 from relight.errors import ConfigError
-from relight.versions.stages import STAGES, promote, promotions, take_back
+from relight.versions.stages import STAGES, clear, promote, promotions, take_back
 
 
 @click.command("promote")
@@ -15,9 +15,10 @@ from relight.versions.stages import STAGES, promote, promotions, take_back
 @click.argument("stage", required=False, type=click.Choice(STAGES))
 @click.option("--why", default="", help="The reason; the log keeps it, with who and when.")
 @click.option("--back", is_flag=True, help="Have STAGE be what it was before.")
+@click.option("--clear", "emptied", is_flag=True, help="Empty STAGE; the checkpoint stays.")
 @click.option("--list", "listed", is_flag=True, help="What is in which stage, and what was.")
 @json_option
-def command(path: str, stage: str | None, why: str, back: bool, listed: bool, as_json: bool) -> None:
+def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, listed: bool, as_json: bool) -> None:
     """Have a stage (candidate, staging, production) be this checkpoint; by default the next one behind where it is.
 
     A stage is a tag: the checkpoint is kept, and RUN@production means it everywhere.
@@ -27,6 +28,7 @@ def command(path: str, stage: str | None, why: str, back: bool, listed: bool, as
       relight promote runs/demo@2000 --why "passed the evaluation"
       relight promote runs/demo@staging production
       relight promote runs/demo production --back
+      relight promote runs/demo staging --clear
       relight promote runs/demo --list
     """
     found = open_run_at(path)
@@ -42,6 +44,15 @@ def command(path: str, stage: str | None, why: str, back: bool, listed: bool, as
             table(["stage", "id", "", "when", "by", "why"], rows, wrap=("why",))
         else:
             click.echo("nothing was promoted yet")
+        return
+    if emptied:
+        if stage is None or back:
+            raise ConfigError("--clear needs the stage, and not --back")
+        clear(found.run, stage, why=why)
+        if as_json:
+            emit_json({"stage": stage, "id": None, "step": None})
+        else:
+            click.echo(f"{stage} is empty now")
         return
     if back:
         if stage is None:

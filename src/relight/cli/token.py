@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from relight.audit import told
+from relight.audit.facts import Facts
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, table
 from relight.policy.units import seconds_of
@@ -58,8 +59,10 @@ def command() -> None:
 def new(name: str, role: str, scope: str, expires: str | None, path: Path | None, as_json: bool) -> None:
     """Make a token for NAME, and show it, this once."""
     lasts_s = seconds_of(expires, "--expires") if expires is not None else None
-    with told("token new", f"{name} {role} {scope}".strip()):
+    facts = Facts(given={"name": name, "role": role, "scope": scope, "expires": expires or ""})
+    with told("token new", f"{name} {role} {scope}".strip(), facts) as says:
         token_id, token = _state(path).new_token(name, role, scope, lasts_s)
+        says.append(f"token {token_id}")
     if as_json:
         emit_json({"id": token_id, "token": token, "name": name, "role": role, "scope": scope})
         return
@@ -92,8 +95,11 @@ def listed(path: Path | None, as_json: bool) -> None:
 @json_option
 def revoke(token_id: str, path: Path | None, as_json: bool) -> None:
     """Have a token open nothing any more, nor the sessions that were begun with it."""
-    with told("token revoke", token_id):
-        found = _state(path).revoke(token_id.removeprefix("rl_").partition(".")[0])
+    token_id = token_id.removeprefix("rl_").partition(".")[0]  # a whole token may have been pasted: its secret goes nowhere
+    state = _state(path)
+    before = next((one.state for one in state.tokens() if one.id == token_id), "")
+    with told("token revoke", token_id, Facts(before=before, after="revoked", given={"id": token_id})):
+        found = state.revoke(token_id)
     if as_json:
         emit_json({"id": found.id, "name": found.name, "state": "revoked"})
     else:

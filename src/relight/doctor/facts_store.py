@@ -63,7 +63,7 @@ def look_at_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     error = seen("listing", lambda: _trouble(lambda: next(iter(store.list("")), None)), silent)
     there = error is None and (not root or os.path.isdir(root))
     nothing: tuple[str, ...] = ()
-    runs = seen("runs", lambda: tuple(list_runs(store)), nothing) if there else nothing
+    runs = seen("runs", lambda: tuple(list_runs(store)), nothing) if error is None else nothing  # an anchor may know some
     room = seen("room", lambda: os.statvfs(_nearest(root)), None) if root else None
     record = seen("relight.json", lambda: _trouble(lambda: read_store(store)), None) if there else None
     wrong_key = record is not None and record.kind == "wrong_key"

@@ -59,7 +59,7 @@ def look(
     place = found
     say("store")
     store = replace(look_at_store(place.store, quick=quick), absent=absent)
-    names = ([place.run] if place.run is not None else list(store.runs)) if store.there and _opens(store) else []
+    names = ([place.run] if place.run is not None else list(store.runs)) if (store.there or store.runs) and _opens(store) else []
     runs = []
     for name in names[:RUNS_MAX]:
         say(f"run {name}")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from relight.audit import told
+from relight.audit.facts import Facts
 from relight.catalog.read import read_tensors
 from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
 from relight.catalog.whole import Whole
@@ -49,8 +50,15 @@ def execute_export(plan: ExportPlan, progress: Progress | None = None) -> Export
     Memory: what ``read_tensors`` takes, and ``BLOCKS_MAX`` blocks; of tensors that several ranks hold across,
     or that are averaged, a slab. In the audit log, if ``RELIGHT_AUDIT`` names one, before anything is written.
     """
-    with told("export", f"{plan.opened.store.url}/{plan.opened.prefix}"):
+    with told("export", f"{plan.opened.store.url}/{plan.opened.prefix}", _facts(plan)):
         return _execute(plan, progress)
+
+
+def _facts(plan: ExportPlan) -> Facts:
+    """Fields of the export's audit record."""
+    one = plan.opened.checkpoint
+    names = ", ".join(entry.name for entry in plan.entries)
+    return Facts(plan.opened.prefix.partition("/")[0], one.id, after=plan.path, given={"target": plan.path, "names": names})
 
 
 def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:

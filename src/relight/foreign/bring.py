@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight import audit
+from relight.audit.facts import Facts
 from relight.catalog import Run
 from relight.commit import Place, SaveRequest
 from relight.commit.earlier import Smaller
@@ -57,7 +58,8 @@ def bring_in(
     calls the import off. ``user``: more that its root is to say. ``smaller``: how it is stored. In the audit log, if ``RELIGHT_AUDIT``
     names one, before anything is written.
     """
-    with audit.told("import", f"{found.path} into {store.url}/{run}"):
+    facts = Facts(run, after=run, given={"source": found.path, "step": step, "which": which})
+    with audit.told("import", f"{found.path} into {store.url}/{run}", facts):
         return _bring_in(
             found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller,
             force=force,

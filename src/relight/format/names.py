@@ -16,6 +16,8 @@ LOG_DIR = "log"
 STEP_MAX = 10**15
 TAG_MAX = 128
 BRANCH_TAGS = "branches/"
+STAGES = ("candidate", "staging", "production")
+"""Tags that ``relight promote`` alone moves, from the first to the last."""
 """What the tag starts with that holds a checkpoint for a branch; the branch's directory follows."""
 
 _ID = re.compile(r"[0-9a-z]{10}\Z")

@@ -19,10 +19,12 @@ from relight.format.digest import ZERO_HEX
 from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
 from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
+from relight.log import anchoring
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
 from relight.log.nested import refuse_store_as_run
 from relight.store import ByteStore
 from relight.store.again import decoded, rest
+from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
 
 RECORDS_MAX = 2_000_000
@@ -83,6 +85,7 @@ class Log:
 
     def __init__(self, store: ByteStore, run: str, *, now: Callable[[], str] = now_text) -> None:
         self._store, self._run, self._now = store, check_run_name(run), now
+        self._anchor = anchor_of(store)
         self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._slots: dict[int, _Slot] = {}
         self._unread: set[int] = set()
@@ -113,6 +116,8 @@ class Log:
 
     def start(self) -> View:
         """The log as it is now, with record 0 made if there is none."""
+        if self._anchor is not None:
+            self._view()  # first, as a store that was emptied must not be made again under another id
         try:
             self._store_id = require_store(self._store).id
         except CorruptCheckpoint:
@@ -229,6 +234,8 @@ class Log:
         self._own_head = self._newest = record.seq
         written = decode_record(data, record.seq, key)
         self._put(record.seq, _Slot(written.file_hash, self._shared(written)))
+        if self._anchor is not None:
+            anchoring.wrote(self._anchor, view, written)
         return written
 
     def _is_ours(self, key: str, data: bytes) -> bool:
@@ -262,6 +269,15 @@ class Log:
         return f"{self._run}/{LOG_DIR}/{record_file(seq)}"
 
     def _view(self) -> View:
+        """The log as it is now. ``CorruptCheckpoint`` if the store's anchor remembers what the log lacks."""
+        if self._anchor is None:
+            return self._look()
+        self._newest = max(self._newest, anchoring.expected_head(self._anchor, self._run))  # before the listing, which may be older
+        view = self._look()
+        anchoring.check(self._anchor, view, self._unread)
+        return view
+
+    def _look(self) -> View:
         numbers = set()
         for entry in self._store.list(f"{self._run}/{LOG_DIR}"):
             seq = parse_record_file(entry.name)

@@ -27,6 +27,7 @@ from relight.log.ancestors import REBUILT as REBUILT_FENCE
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.truncated import REBUILDING, REBUILT, is_being_rebuilt
 from relight.store import ByteStore
+from relight.store.anchored import anchor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
     where = f"{store.url.rstrip('/')}/{run}"
     names = checkpoint_dirs(store, run)
     missing = not any(parse_record_file(entry.name) is not None for entry in store.list(f"{run}/{LOG_DIR}"))
+    anchor = anchor_of(store)
+    if missing and anchor is not None and anchor.read(run).pins:
+        Log(store, run).read()  # which refuses it: a log that was seen there is gone
     if missing and not names:
         raise CheckpointNotFound("there is neither a log nor a checkpoint directory", where=where, hint="relight ls STORE shows its runs")
     view = None if missing else Log(store, run).read()

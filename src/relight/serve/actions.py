@@ -9,15 +9,18 @@ import hashlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from relight.audit import Book
+from relight.audit.effects import ACTIONS as EFFECTS_OF
+from relight.audit.facts import Facts
 from relight.catalog.asking import LOOK_S, WHO_MAX, ask_for_save
 from relight.catalog.branches import check_free
 from relight.catalog.checked import record_checked
 from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint
-from relight.errors import CheckpointNotFound, ConfigError, Fenced
+from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_run_name
 from relight.log import Checkpoint
 from relight.log.identity import seconds_since_epoch
@@ -29,7 +32,7 @@ from relight.serve.index import Index
 from relight.serve.jobs import Progress
 from relight.serve.pages_actions import Done, Planned
 from relight.serve.pages_views import ACTIONS
-from relight.serve.scope import Who, everything
+from relight.serve.scope import Who, everything, require
 from relight.serve.state import State
 from relight.serve.tasks import Tasks
 from relight.serve.tasks_work import drill, wait_for
@@ -54,7 +57,7 @@ SAVE_S = 600.0
 WATCHED_S = 180.0
 """``relight run`` writes down once a minute where the time went: when that is older, it is likely not there any more."""
 assert FIELDS.keys() == ACTIONS.keys()
-Prepared = tuple[Planned, Callable[[], Done]]
+Prepared = tuple[Planned, Callable[[], Done], Facts]
 
 
 class Actions:
@@ -72,9 +75,18 @@ class Actions:
         on = self._on(fields)
         if not who.may(ACTIONS.get(verb, "admin")):
             raise ConfigError(f"{verb[:20]!r} takes the role {ACTIONS.get(verb, 'admin')}")
-        seq = self._book.begin(who.name, verb, on, who.role)
+        prepared, refused, facts = None, None, Facts(run=fields.get("run", ""), why=fields.get("why", ""), given=fields)
         try:
-            planned, do = self._prepared(verb, fields, who)
+            prepared = self._prepared(verb, fields, who)  # changes nothing; the first record has what it found
+            found = prepared[2]
+            facts = replace(facts, checkpoint=found.checkpoint, before=found.before, after=found.after)
+        except (RelightError, OSError) as error:
+            refused = error
+        seq = self._book.begin(who.name, verb, on, who.role, token=who.token, facts=facts)
+        try:
+            if prepared is None:
+                raise refused or Fenced("the action could not be prepared")
+            planned, do, _ = prepared
             if digest and planned.digest != digest:
                 raise Fenced("this is not what was shown: something has changed since", hint="look at the plan again")
             done = do()
@@ -97,7 +109,7 @@ class Actions:
 
     def _on(self, fields: Mapping[str, str]) -> str:
         if "store" not in fields:
-            return fields.get("id", "")[:80]
+            return fields.get("id", "").removeprefix("rl_").partition(".")[0][:80]  # never the token's secret
         which = fields.get("which", "")
         run = dir_of(fields.get("run", ""))  # the name may hold @, which ends the run here
         return f"{fields['store']}/{run}"[:300] + (f"@{which[:80]}" if which else "")
@@ -111,8 +123,11 @@ class Actions:
         if any(not value.isprintable() or len(value) > 400 for value in fields.values()):
             raise ConfigError("a field is at most 400 letters long, all of which can be printed")
         if verb == "revoke":
+            require("revoke token", who)
             return self._revoke(fields)
-        planned, do = {
+        for effect in EFFECTS_OF[verb]:
+            require(effect, who, fields.get("store", ""), fields.get("to" if effect == "create run" else "run", ""))
+        planned, do, facts = {
             "tag": self._tag,
             "branch": self._branch,
             "pin": self._pin,
@@ -125,7 +140,7 @@ class Actions:
         if is_best(fields.get("which", "")):
             chosen = self._index.choose(fields["store"], fields["run"], fields["which"])
             planned = planned._replace(says=f"{planned.says} It is {chosen.explanation}.")
-        return planned, do
+        return planned, do, facts
 
     def _run(self, fields: Mapping[str, str]) -> Run:
         store, name = fields.get("store", ""), fields.get("run", "")
@@ -148,7 +163,8 @@ class Actions:
             run.tag(name, one.id, by=who.name)
             return Done(True, f"{name} names {one.id} (step {one.step})")
 
-        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do
+        facts = Facts(checkpoint=one.id, before=before or "", after=one.id)
+        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do, facts
 
     def _branch(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -163,11 +179,15 @@ class Actions:
             f"A run {to} will go on from checkpoint {one.id} (step {one.step}).",
             f"relight branch {_at(fields)}@{one.id} {to}",
             (one.id, to),
-        ), do
+        ), do, Facts(checkpoint=one.id, after=to)
 
     def _pin(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
         held = holds_of(run.history()).get(one.id)
+
+        def words(reason: str | None) -> str:
+            return "" if reason is None else f"held: {reason}"
+
         why = fields.get("why", "") or f"pinned by {who.name}"
 
         def do() -> Done:
@@ -187,7 +207,7 @@ class Actions:
             says,
             f"relight hold {_at(fields)} {one.id}" + (" --release" if held is not None else ""),
             (one.id, held),
-        ), do
+        ), do, Facts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why))
 
     def _verify(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -212,7 +232,7 @@ class Actions:
             f"Every byte of checkpoint {one.id} (step {one.step}) will be read and compared.",
             f"relight verify {_at(fields)} {one.id}",
             (one.id,),
-        ), do
+        ), do, Facts(checkpoint=one.id)
 
     def _prune(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run = self._run(fields)
@@ -232,12 +252,14 @@ class Actions:
             f" --undo {fields['undo']}" if fields.get("undo") else ""
         )
         says = f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will go." if plan.going else "Nothing would go."
-        rows = [(one.id, str(one.step), "stays" if one.keep else "goes", one.reason) for one in plan.verdicts]
+        hidden = self._index.hidden_branches(fields["store"], fields["run"])
+        rows = [(one.id, str(one.step), "stays" if one.keep else "goes", _without(one.reason, hidden)) for one in plan.verdicts]
         what = [(one.id, one.keep) for one in plan.verdicts] + list(plan.due)
         planned = _planned("Prune", says, f"relight prune {_at(fields)} {words}", what)._replace(
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
         )
-        return planned, lambda: _pruned(plan, run)
+        stay = [one.id for one in plan.verdicts if one.keep]
+        return planned, lambda: _pruned(plan, run), Facts(before=", ".join(one.id for one in plan.verdicts), after=", ".join(stay))
 
     def _promote(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -251,10 +273,11 @@ class Actions:
             return Done(True, f"{stage} is {one.id} (step {one.step})")
 
         says = f"{stage} will be checkpoint {one.id} (step {one.step})" + (f" instead of {before}." if before else ".")
-        return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do
+        facts = Facts(checkpoint=one.id, before=before or "", after=one.id)
+        return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do, facts
 
     def _revoke(self, fields: Mapping[str, str]) -> Prepared:
-        token_id = fields.get("id", "").removeprefix("rl_")
+        token_id = fields.get("id", "").removeprefix("rl_").partition(".")[0]
         found = next((one for one in self._state.tokens() if one.id == token_id), None)
         if found is None or not everything():  # tokens are not below any run
             raise CheckpointNotFound(f"no token {token_id[:40]!r}")
@@ -269,7 +292,7 @@ class Actions:
             f"relight token revoke {token_id}",
             (token_id, found.state),
         )
-        return planned._replace(danger=True), do
+        return planned._replace(danger=True), do, Facts(before=found.state, after="revoked")
 
     def _save(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, why = self._run(fields), fields.get("why", "")
@@ -289,7 +312,7 @@ class Actions:
 
         says = f"The job of {run.name} is asked to save at the end of its step, in your name."
         planned = _planned("Save now", says, f"relight save {_at(fields)}", (run.name, why))
-        return planned._replace(says=f"{says} {watched}"), do  # seconds pass, and it is the same plan
+        return planned._replace(says=f"{says} {watched}"), do, Facts()  # seconds pass, and it is the same plan
 
     def _drill(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run = self._run(fields)
@@ -306,7 +329,7 @@ class Actions:
             "Neither the run nor its job notices; copies are removed. Failures of the job itself need its script: "
             f"relight drill --from {_at(fields)} train.py, where it runs."
         )
-        return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do
+        return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do, Facts()
 
 
 def _pruned(plan: PrunePlan, run: Run) -> Done:
@@ -318,6 +341,13 @@ def told_last(accounts: Sequence[Account]) -> float | None:
     """When a supervisor of the run wrote down last where the time went; None if none ever did."""
     ends = [began + one.seconds for one in accounts if (began := seconds_since_epoch(one.began)) is not None]
     return max(ends, default=None)
+
+
+def _without(text: str, hidden: Sequence[str]) -> str:
+    """Return ``text`` without the names of branches that the asker may not know of."""
+    for name in hidden:
+        text = text.replace(name, "a branch")
+    return text
 
 
 def _planned(name: str, says: str, command: str, what: object) -> Planned:

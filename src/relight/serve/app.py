@@ -129,7 +129,7 @@ def _end(readers: Sequence[Reader], state: State) -> None:
 
 
 def _audited(book: Book) -> list[AuditRow]:
-    return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role) for one in book.entries()]
+    return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role, one.token, dict(one.fields)) for one in book.entries()]
 
 
 def _streams(app: FastAPI, hub: Hub, state: State) -> None:

@@ -21,7 +21,7 @@ from relight.policy.tiers import decode_tiers
 from relight.run_names import dir_of
 from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
-from relight.serve.reader import Reader, RunState
+from relight.serve.reader import NOT_YET, Reader, RunState
 from relight.serve.scope import everything, reaches
 from relight.serve.spread import statistics_of
 from relight.serve.values import (
@@ -98,6 +98,11 @@ class Index:
             raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
         return found
 
+    def hidden_branches(self, store: str, run: str) -> list[str]:
+        """Return the branch tags of a run that name runs outside the asker's scope, longest first."""
+        names = [name for name in self.state(store, run).history.tags if name.startswith(PREFIX)]
+        return sorted((name for name in names if not reaches(store, name.removeprefix(PREFIX))), key=len, reverse=True)
+
     def find(self, store: str, run: str, which: str) -> Checkpoint:
         """Return the checkpoint of ``choose``."""
         return self.choose(store, run, which).checkpoint
@@ -112,7 +117,7 @@ class Index:
         for one in self._readers.values():
             if reaches(one.id):
                 runs = [state for name, state in one.now.runs.items() if reaches(one.id, name)]
-                rows.append(StoreRow(one.id, one.url, len(runs), sum(state.bytes for state in runs), one.now.state, one.now.read_at))
+                rows.append(StoreRow(one.id, one.url, len(runs), sum(state.bytes for state in runs), _state_of(one), one.now.read_at))
         return rows
 
     def runs(self, after: str | None, limit: int) -> Page[RunRow]:
@@ -135,6 +140,7 @@ class Index:
             for name, target in sorted(history.tags.items())
             if not name.startswith(PREFIX) and (one := history.find(target))
         ]
+        branches = [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)]
         saves = [self._save(store, run, one) for one in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
@@ -143,7 +149,7 @@ class Index:
             list(reversed(state.incidents)),
             parts,
             [pair for pair in tags if pair[0] not in STAGES],
-            [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)],
+            [branch for branch in branches if reaches(store, branch)],
             [pair for pair in tags if pair[0] in STAGES],
         )
 
@@ -159,6 +165,8 @@ class Index:
         state, chosen = self.state(store, run), self.choose(store, run, which)
         one = chosen.checkpoint
         tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
+        home = one.body.home or state.name
+        facts = [(name, value if name != "directory" or reaches(store, home) else one.body.dir) for name, value in facts]
         facts = [("chosen", chosen.explanation), *facts] if chosen.explanation else facts
         row = self._listed(store, run, [one], state.history)[0]
         known = checked(state.history).get(one.id)
@@ -264,7 +272,9 @@ class Index:
 
     def audit(self, after: str | None, limit: int) -> Page[AuditRow]:
         """Who did what, the newest first; all of it only for those who may see everything."""
-        rows = [one for one in self._audited() if everything() or reaches(*_place_of(one.on))]
+        rows = list(self._audited())
+        if not everything():  # an entry's fields may name other runs
+            rows = [replace(one, token="", fields={}) for one in rows if reaches(*_place_of(one.on))]
         rows.sort(key=lambda one: -one.seq)
         picked, more = _page(rows, [f"{one.seq:012d}" for one in rows], after, limit, reverse=True, known=_seq)
         return Page(picked, more, len(rows))
@@ -296,7 +306,7 @@ class Index:
 
     def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
         """Checkpoints in a list: what their store says, and what processes of this machine have told of them."""
-        tags, set_aside = _tags_by_id(history.tags), history.set_aside
+        tags, set_aside = _tags_by_id(store, history.tags), history.set_aside
         known = damage(history)
         rows = [_checkpoint_row(one, tags.get(one.id, ()), set_aside, known.get(one.id)) for one in chosen]
         if self._around is None:
@@ -438,10 +448,12 @@ def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], k
     return CheckpointRow(one.id, one.step, one.time, one.body.stored_bytes, None, not why, tags, why)
 
 
-def _tags_by_id(tags: dict[str, str]) -> dict[str, list[str]]:
+def _tags_by_id(store: str, tags: dict[str, str]) -> dict[str, list[str]]:
+    """The tags on each checkpoint, without those that name runs which the asker may not know of."""
     found: dict[str, list[str]] = {}
     for name, target in sorted(tags.items()):
-        found.setdefault(target, []).append(name)
+        if not name.startswith(PREFIX) or reaches(store, name.removeprefix(PREFIX)):
+            found.setdefault(target, []).append(name)
     return found
 
 
@@ -460,6 +472,12 @@ def _bytes_of(shape: Sequence[int], dtype: str) -> int:
     for one in shape:
         size *= one
     return size
+
+
+def _state_of(reader: Reader) -> str:
+    """What the last look at a store amounted to. An error's words may name any run, so a token with a scope gets its kind alone."""
+    state = reader.now.state
+    return state if everything() or state in ("ok", NOT_YET) else state.partition(":")[0]
 
 
 def _place_of(on: str) -> tuple[str, str]:

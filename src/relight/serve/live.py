@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from relight.run_names import dir_of
-from relight.serve.scope import reaches
+from relight.serve.scope import in_scope, reaches, scope_now
 
 STREAMS_MAX = 2000
 STREAMS_OF_ONE_MAX = 1200
@@ -26,6 +26,7 @@ class Stream:
     store: str
     run: str
     asker: str
+    scope: str = ""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -66,7 +67,9 @@ class Hub:
             news, self._news = self._news, []
         for one in self._streams:
             if any(
-                not one.store or not store or (store == one.store and (not one.run or not runs or one.run in runs)) for store, runs in news
+                in_scope(one.scope, store, runs)
+                and (not one.store or not store or (store == one.store and (not one.run or not runs or one.run in runs)))
+                for store, runs in news
             ):
                 one.woken.set()
 
@@ -77,7 +80,7 @@ class Hub:
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
         self._loop = asyncio.get_running_loop()
-        stream, number = Stream(store, dir_of(run) if run else "", asker), 0
+        stream, number = Stream(store, dir_of(run) if run else "", asker, scope_now()), 0
         self._streams.add(stream)
         try:
             yield {"event": "hello", "data": "0"}

@@ -164,6 +164,7 @@ def audit(rows: Sequence[AuditRow], now: float) -> list[dict[str, Any]]:
             "who": one.who,
             "what": one.what,
             "on": one.on,
+            "fields": "; ".join(f"{name}={value}" for name, value in one.fields.items() if value),
             "how": one.how or "begun",
             "health": health.get(one.how or "", "other"),
         }

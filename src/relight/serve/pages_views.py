@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
+from relight.audit.effects import role_of_action
 from relight.serve.draw import Curve, Lane, Mark, Share, Span, bar, lanes, line, thinned
 from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
 from relight.serve.pages_words import NOTHING, ago, number, plural, share, size, span, when
@@ -16,18 +18,8 @@ from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDet
 
 _POINTS_MAX = 2000
 _CHARTS_MAX = 4
-ACTIONS = {
-    "tag": "operator",
-    "branch": "operator",
-    "pin": "operator",
-    "verify": "operator",
-    "save": "operator",
-    "drill": "operator",
-    "prune": "admin",
-    "promote": "admin",
-    "revoke": "admin",
-}
-"""By its name, the role that it takes."""
+ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
+"""By its name, the role that it takes: that of its effects."""
 
 
 def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:

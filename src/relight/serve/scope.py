@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from relight.errors import ConfigError
+from relight.audit.effects import EFFECTS, role_of
+from relight.audit.effects import ROLES as ROLES
+from relight.errors import CheckpointNotFound, ConfigError
 from relight.run_names import dir_of
 
-ROLES = ("viewer", "operator", "admin")
-"""From the one who may least; each may what those before it may."""
 NOTHING = "\0"
 """A scope that no run is in."""
 
@@ -29,7 +29,7 @@ class Who:
 
     def may(self, role: str) -> bool:
         """Whether that role is no more than his."""
-        return rank_of(self.role) >= rank_of(role)
+        return role in ROLES and rank_of(self.role) >= rank_of(role)
 
 
 def rank_of(role: str) -> int:
@@ -49,6 +49,31 @@ def reaches(store: str, run: str = "") -> bool:
         return True
     in_store, _, in_run = scope.partition("/")
     return in_store == store and (not in_run or dir_of(in_run) == dir_of(run)) if run else in_store == store
+
+
+def require(effect: str, who: Who, store: str = "", run: str = "") -> None:
+    """Raise unless ``who`` may cause ``effect`` on that run of that store: the one check of roles and scopes that actions make.
+
+    ``ConfigError`` for a role that is too low, and for a run outside the token's scope that would be made.
+    """
+    role = role_of(effect)
+    if not who.may(role):
+        raise ConfigError(f"to {EFFECTS[effect].what} takes the role {role}; {who.name} has {who.role}")
+    if store and not reaches(store, run):
+        if effect == "create run":
+            raise ConfigError(f"this token is for {who.scope} alone, so it makes no other run", hint="ask for a token of the whole store")
+        raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
+
+
+def in_scope(scope: str, store: str, runs: Collection[str]) -> bool:
+    """Return whether a change of these runs, of a whole store (no runs) or of anything (no store) concerns an asker of that scope."""
+    in_store, _, in_run = scope.partition("/")
+    return not scope or not store or (store == in_store and (not in_run or not runs or dir_of(in_run) in runs))
+
+
+def scope_now() -> str:
+    """Return the scope of the request that is being answered."""
+    return _scope.get()
 
 
 def everything() -> bool:

@@ -272,6 +272,10 @@ class AuditRow:
     on: str
     how: str = ""
     role: str = ""
+    token: str = ""
+    """The id of the token that let the asker in."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Run, checkpoint, values before and after, reason, arguments; none for a token that has a scope."""
 
 
 @dataclass(frozen=True)

@@ -1,129 +1,175 @@
-"""A store whose logs' ends are written down elsewhere: so it is noticed if it is rolled back, though what is there then is all sound.
+"""Rollback protection: another store, the *anchor*, remembers how far each run's log has come.
 
-The *anchor* is another store, best one that whoever can write to this one cannot write to. It has an empty file for each run, whose name
-says the highest number that was seen, and the hash of that record: ``<hash of the store's URL>/<run>/<number>-<hash>``. It only moves on.
-It goes by the URL, as what the store says of itself may have been replaced as well.
+The anchor is best a store that a writer of this store cannot write to. Its folder for a run has empty files, whose names are the facts:
+``<number>-<hash>``, a *pin*: this record was there; ``gap-<first>-<last>-<hash>``: these records did not count when the anchor moved past
+them, and the record before them has that hash. Folders are ``<hash of the store's URL>/<run>``: the store's own id may have been replaced.
+
+A run's log (``relight.log``) is what checks it, as readers judge it, and moves the anchor on. The store here only remembers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import hexdigest
-from relight.format.names import LOG_DIR, is_record_key, parse_record_file, record_file
-from relight.format.records import decode_record
+from relight.format.names import LOG_DIR, is_record_key, is_run_name, record_file
+from relight.format.signed import Signature, apart
 from relight.format.strict import SEALED_BYTES_MAX
+from relight.keys.signing import Trust
 from relight.observe import emit
 from relight.store.around import Around
-from relight.store.base import ByteStore, Entry
+from relight.store.base import ByteStore
 
-_NAME = re.compile(r"([0-9]{12})-([0-9a-f]{64})\Z")
+_PIN = re.compile(r"([0-9]{12})-([0-9a-f]{64})\Z")
+_GAP = re.compile(r"gap-([0-9]{12})-([0-9]{12})-([0-9a-f]{64})\Z")
 _ROOM = 512
 
 
-class Seen(NamedTuple):
-    """A record that was there."""
+class Pin(NamedTuple):
+    """A record that was there: its number, and the hash of its file's bytes with the signature."""
 
     seq: int
     hash: str
 
     @property
     def name(self) -> str:
-        """As the anchor has it."""
+        """The pin's file name in the anchor."""
         return f"{self.seq:012d}-{self.hash}"
 
 
-class AnchoredStore(Around):
-    """``inner``, whose logs must not end before where ``anchor`` says that they ended. Looked at once a run and process, and moved on with
-    each record that is written. Cost: one small file a record, one listing and one record read at the beginning."""
+class Gap(NamedTuple):
+    """Records ``first`` to ``last`` did not count when the anchor moved past them. ``below``: the chain hash of the record before them."""
 
-    def __init__(self, inner: ByteStore, anchor: ByteStore) -> None:
-        super().__init__(inner)
-        self._anchor = anchor
-        self._seen: dict[str, Seen | None] = {}
+    first: int
+    last: int
+    below: str
+
+    @property
+    def name(self) -> str:
+        """The gap's file name in the anchor."""
+        return f"gap-{self.first:012d}-{self.last:012d}-{self.below}"
+
+
+class Known(NamedTuple):
+    """What the anchor remembers of one run."""
+
+    pins: tuple[Pin, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def top(self) -> int:
+        """The highest record that was there; −1 if none is remembered."""
+        return max((pin.seq for pin in self.pins), default=-1)
+
+
+class RawRecord(NamedTuple):
+    """A record's file: the hash of all its bytes, the hash that the next record chains to, and its signature."""
+
+    hash: str
+    chain_hash: str
+    signature: Signature | None
+    trusted: bool
+    """Whether a trusted signer signed it. True for every record if no signers are named."""
+
+
+class Anchor:
+    """The memory of one store's runs. Not thread-safe for one run. ``trust``: the signers that readers of the store trust."""
+
+    def __init__(self, inner: ByteStore, memory: ByteStore, trust: Trust | None) -> None:
+        self._inner, self._memory, self.trust = inner, memory, trust
+        self.url = memory.url
         self._place = hexdigest(inner.url.encode())[:16]
+        self.confirmed: dict[str, Known] = {}
+        """What this process found confirmed, by run."""
+        self.seen: dict[str, int] = {}
+        """The highest record that any log of this process has had, by run: a log that is read again must still have it."""
+        self.writes: set[str] = set()
+        """Runs to which this process has appended: it moves their pins as it writes."""
+        self._written: tuple[str, bytes] = "", b""
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (AnchoredStore, (self.inner, self._anchor))
+    def runs(self, besides: Collection[str] = ()) -> list[str]:
+        """The runs that have a pin, without ``besides``, sorted. Cost: a listing, and one for each of them."""
+        folders = [entry.name for entry in self._memory.list(self._place) if entry.is_dir and is_run_name(entry.name)]
+        return sorted(run for run in folders if run not in besides and self.read(run).pins)
 
-    def _over(self, below: ByteStore) -> ByteStore:
-        return AnchoredStore(below, self._anchor)
+    def wrote(self, key: str, data: bytes) -> None:
+        """Keep the record that was created last, so that it need not be read back."""
+        self._written = key, data
+
+    def read(self, run: str) -> Known:
+        """Read what is remembered of a run. Cost: one listing."""
+        names = [entry.name for entry in self._memory.list(self.folder(run))]
+        pins = sorted(Pin(int(match[1]), match[2]) for name in names if (match := _PIN.match(name)))
+        gaps = sorted(Gap(int(match[1]), int(match[2]), match[3]) for name in names if (match := _GAP.match(name)))
+        return Known(tuple(pins), tuple(gaps))
+
+    def raw(self, run: str, seq: int) -> RawRecord | None:
+        """Read a record's file; None for one that is missing or no record. Cost: one read, none for what was written last."""
+        key = f"{run}/{LOG_DIR}/{record_file(seq)}"
+        try:
+            written, data = self._written
+            data = data if key == written else self._inner.get(key, SEALED_BYTES_MAX + _ROOM)
+            record, signature = apart(data, key)
+        except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
+            return None
+        trusted = self.trust is None or (signature is not None and self.trust.believes(record, signature))
+        return RawRecord(hexdigest(data), hexdigest(record), signature, trusted)
+
+    def move(self, run: str, pin: Pin, gaps: Sequence[Gap] = ()) -> None:
+        """Remember ``pin`` in place of the pins that were confirmed. The old pins go last, so a crash leaves one pin too many, never none.
+
+        A failure is reported by ``anchor.failed`` and stops no save. Cost: one small file, one more for each gap, and the deletions.
+        """
+        before = self.confirmed.get(run, Known())
+        self.confirmed[run] = Known((pin,), tuple(sorted({*before.gaps, *gaps})))
+        folder = self.folder(run)
+        try:
+            for gap in gaps:
+                self._memory.put_once(f"{folder}/{gap.name}", b"")
+            self._memory.put_once(f"{folder}/{pin.name}", b"")
+            for old in before.pins:
+                if old != pin:
+                    self._memory.delete(f"{folder}/{old.name}")
+        except RelightError as error:
+            emit("anchor.failed", f"the log's end could not be written down in {self.url}: {error}", kind=error.kind, run=run)
+
+    def folder(self, run: str) -> str:
+        """The key of a run's folder in the anchor."""
+        return f"{self._place}/{run}"
+
+
+class AnchoredStore(Around):
+    """``inner``, with an anchor for the logs of its runs. ``trust``: the signers that readers trust; None if none are named."""
+
+    def __init__(self, inner: ByteStore, anchor: ByteStore, trust: Trust | None = None) -> None:
+        super().__init__(inner)
+        self._memory = anchor
+        self.anchored = Anchor(inner, anchor, trust)
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
         created = self.inner.put_once(key, data)
         if created and is_record_key(key):
-            run, _, name = key.split("/")
-            seq = parse_record_file(name)
-            assert seq is not None
-            self._advance(run, Seen(seq, hexdigest(data)))
+            self.anchored.wrote(key, data)
         return created
 
-    def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``. ``CorruptCheckpoint`` for a log that ends before, or goes otherwise than, the anchor says."""
-        found = list(self.inner.list(prefix))
-        run, _, name = prefix.partition("/")
-        if name == LOG_DIR:
-            self._check(run, {seq for entry in found if (seq := parse_record_file(entry.name)) is not None})
-        return iter(found)
+    def __reduce__(self) -> tuple[object, ...]:
+        return (AnchoredStore, (self.inner, self._memory, self.anchored.trust))
 
-    def _check(self, run: str, there: set[int]) -> None:
-        head, first = max(there, default=-1), run not in self._seen
-        seen = self._read(run) if first else self._seen[run]
-        if seen is not None and (first or head < seen.seq):  # a listing may be older than what it lists: the record itself is asked for
-            found = self._hash_of(run, seen.seq)
-            if found != seen.hash:
-                what = f"the log ends at record {head}; record {seen.seq}, which was seen there, is gone" if head < seen.seq else ""
-                raise CorruptCheckpoint(
-                    f"{what or f'record {seen.seq} is not the one that was seen there'}: it was rolled back, or its end was lost",
-                    where=f"{self.url}/{run}",
-                    hint=f"the anchor {self._anchor.url} says so; if that was meant, delete its {self._folder(run)}",
-                )
-        if first:
-            self._seen[run] = seen
-            for seq in sorted((one for one in there if one > (seen.seq if seen is not None else -1)), reverse=True):
-                if self._is_sound(run, seq):  # the newest that is: what cannot be read may be put there by anybody
-                    self._advance(run, Seen(seq, self._hash_of(run, seq)))
-                    return
+    def _over(self, below: ByteStore) -> ByteStore:
+        return AnchoredStore(below, self._memory, self.anchored.trust)
 
-    def _get(self, run: str, seq: int) -> bytes:
-        return self.inner.get(f"{run}/{LOG_DIR}/{record_file(seq)}", SEALED_BYTES_MAX + _ROOM)
 
-    def _is_sound(self, run: str, seq: int) -> bool:
-        try:
-            decode_record(self._get(run, seq), seq, run)
-        except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
-            return False
-        return True
+def anchor_of(store: ByteStore) -> Anchor | None:
+    """Return the anchor of a store; None if it has none."""
+    found: Anchor | None = getattr(store, "anchored", None)
+    return found
 
-    def _hash_of(self, run: str, seq: int) -> str:
-        """Of a record as it lies there; nothing of one that is not there, or cannot be read."""
-        try:
-            return hexdigest(self._get(run, seq))
-        except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
-            return ""
 
-    def _read(self, run: str) -> Seen | None:
-        found = [match for entry in self._anchor.list(self._folder(run)) if (match := _NAME.match(entry.name))]
-        newest = max(found, key=lambda match: int(match[1]), default=None)
-        return Seen(int(newest[1]), newest[2]) if newest is not None else None
-
-    def _advance(self, run: str, seen: Seen) -> None:
-        """What cannot be written down is told: it keeps nobody from saving."""
-        before = self._seen.get(run)
-        if before is not None and before.seq >= seen.seq:
-            return
-        self._seen[run] = seen
-        try:
-            folder = self._folder(run)
-            self._anchor.put_once(f"{folder}/{seen.name}", b"")
-            if before is not None:
-                self._anchor.delete(f"{folder}/{before.name}")
-        except RelightError as error:
-            emit("anchor.failed", f"the log's end could not be written down in {self._anchor.url}: {error}", kind=error.kind, run=run)
-
-    def _folder(self, run: str) -> str:
-        return f"{self._place}/{run}"
+def anchored_runs(store: ByteStore, besides: Collection[str] = ()) -> list[str]:
+    """Return the runs that the store's anchor remembers, without ``besides``, sorted. Cost: see ``Anchor.runs``."""
+    anchor = anchor_of(store)
+    return anchor.runs(besides) if anchor is not None else []

@@ -36,7 +36,7 @@ def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, guar
     if guard.keys is not None:
         store = EncryptedStore(store, guard.keys)
     if guard.anchor:
-        store = AnchoredStore(store, _open(guard.anchor, None))
+        store = AnchoredStore(store, _open(guard.anchor, None), guard.trust)
     if guard.signer is not None or guard.trust is not None:
         store = SignedStore(store, guard.signer, guard.trust)
     if isinstance(store, Around):

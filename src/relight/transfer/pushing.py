@@ -1,7 +1,7 @@
 """One run made to have all that another has: its checkpoints, and the tags on them. What ``relight push`` and ``relight pull`` do.
 
 The copying is ``copying``'s: verified, resumable, nobody is fenced. Tags follow the checkpoints they are on; a tag that the other side has
-on another checkpoint stays where it is, unless it is said that it is to be moved.
+on another checkpoint stays where it is, unless it is said that it is to be moved. Stages do not follow: ``relight promote`` moves them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from relight.catalog import Run
 from relight.catalog.branches import PREFIX
 from relight.errors import CheckpointNotFound
+from relight.format.names import STAGES
 from relight.log import History
 from relight.store import ByteStore
 from relight.transfer.copying import CopyPlan, CopyReport, Progress, execute_copy, plan_copy
@@ -59,7 +60,7 @@ def plan_push(source: Run, destination: ByteStore, run: str, *, force: bool = Fa
     tags = [
         TagMove(name, held, there.tags.get(name))
         for name, held in sorted(history.tags.items())
-        if not name.startswith(PREFIX)
+        if not name.startswith(PREFIX) and name not in STAGES
         and history.find(held) is not None
         and (name not in there.tags or there.tags[name] != known.get(held))
     ]

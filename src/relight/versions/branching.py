@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.best_by import record_best_by
-from relight.catalog.branches import PREFIX, held_in, lent_by, let_go, set_tag
+from relight.catalog.branches import BRANCH, PREFIX, held_in, lent_by, let_go, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import check_run_name
@@ -40,7 +40,7 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
     with contextlib.suppress(CheckpointNotFound):  # as usual: there is no such run yet
         if _is_there(target.read(), checkpoint, home):
             return Branch(name, home, checkpoint, made=False)
-    set_tag(Log(run.store, home), f"{PREFIX}{name}", checkpoint.id, by, why)
+    set_tag(Log(run.store, home), f"{PREFIX}{name}", checkpoint.id, by, why, kind=BRANCH)
     target.start()
 
     def decide(view: View) -> tuple[Body, int] | None:

@@ -6,13 +6,13 @@ import getpass
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from relight.catalog.branches import STAGE, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.names import STAGES as STAGES
 from relight.format.records import WORDS_MAX, Body, NoteBody, TagBody
 from relight.log import Checkpoint, History, Log, View, fold
 
-STAGES = ("candidate", "staging", "production")
-"""From the first to the last."""
 NOTE_TOPIC = "note"
 
 
@@ -48,27 +48,42 @@ def promote(run: Run, checkpoint: Checkpoint, stage: str | None = None, *, why: 
 
     ``ConfigError`` for a stage that is none, and if it is in the last one already.
     """
-    history = run.history()
     if stage is None:
-        held = [name for name in STAGES if history.tags.get(name) == checkpoint.id]
-        if held and held[-1] == STAGES[-1]:
-            raise ConfigError(f"checkpoint {checkpoint.id} is in {STAGES[-1]}, and there is none behind it")
-        stage = STAGES[STAGES.index(held[-1]) + 1] if held else STAGES[0]
-    run.tag(_stage(stage), checkpoint.id, by=who() if by is None else by, why=why)
+        stage = next_stage(run.history(), checkpoint.id)
+    _move(run, stage, checkpoint.id, by, why)
     return stage
 
 
-def take_back(run: Run, stage: str, *, why: str = "", by: str | None = None) -> str:
-    """Have ``stage`` be what it was before, of which there is still a checkpoint: its id. ``CheckpointNotFound`` if there is none."""
-    view = run.view()
+def next_stage(history: History, checkpoint_id: str) -> str:
+    """Return the stage after the highest that a checkpoint is in. ``ConfigError`` if that is the last one."""
+    held = stages_of(history, checkpoint_id)
+    if held and held[-1] == STAGES[-1]:
+        raise ConfigError(f"checkpoint {checkpoint_id} is in {STAGES[-1]}, and there is none behind it")
+    return STAGES[STAGES.index(held[-1]) + 1] if held else STAGES[0]
+
+
+def earlier_in(view: View, stage: str) -> str:
+    """Return the checkpoint that was in a stage before and is still there. ``CheckpointNotFound`` if there is none."""
     history = fold(view)
     moves = [one.id for one in promotions(view.records, _stage(stage)) if one.id is not None]
     now = history.tags.get(stage)
     before = next((one for one in reversed(moves) if one != now and history.find(one)), None)
     if before is None:
-        raise CheckpointNotFound(f"nothing was in {stage} before that is still there", where=run.name)
-    run.tag(stage, before, by=who() if by is None else by, why=why or "taken back")
+        raise CheckpointNotFound(f"nothing was in {stage} before that is still there", where=view.run)
     return before
+
+
+def take_back(run: Run, stage: str, *, why: str = "", by: str | None = None) -> str:
+    """Have ``stage`` be what it was before, of which there is still a checkpoint: its id. ``CheckpointNotFound`` if there is none."""
+    view = run.view()
+    before = earlier_in(view, stage)
+    _move(run, stage, before, by, why or "taken back")
+    return before
+
+
+def clear(run: Run, stage: str, *, why: str = "", by: str | None = None) -> None:
+    """Empty a stage; the checkpoint stays. ``CheckpointNotFound`` if nothing is in it. Cost: one record."""
+    _move(run, stage, None, by, why)
 
 
 def promotions(records: Sequence[Any], stage: str | None = None) -> list[Promotion]:
@@ -107,6 +122,11 @@ def notes_of(history: History, checkpoint_id: str | None = None) -> list[Note]:
         if isinstance(record.body, NoteBody) and record.body.topic == NOTE_TOPIC
     ]
     return [one for one in found if checkpoint_id in (None, one.id)]
+
+
+def _move(run: Run, stage: str, checkpoint_id: str | None, by: str | None, why: str) -> None:
+    """The one place that moves a stage."""
+    set_tag(Log(run.store, run.name), _stage(stage), checkpoint_id, who() if by is None else by, why, kind=STAGE)
 
 
 def _stage(name: str) -> str:

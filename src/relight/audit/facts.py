@@ -1,0 +1,70 @@
+"""What an audited action was asked to do, as its first record holds it: arguments, run, checkpoint, values before and after, reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from relight.format import hexdigest
+
+VALUE_MAX, GIVEN_MAX = 2000, 40
+"""Characters of one value, and arguments of one action."""
+GIVEN = "given."
+"""Prefix of an argument's name in the record."""
+HIDDEN = "***"
+_TOKEN = re.compile(r"\b(rl_[a-z0-9]{10})\.[A-Za-z0-9_-]{20,}")
+_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
+_SECRET_NAME = re.compile(r"(?:^|[_.-])(?:key|token|secret|password|passphrase)$", re.IGNORECASE)
+_NAMES = ("run", "checkpoint", "before", "after", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Fields of an action. ``before`` and ``after``: what it changes, such as the checkpoint that a tag is on; empty for nothing."""
+
+    run: str = ""
+    checkpoint: str = ""
+    before: str = ""
+    after: str = ""
+    why: str = ""
+    given: Mapping[str, object] = field(default_factory=dict)
+    """The arguments, by their names, unchanged but for secrets."""
+
+    def record(self) -> dict[str, str]:
+        """The fields of the record: every name of this class, and each argument under its own name."""
+        found = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
+        for name, value in list(self.given.items())[:GIVEN_MAX]:
+            found[f"{GIVEN}{name[:80]}"] = HIDDEN if _SECRET_NAME.search(name) and str(value) else cut(without_secrets(_text(value)))
+        return found
+
+
+FIELDS = ("who", "role", "token", "what", "on", *_NAMES)
+"""Fields that the first record of every action has, besides its arguments."""
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` without secrets of tokens and without the user information of URLs."""
+    return _USER_INFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(rf"\1.{HIDDEN}", text))
+
+
+def cut(text: str, longest: int = VALUE_MAX) -> str:
+    """Return ``text``, shortened if it is too long for a record; its length and hash then show what it was."""
+    if len(text) <= longest:
+        return text
+    tail = f"… ({len(text)} characters, BLAKE3 {hexdigest(text.encode('utf-8', 'replace'))})"
+    return text[: max(0, longest - len(tail))] + tail
+
+
+def _text(value: object) -> str:
+    """A value in words; of a list each item, without the values of options and variables that have a secret's name."""
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    found: list[str] = []
+    hidden = False
+    for one in map(str, value):
+        name, equals, _ = one.partition("=")
+        secret = _SECRET_NAME.search(name) is not None
+        found.append(HIDDEN if hidden else f"{name}={HIDDEN}" if secret and equals else one)
+        hidden = secret and not equals and name.startswith("-")
+    return ", ".join(found)

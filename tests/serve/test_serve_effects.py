@@ -1,0 +1,221 @@
+"""Effects, roles and ways: who can cause an effect, whichever way leads to it, and what a token with a scope can learn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from tests.serve.made_server import Server, serving
+from tests.serve.made_stores import make_run, make_store
+from tests.serve.test_serve_roles import routes
+
+import relight
+from relight.audit.effects import ACTIONS, COMMANDS, EFFECTS, LIBRARY, ROUTES, SHOWING, role_of
+from relight.catalog.branches import tag_if_possible
+from relight.catalog.run import Run, list_runs
+from relight.cli import COMMANDS as ALL_COMMANDS
+from relight.cli import cli
+from relight.errors import ConfigError
+from relight.format.names import STAGES
+from relight.format.records import NoteBody, RecallBody, RetireBody, TagBody
+from relight.log import Log, read_store
+from relight.serve.actions import FIELDS
+from relight.serve.live import TOGETHER_S, Hub
+from relight.serve.scope import Who, asking, in_scope
+from relight.store import open_bytes
+from relight.transfer.pushing import execute_push, plan_push
+from relight.versions.branching import branch
+from relight.versions.stages import clear, promote
+
+OURS, SECRET = "run-000", "secret-project"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A run that the scoped token reaches, and a secret one, which is a branch of it and has a branch of its own."""
+    root = make_store(tmp_path / "runs", 1, 3)
+    store = open_bytes(str(root))
+    make_run(root, read_store(store).id, "other", 2, 900)
+    ours = Run(store, OURS)
+    branch(ours, ours.history().live[0], SECRET, by="ann")
+    secret = Run(store, SECRET)
+    branch(secret, secret.history().live[0], f"{SECRET}-child", by="ann")
+    promote(ours, ours.history().live[0], "production", by="ann")
+    with serving([root], tmp_path) as made:
+        for role in ("viewer", "operator"):
+            made.tokens[f"scoped {role}"] = made.app.state.store.new_token(role, role, f"runs/{OURS}")[1]
+        yield made
+
+
+def test_every_route_declares_its_effect_and_takes_its_role(server: Server) -> None:
+    """A route that is not in the table of effects, or takes another role than its effect, fails here."""
+    found = {(method, path): role for method, path, role in routes(server.app)}
+    assert found.keys() == ROUTES.keys(), found.keys() ^ ROUTES.keys()
+    for way, effect in ROUTES.items():
+        expected = "operator" if effect == "by action" else EFFECTS[effect].role or None
+        assert found[way] == expected, way
+
+
+def test_every_action_command_and_call_declares_its_effects() -> None:
+    """A new action, command or public call without declared effects fails here."""
+    assert ACTIONS.keys() == FIELDS.keys()
+    assert set(COMMANDS) | set(SHOWING) == set(ALL_COMMANDS) and not set(COMMANDS) & set(SHOWING)
+    calls = {f"{kind.__name__}.{name}" for kind in (relight.Store, Run) for name in vars(kind) if not name.startswith("_")}
+    calls |= {"save", "load", "open", "Checkpointer.save"}
+    assert calls == LIBRARY.keys()
+    for table in (ACTIONS, COMMANDS, LIBRARY):
+        assert all(effect in EFFECTS for effects in table.values() for effect in effects)
+
+
+def effects_since(server: Server, before: dict[str, int]) -> set[tuple[str, str]]:
+    """What happened to the store: ``(effect, run)``, from the records that were written and the runs that were made."""
+    store = server.app.state.readers[0].store
+    found: set[tuple[str, str]] = set()
+    for name in list_runs(store):
+        if name not in before:
+            found.add(("create run", name))
+        for record in Log(store, name).read().records[before.get(name, 0) :]:
+            body = record.body
+            if isinstance(body, TagBody) and not body.name.startswith("branches/"):
+                found.add(("stage" if body.name in STAGES else "tag", name))
+            elif isinstance(body, RetireBody):
+                found.add(("retire", name))
+            elif isinstance(body, RecallBody):
+                found.add(("recall", name))
+            elif isinstance(body, NoteBody) and body.topic == "hold":
+                found.add(("hold", name))
+    return found
+
+
+def attempts() -> Iterator[tuple[str, dict[str, str]]]:
+    """Each action with each run, and a stage or another run's name in every field that takes a name."""
+    for run in (OURS, SECRET, "other"):
+        base = {"store": "runs", "run": run, "which": "latest"}
+        for name in ("good", *STAGES, "branches/x", "Production"):
+            yield "tag", base | {"name": name}
+        for to in ("fork", "production", SECRET, "other", f"{SECRET}-2", "runs-2"):
+            yield "branch", base | {"to": to}
+        yield "pin", base
+        yield "promote", base | {"stage": "production"}
+        yield "promote", base | {"stage": "staging"}
+        yield "prune", {"store": "runs", "run": run, "keep_last": "1"}
+
+
+@pytest.mark.parametrize("asker", ["viewer", "operator", "admin", "scoped viewer", "scoped operator", "scoped"])
+def test_an_effect_takes_its_role_and_scope_whichever_way_leads_to_it(server: Server, asker: str) -> None:
+    """What happened to the store after every attempt of an asker is within the role and the scope of its token."""
+    role = {"scoped": "admin"}.get(asker, asker.removeprefix("scoped "))
+    who, scope = Who(asker, role), f"runs/{OURS}" if asker.startswith("scoped") else ""
+    store = server.app.state.readers[0].store
+    before = {name: len(Log(store, name).read().records) for name in list_runs(store)}
+    for verb, fields in attempts():
+        plan = server.post(f"/api/v1/actions/{verb}", asker, json={"fields": fields})
+        digest = plan.json().get("digest", "0" * 64)
+        done = server.post(f"/api/v1/actions/{verb}", asker, json={"fields": fields, "confirm": digest})
+        page = server.post(f"/act/{verb}", asker, data={**fields, "go": digest})
+        assert plan.status_code < 500 and done.status_code < 500 and page.status_code < 500, (verb, fields)
+        server.app.state.readers[0].look()
+    found = effects_since(server, before)
+    for effect, run in found:
+        assert who.may(role_of(effect)), (effect, run)
+        assert in_scope(scope, "runs", {run}), (effect, run)
+    expected = {"viewer": set(), "operator": {"tag", "create run", "hold"}, "admin": {"tag", "create run", "hold", "stage"}}[role]
+    if scope:
+        expected = expected - {"create run"}
+    assert expected <= {effect for effect, _ in found}, found
+
+
+def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
+    """Tags of the library, the command line, saves, pushes and agents leave stages where they are."""
+    torch.set_num_threads(1)
+    for step in (1, 2):
+        relight.save(tmp_path / "s" / "run", {"x": torch.zeros(2)}, step=step)
+    path, store = tmp_path / "s" / "run", open_bytes(tmp_path / "s")
+    run = Run(store, "run")
+    first, last = run.history().live
+    promote(run, first, "production")
+
+    def production() -> str | None:
+        return Run(store, "run").history().tags.get("production")
+
+    for stage in STAGES:
+        for call in (
+            lambda stage=stage: run.tag(stage, last.id),
+            lambda stage=stage: run.tag(stage, None),
+            lambda stage=stage: relight.open(path).tag(stage, 2),
+        ):
+            with pytest.raises(ConfigError, match="is a stage"):
+                call()  # type: ignore[no-untyped-call]
+        tag_if_possible(Log(store, "run"), stage, last.id)
+        for words in ([str(path), stage, "2"], [str(path), stage, "--delete"]):
+            done = CliRunner().invoke(cli, ["tag", *words])
+            assert done.exit_code != 0 and isinstance(done.exception, ConfigError) and "relight promote" in done.exception.hint
+    with relight.Checkpointer(path, model=torch.nn.Linear(1, 1), background=False) as ckpt, pytest.raises(ConfigError, match="is a stage"):
+        ckpt.save(3, tag="production")
+    for stage in STAGES[:2]:
+        branch(run, last, stage)  # a run may be called so; it is no stage
+    assert production() == first.id
+    target = open_bytes(tmp_path / "mirror")
+    execute_push(plan_push(run, target, "run"))
+    assert "production" not in Run(target, "run").history().tags
+    promote(Run(target, "run"), Run(target, "run").history().live[-1], "production")
+    was = Run(target, "run").history().tags["production"]
+    execute_push(plan_push(run, target, "run", force=True))
+    assert Run(target, "run").history().tags["production"] == was
+    clear(run, "production")
+    assert production() is None
+
+
+def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
+    """No page, answer, error, task, audit entry or branch tag that a scoped token can get has the name of a run outside its scope."""
+    acts = server.app.state.acts
+    admin = Who("admin", "admin", "", "tokenid000")
+    for verb, fields in (
+        ("branch", {"store": "runs", "run": OURS, "which": "latest", "to": f"{SECRET}-3"}),
+        ("pin", {"store": "runs", "run": SECRET, "which": "latest"}),
+    ):
+        acts.execute(verb, fields, admin)
+    server.app.state.tasks.begin("save", "runs", SECRET, "admin", lambda task: None)
+    server.app.state.readers[0].look()
+    assert SECRET in server.get(f"/api/v1/runs/runs/{OURS}", "admin").text and SECRET in server.get("/api/v1/audit", "admin").text
+    parts = {"{store}": "runs", "{run}": OURS, "{which:path}": "latest", "{which}": "latest", "{task}": "0" * 16}
+    seen = 0
+    for method, path in ROUTES:
+        if method != "GET" or path == "/events":
+            continue
+        for part, value in parts.items():
+            path = path.replace(part, value)
+        answer = server.get(f"{path}?a={OURS}@100&b={OURS}@200&path=x", "scoped")
+        assert SECRET not in answer.text, path
+        seen += answer.status_code == 200
+    assert seen > 15
+    for verb, fields in attempts():
+        given = {name: value for name, value in fields.items() if SECRET not in value}
+        answer = server.post(f"/api/v1/actions/{verb}", "scoped", json={"fields": given})
+        assert SECRET not in answer.text, (verb, fields)
+    taken = server.post("/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": SECRET}})
+    free = server.post("/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": "free-name"}})
+    assert taken.status_code == free.status_code == 422 and taken.json() == free.json()
+
+
+def test_events_of_a_scoped_token_are_of_its_runs() -> None:
+    """A change of a run outside the scope wakes no stream of a scoped token."""
+    assert in_scope(f"runs/{OURS}", "runs", {OURS, SECRET}) and not in_scope(f"runs/{OURS}", "runs", {SECRET})
+    assert not in_scope("runs", "others", set()) and in_scope("runs", "runs", {SECRET}) and in_scope("", "x", {"y"})
+
+    async def woken(run: str) -> bool:
+        hub = Hub()
+        with asking(f"runs/{OURS}"):
+            events = hub.listen("", "", "scoped", lambda: True)
+            await anext(events)
+            hub.changed("runs", {run})
+            with contextlib.suppress(TimeoutError):
+                return (await asyncio.wait_for(anext(events), 2 * TOGETHER_S))["event"] == "changed"
+            return False
+
+    assert asyncio.run(woken(OURS)) and not asyncio.run(woken(SECRET))
