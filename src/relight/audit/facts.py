@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relight.format import hexdigest
+from relight.observe.masking import MASK, is_secret, mask_arguments, mask_users
 
 VALUE_MAX, GIVEN_MAX = 2000, 40
 """Characters of one value, and arguments of one action."""
 GIVEN = "given."
 """Prefix of an argument's name in the record."""
-HIDDEN = "***"
 _TOKEN = re.compile(r"\b(rl_[a-z0-9]{10})\.[A-Za-z0-9_-]{20,}")
-_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@")
-_SECRET_NAME = re.compile(r"(?:^|[_.-])(?:key|token|secret|password|passphrase)$", re.IGNORECASE)
 _NAMES = ("run", "checkpoint", "before", "after", "why")
 
 
@@ -35,7 +33,7 @@ class Facts:
         """The fields of the record: every name of this class, and each argument under its own name."""
         found = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
         for name, value in list(self.given.items())[:GIVEN_MAX]:
-            found[f"{GIVEN}{name[:80]}"] = HIDDEN if _SECRET_NAME.search(name) and str(value) else cut(without_secrets(_text(value)))
+            found[f"{GIVEN}{name[:80]}"] = MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
         return found
 
 
@@ -45,7 +43,7 @@ FIELDS = ("who", "role", "token", "what", "on", *_NAMES)
 
 def without_secrets(text: str) -> str:
     """Return ``text`` without secrets of tokens and without the user information of URLs."""
-    return _USER_INFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(rf"\1.{HIDDEN}", text))
+    return mask_users(_TOKEN.sub(rf"\1.{MASK}", text))
 
 
 def cut(text: str, longest: int = VALUE_MAX) -> str:
@@ -60,11 +58,4 @@ def _text(value: object) -> str:
     """A value in words; of a list each item, without the values of options and variables that have a secret's name."""
     if not isinstance(value, (list, tuple)):
         return str(value)
-    found: list[str] = []
-    hidden = False
-    for one in map(str, value):
-        name, equals, _ = one.partition("=")
-        secret = _SECRET_NAME.search(name) is not None
-        found.append(HIDDEN if hidden else f"{name}={HIDDEN}" if secret and equals else one)
-        hidden = secret and not equals and name.startswith("-")
-    return ", ".join(found)
+    return ", ".join(mask_arguments([str(one) for one in value]))

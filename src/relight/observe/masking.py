@@ -35,7 +35,7 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
     masked: list[str] = []
     flag = None
     for argument in arguments:
-        if flag is not None and not argument.startswith("--") and _is_secret(flag, argument):
+        if flag is not None and not argument.startswith("--") and is_secret(flag, argument):
             masked.append(MASK)
             flag = None
             continue
@@ -50,13 +50,14 @@ def _mask_named(text: str) -> str:
     for found in _NAMED.finditer(text):
         end = _END.search(text, found.end())
         assert end is not None
-        if found.start() >= at and _is_secret(found[1], text[found.end() : end.start()]):
+        if found.start() >= at and is_secret(found[1], text[found.end() : end.start()]):
             kept += [text[at : found.end()], MASK]
             at = end.start()
     return "".join([*kept, text[at:]])
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
+    """Return whether the value of an option or setting of that name is secret."""
     words = {word.lower() for word in _WORD.findall(name)}
     joined = re.sub(r"[^a-z]", "", name.lower())
     if words & _ALWAYS or "apikey" in joined or "accesskey" in joined:
