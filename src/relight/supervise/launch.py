@@ -27,8 +27,9 @@ from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.ports import OWN_STORE, with_own_port
 from relight.supervise.settings import Settings
-from relight.supervise.spare import USUAL, Spares
+from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
+from relight.world.children import child_command, script_directory
 
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
@@ -36,7 +37,6 @@ LEFT = 77
 """Exit code of a machine that is not to be used again: others go on without it."""
 JOIN_S = 600
 """torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
-_WORKER = "relight.supervise.worker"
 
 
 class Ended(NamedTuple):
@@ -86,7 +86,7 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if not isinstance(command, str):
         raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
     if not options.no_python:
-        arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
+        arguments = [*child_command(WORKER, unbuffered=True)[1:], *arguments[1:]]  # in place of -u, before [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
@@ -102,7 +102,8 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if grace_s:
         grace_s -= kept_back(grace_s)
         os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # what the ranks have
-    spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
+    script = script_directory(options.training_script, as_module=options.module)
+    spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload), script)
     try:
         return _run(config, command, arguments, supervisor, spares, grace_s)
     finally:
