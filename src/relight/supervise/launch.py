@@ -15,17 +15,18 @@ from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
-from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
 from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
+from relight.supervise.job_secret import job_secret
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
-from relight.supervise.ports import OWN_STORE, with_own_port
+from relight.supervise.ports import OWN_STORE
+from relight.supervise.rendezvous import Forged, Meetings
 from relight.supervise.settings import Settings
 from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
@@ -83,6 +84,7 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torchrun sets, too, with six lines of warning
     config, command, arguments = torchrun.config_from_args(options)
+    secret = job_secret(config.max_nodes)
     if not isinstance(command, str):
         raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
     if not options.no_python:
@@ -105,7 +107,7 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     script = script_directory(options.training_script, as_module=options.module)
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload), script)
     try:
-        return _run(config, command, arguments, supervisor, spares, grace_s)
+        return _run(config, command, arguments, supervisor, spares, grace_s, secret)
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
@@ -124,7 +126,9 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
         options.master_port = 29500
 
 
-def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float) -> Ended:
+def _run(
+    config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float, secret: bytes
+) -> Ended:
     config.run_id = config.run_id or str(uuid.uuid4())
     handled = [name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
@@ -132,10 +136,13 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
     )  # fmt: skip
-    master, port = _static(parameters)
+    master, port = _static(parameters) if parameters.max_nodes > 1 else (None, None)
     try:
         patience_s = parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S
-        joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), patience_s, with_own_port)
+        meeting = Meetings(parameters, secret)
+        joining = Joining(meeting.handler, patience_s, meeting.seen)
+    except Forged as error:
+        return Ended(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
@@ -174,6 +181,9 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
+    except Forged as error:
+        closes = False  # the nodes of the job may be there, and wait
+        return Ended(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
