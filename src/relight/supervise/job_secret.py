@@ -15,7 +15,7 @@ NONE = "none"
 """The value with which several nodes do without a secret, in a network of their own."""
 _SEAL_BYTES = hashlib.sha256().digest_size
 _KINDS = ("file", "env", "keyring")
-_HINT = f"relight keys new FILE, copy FILE to each node, and set {VARIABLE}=file:FILE there; {VARIABLE}=none in a network of the job's own"
+_HINT = f"relight keys new FILE, copy it to each node, set {VARIABLE}=file:FILE there; or {VARIABLE}=none in a network of the job's own"
 
 
 class Seal:
@@ -51,11 +51,12 @@ def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -
         return b""
     if not spec:
         raise ConfigError(
-            "several nodes need a secret of the job: whoever reaches the rendezvous could send them elsewhere", where=VARIABLE, hint=_HINT
-        )
+            "several nodes need a secret of the job: without it any process that reaches the rendezvous can redirect its ranks",
+            where=VARIABLE, hint=_HINT,
+        )  # fmt: skip
     kind, _, rest = spec.partition(":")
     if kind not in _KINDS or not rest:
-        raise ConfigError("a job's secret is file:PATH, env:NAME, keyring:SERVICE:NAME or none", where=VARIABLE, hint=_HINT)
+        raise ConfigError("a job's secret is file:PATH, env:NAME, keyring:SERVICE/USER or none", where=VARIABLE, hint=_HINT)
     found = resolve(spec).resolved()
     if kind == "env":
         environment.pop(rest, None)

@@ -7,6 +7,7 @@ pickle at each poll. Here the state is JSON, and the values that nodes exchange 
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -36,6 +37,7 @@ _DYNAMIC = ("c10d", "etcd-v2")
 _REPLACED = (*_DYNAMIC, "etcd", "static")
 """torch's own back ends: one node needs none of them."""
 _STATE_BYTES_MAX = 8 << 20
+_PATCHING = threading.Lock()
 _STATE = "state"
 
 
@@ -69,7 +71,7 @@ class Meetings:
             made.append(StateHolder(self._seal, *told, **named))
             return made[-1]
 
-        with mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
+        with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
             handler = torch_registry.get_rendezvous_handler(parameters)
         (self._state,) = made  # a torch that makes none of these would load pickles
         self._state.sync()
