@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,7 @@ def _each_start(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[lis
         with pytest.raises(BlockingIOError), contextlib.ExitStack() as sockets:
             if "Spares" in start.__code__.co_names:
                 pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                monkeypatch.setattr(spare.socket, "socketpair", lambda *_, pair=pair: pair)
+                monkeypatch.setattr(socket, "socketpair", lambda *_, pair=pair: pair)
                 sockets.enter_context(pair[0])
             start()
     monkeypatch.undo()
@@ -124,7 +125,7 @@ def test_a_migration_is_not_made_by_modules_of_the_working_directory(trap: Path,
     """Its processes are spawned: from the first submit to the last one."""
     seen: list[str | None] = []
 
-    class Pool(engines.ProcessPoolExecutor):
+    class Pool(ProcessPoolExecutor):
         def submit(self, *told: Any, **more: Any) -> Any:
             seen.append(os.environ.get("PYTHONSAFEPATH"))
             raise KeyboardInterrupt

@@ -16,12 +16,13 @@ ALLOWED = {
 _NAMES = {"sys.executable", "sys._base_executable", "sys.orig_argv"}
 _WORDS = {"PYTHON_EXEC", "python", "python3"}
 _STARTS = {"Popen", "run", "call", "check_call", "check_output", "execv", "execve", "execvp", "posix_spawn", "create_subprocess_exec"}
-_SPAWNS = {"Pool", "ProcessPoolExecutor", "submit", "start"}
+_POOLS = {"Pool", "ProcessPoolExecutor", "Manager", "SharedMemory"}
+_SPAWNS = {"submit", "start"}
 
 
 def uses(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and name of each way to an interpreter: its path, the word "python" in a command, a spawn outside of ``safe_spawn``."""
-    if not any(word in source for word in ("executable", "orig_argv", "spawn", "forkserver", "python", "PYTHON_EXEC")):
+    if not any(word in source for word in ("executable", "orig_argv", "spawn", "forkserver", "python", "PYTHON_EXEC", *_POOLS)):
         return  # parsing the whole package takes seconds
     tree = ast.parse(source)
     spawns = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module) and _spawns(node, tree)]
@@ -35,8 +36,10 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STARTS:
             told = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             yield from ((node.lineno, one) for one in told if one.rpartition("/")[2] in _WORDS)
-        if id(node) in there and isinstance(node, ast.Call) and id(node) not in safe and ast.unparse(node.func).rpartition(".")[2] in _SPAWNS:
-            yield node.lineno, "spawn"
+        if isinstance(node, ast.Call) and id(node) not in safe:
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in _POOLS or (id(node) in there and called in _SPAWNS):
+                yield node.lineno, "spawn"
 
 
 def _spawns(node: ast.FunctionDef | ast.Module, tree: ast.Module) -> bool:
@@ -65,6 +68,7 @@ def test_one_function_builds_every_command_of_a_python_process() -> None:
     [
         "import sys\nprogram = sys.executable",
         "from sys import executable",
+        "from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor(2)",
         "import subprocess\nsubprocess.run(['/usr/bin/python3', 'x.py'])",
         "import multiprocessing\nmultiprocessing.get_context(\"spawn\").Process(target=print).start()",
     ],

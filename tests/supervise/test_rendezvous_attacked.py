@@ -7,23 +7,23 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 
-from relight.errors import ConfigError
+from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal, job_secret
 from relight.supervise.joining import Joining
 from relight.supervise.ports import OWN_STORE
@@ -84,6 +84,7 @@ def test_a_pickle_in_the_rendezvous_is_not_executed(head: TCPStore, tmp_path: Pa
     with pytest.raises(Forged, match=VARIABLE):
         Meetings(parameters(head), SECRET).handler()
     assert not (tmp_path / "mark").exists()
+    joining._inner._stop_heartbeats()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("secret", [SECRET, b""], ids=["secret", "none"])
@@ -98,7 +99,7 @@ def test_two_nodes_meet(head: TCPStore, monkeypatch: pytest.MonkeyPatch, secret:
         handler = meetings.handler()
         info = meetings.seen(handler.next_rendezvous())
         found[info.rank] = info
-        info.store.set(f"told/{info.rank}", b"{}")
+        info.store.set(f"told/{info.rank}", "{}")
         assert info.store.multi_get(["told/0", "told/1"]) == [b"{}", b"{}"]
         handler._stop_heartbeats()  # type: ignore[attr-defined]
 
@@ -140,7 +141,7 @@ def test_an_earlier_state_that_is_put_back_is_noticed(head: TCPStore) -> None:
 
 def test_values_that_nodes_exchange_are_bound_to_job_round_and_name() -> None:
     """An address that an attacker writes, or takes from another place, moves no rank to the attacker."""
-    raw = HashStore()
+    raw: Any = HashStore()
     store = SealedStore(PrefixStore("job", raw), Seal(SECRET, "job"), "round 3")
     store.set("relight/port", "29000 10.0.0.1")
     assert store.get("relight/port") == b"29000 10.0.0.1"
@@ -215,6 +216,32 @@ def test_one_node_meets_in_memory_and_its_ranks_at_the_loopback_address() -> Non
         assert handler.shutdown() and handler.is_closed()
 
 
+def test_a_port_that_is_taken_is_named() -> None:
+    """Another user who listens there first gets no rank: the job ends with the reason."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1: Address already in use"):
+            OneNode("job", port).next_rendezvous()
+
+
+def test_a_back_end_of_another_package_gets_the_codec_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever builds torch's dynamic handler meanwhile; and a torch that pickles elsewhere is refused."""
+    made = RendezvousParameters("theirs", "", "job", 1, 2)
+
+    def theirs(told: RendezvousParameters) -> Any:
+        backend: Any = SimpleNamespace(name="theirs", get_state=lambda: (pickle.dumps(1), b""))
+        return dynamic_rendezvous.create_handler(HashStore(), backend, told)
+
+    monkeypatch.setattr(torch_registry, "get_rendezvous_handler", theirs)
+    with pytest.raises(Forged):
+        Meetings(made, SECRET).handler()
+    monkeypatch.setattr(torch_registry, "get_rendezvous_handler", lambda told: SimpleNamespace())
+    with pytest.raises(InternalError):
+        Meetings(RendezvousParameters("c10d", "", "job", 1, 2), SECRET).handler()
+
+
 SCRIPT = """
 import os, sys
 sys.path.insert(0, sys.argv[2])
@@ -234,10 +261,14 @@ dist.destroy_process_group()
 
 @pytest.mark.distributed
 def test_a_job_of_one_node_opens_no_port_to_others(tmp_path: Path) -> None:
-    """``relight run`` with two ranks that form a group: its one socket listens at 127.0.0.1."""
-    (tmp_path / "relight.toml").write_text("[supervise]\nspares = false\n")
+    """``relight run`` with two ranks that form a group: its one socket listens at 127.0.0.1. Nothing in the working directory is executed."""
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    for name in ("torch", "json", "relight", "typing", "numpy"):
+        (trap / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__name__)\n")
+    (trap / "relight.toml").write_text("[supervise]\nspares = false\n")
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = child_command("relight", "run", "--nproc-per-node", "2", "train.py", "found", str(Path(__file__).parents[2]))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    arguments = ("--nproc-per-node", "2", str(tmp_path / "train.py"), str(tmp_path / "found"), str(Path(__file__).parents[2]))
+    done = subprocess.run(child_command("relight", "run", *arguments), cwd=trap, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "found").read_text().splitlines() == ["0100007F", "127.0.0.1 2"], sys.version
+    assert (tmp_path / "found").read_text().splitlines() == ["0100007F", "127.0.0.1 2"] and not (tmp_path / "mark").exists()

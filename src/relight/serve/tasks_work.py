@@ -39,8 +39,9 @@ def wait_for(task: Task, run: Run, seq: int, timeout_s: float) -> Done:
 def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:
     """The command's own, on copies of the run at ``url``: what it prints is what is said."""
     command = child_command("relight", "drill", "--copy", url, "--json", "--deadline", f"{deadline_s:g}")
-    streams: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=child_environment(), **streams) as process:
+    with subprocess.Popen(
+        command, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         told: list[bytes] = []
         readers = [
             threading.Thread(target=lambda: told.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousHandler,
@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _BackendRendezvousStateHolder, _NodeDesc, _RendezvousState
 
+from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal
 from relight.supervise.ports import with_own_port
 from relight.typed import from_json_bytes
@@ -63,8 +64,6 @@ class Meetings:
         parameters = self._parameters
         if parameters.max_nodes == 1 and parameters.backend in _REPLACED:
             return OneNode(parameters.run_id, _port_in(parameters))
-        if parameters.backend not in _DYNAMIC:
-            return torch_registry.get_rendezvous_handler(parameters)
         made: list[StateHolder] = []
 
         def holder(*told: Any, **named: Any) -> StateHolder:
@@ -73,8 +72,11 @@ class Meetings:
 
         with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
             handler = torch_registry.get_rendezvous_handler(parameters)
-        (self._state,) = made  # a torch that makes none of these would load pickles
-        self._state.sync()
+        if len(made) > 1 or (parameters.backend in _DYNAMIC and not made):
+            raise InternalError("torch's rendezvous keeps its state in another way than Relight knows, and might load pickles")
+        self._state = made[0] if made else None
+        if self._state is not None:
+            self._state.sync()
         return handler
 
     def seen(self, info: RendezvousInfo) -> RendezvousInfo:
@@ -121,7 +123,12 @@ class OneNode(RendezvousHandler):
         if self._closed:
             raise RendezvousClosedError
         self._ranks = None  # its port is free again
-        self._ranks = loopback_store(self._port)
+        try:
+            self._ranks = loopback_store(self._port)
+        except OSError as error:
+            raise ConfigError(
+                f"the ranks cannot meet at port {self._port} of {LOOPBACK}: {error.strerror}", hint="give another --master-port, or none"
+            ) from None
         self._lives += 1
         store = PrefixStore(f"life{self._lives}", self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._ranks.port))
@@ -248,11 +255,12 @@ class SealedStore:
     """
 
     def __init__(self, store: Store, seal: Seal, place: str) -> None:
-        self._store, self._seal, self._place = store, seal, place
+        self._store: Any = store  # takes bytes, and has more than its stub states
+        self._seal, self._place = seal, place
 
     def set(self, key: str, value: str | bytes) -> None:
         """See torch's."""
-        self._store.set(key, self._closed(key, value))  # type: ignore[arg-type] # it takes bytes, whatever its stub states
+        self._store.set(key, self._closed(key, value))
 
     def get(self, key: str) -> bytes:
         """See torch's."""
@@ -260,7 +268,7 @@ class SealedStore:
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """See torch's."""
-        self._store.multi_set(list(keys), [self._closed(key, value) for key, value in zip(keys, values, strict=True)])  # type: ignore[misc]
+        self._store.multi_set(list(keys), [self._closed(key, value) for key, value in zip(keys, values, strict=True)])
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """See torch's."""
@@ -268,11 +276,11 @@ class SealedStore:
 
     def add(self, key: str, amount: int) -> int:
         """See torch's."""
-        return self._store.add(key, amount)
+        return int(self._store.add(key, amount))
 
     def check(self, keys: Sequence[str]) -> bool:
         """See torch's."""
-        return self._store.check(list(keys))
+        return bool(self._store.check(list(keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """See torch's."""
@@ -284,7 +292,8 @@ class SealedStore:
     @property
     def timeout(self) -> timedelta:
         """See torch's."""
-        return self._store.timeout
+        found: timedelta = self._store.timeout
+        return found
 
     def set_timeout(self, timeout: timedelta) -> None:
         """See torch's."""
