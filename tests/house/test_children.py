@@ -22,7 +22,7 @@ _SPAWNS = {"submit", "start"}
 
 def uses(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and name of each way to an interpreter: its path, the word "python" in a command, a spawn outside of ``safe_spawn``."""
-    if not any(word in source for word in ("executable", "orig_argv", "spawn", "forkserver", "python", "PYTHON_EXEC", *_POOLS)):
+    if not any(word in source for word in ("executable", "orig_argv", "spawn", "forkserver", "python", "PYTHON_EXEC", "sys.path[", *_POOLS)):
         return  # parsing the whole package takes seconds
     tree = ast.parse(source)
     spawns = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module) and _spawns(node, tree)]
@@ -31,6 +31,8 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in _NAMES:
             yield node.lineno, name
+        if isinstance(node, ast.Assign) and any(ast.unparse(one).startswith("sys.path[") for one in node.targets):
+            yield node.lineno, "sys.path[0] of a child is no script's directory: enter_script"
         if isinstance(node, ast.ImportFrom) and node.module == "sys":
             yield from ((node.lineno, f"sys.{one.name}") for one in node.names if f"sys.{one.name}" in _NAMES)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STARTS:
@@ -68,6 +70,7 @@ def test_one_function_builds_every_command_of_a_python_process() -> None:
     [
         "import sys\nprogram = sys.executable",
         "from sys import executable",
+        "import sys\nsys.path[0] = '.'",
         "from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor(2)",
         "import subprocess\nsubprocess.run(['/usr/bin/python3', 'x.py'])",
         "import multiprocessing\nmultiprocessing.get_context(\"spawn\").Process(target=print).start()",
