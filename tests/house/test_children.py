@@ -31,7 +31,7 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in _NAMES:
             yield node.lineno, name
-        if isinstance(node, ast.Assign) and any(ast.unparse(one).startswith("sys.path[") for one in node.targets):
+        if isinstance(node, ast.Assign) and any(ast.unparse(one).startswith("sys.path[0]") for one in node.targets):
             yield node.lineno, "sys.path[0] of a child is no script's directory: enter_script"
         if isinstance(node, ast.ImportFrom) and node.module == "sys":
             yield from ((node.lineno, f"sys.{one.name}") for one in node.names if f"sys.{one.name}" in _NAMES)
