@@ -43,12 +43,14 @@ class Job:
         self.environment = {**os.environ, **cloud.environment, "OMP_NUM_THREADS": "1", "RELIGHT_EVENTS": str(folder / "events")}
         self.relight("keys", "new", str(folder / "first.key"))
         self.relight("keys", "new", str(folder / "second.key"))
+        self.relight("keys", "new", str(folder / "job.key"))
         said = self.relight("keys", "new", "--signing", str(folder / "sign.key"))
         trust = next(line.split("RELIGHT_TRUST=")[1].strip() for line in said.splitlines() if "RELIGHT_TRUST=" in line)
         self.environment |= {
             "RELIGHT_KEY": f"file:{folder / 'first.key'} file:{folder / 'second.key'}",  # the second for when keys are exchanged
             "RELIGHT_SIGN": f"ed25519:file:{folder / 'sign.key'}",
             "RELIGHT_TRUST": trust,
+            "RELIGHT_JOB_SECRET": f"file:{folder / 'job.key'}",
         }
 
     # -- doing -----------------------------------------------------------------------------------------------------------------

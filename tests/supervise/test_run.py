@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from relight.catalog.diary import DIRECTORY, newest_accounts
+from relight.keys.files import write_key_file
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
@@ -206,7 +207,8 @@ def test_if_the_supervisor_is_killed_the_ranks_save_and_end(tmp_path: Path, stra
 def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
     """A supervisor on each; a rank of one of them is killed, and both start anew."""
     port = free_port()
-    job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}])
+    write_key_file(str(tmp_path / "secret"))
+    job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}], RELIGHT_JOB_SECRET=f"file:{tmp_path}/secret")
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
     said = [one.communicate(timeout=240)[0] for one in both]
@@ -222,7 +224,7 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
     """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
     port = free_port()
-    job = Job(tmp_path, [{"rank": 1, "step": 23, "what": "poison"}], JOB_OWN_LOSS="1", JOB_STEP_S="0.03")
+    job = Job(tmp_path, [{"rank": 1, "step": 23, "what": "poison"}], JOB_OWN_LOSS="1", JOB_STEP_S="0.03", RELIGHT_JOB_SECRET="none")
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
     said = [one.communicate(timeout=240)[0] for one in both]

@@ -13,8 +13,9 @@ from relight.pulse import Page, read_beat
 from relight.pulse.page import make_page
 from relight.supervise import spare
 from relight.supervise.spare import Spares
+from relight.world.children import child_command
 
-WORKER = (sys.executable, "-u", "-m", "relight.supervise.worker")
+WORKER = child_command("relight.supervise.worker", unbuffered=True)
 
 
 def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:

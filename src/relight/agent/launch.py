@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
+from relight.world.children import child_command, child_environment
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
 from relight.world.proof import ProofFailed, prove_as_caller
 
@@ -114,11 +113,9 @@ def _connect(directory: LocalDirectory, name: str, timeout_s: float, seen: Calla
 
 
 def _start(name: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:
-    # Its own session, so that Ctrl-C at the terminal does not reach it; this very Relight, not one that lies in the working directory.
-    home = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH")
-    environment = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else ""), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "relight.agent.serve", name, str(nice), str(linger_s)]
+    # Its own session, so that Ctrl-C at the terminal does not reach it.
+    environment = child_environment(OMP_NUM_THREADS="1")
+    command = child_command("relight.agent.serve", name, str(nice), str(linger_s))
     words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
     command.append(str(words))
     try:

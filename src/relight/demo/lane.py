@@ -6,19 +6,18 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import relight
 from relight.demo import witness
 from relight.demo.compare import Finished
 from relight.demo.journal import Tail
 from relight.demo.shape import Shape
 from relight.errors import RelightError
+from relight.world.children import child_command, child_environment
 
 SILENCE_S_MAX = 120.0
 """A process that tells nothing for so long is given up."""
@@ -45,10 +44,10 @@ class Lane:
         self._times: list[float] = []
         self._left_behind: set[str] = set()
         self._over: set[str] = set()
-        self._command = [
-            sys.executable, "-m", "relight.demo.train", "--store", str(folder / "store"), "--run", name, "--shape", shape_name,
+        self._command = child_command(
+            "relight.demo.train", "--store", str(folder / "store"), "--run", name, "--shape", shape_name,
             "--steps", str(shape.steps), "--seed", str(seed), "--journal", str(self._journal),
-        ]  # fmt: skip
+        )  # fmt: skip
 
     # -- the process ---------------------------------------------------------------------------------------------------------
 
@@ -142,9 +141,5 @@ class Lane:
 
 
 def _environment() -> dict[str, str]:
-    """The child finds the same ``relight``, wherever this process has it from; and each run has one core."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    home = Path(relight.__path__[0]).resolve().parent
-    if home.name not in ("site-packages", "dist-packages"):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
-    return environment
+    """Return the child's environment: each run has one core."""
+    return child_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")

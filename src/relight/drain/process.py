@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from relight.keys import Guard
+from relight.world.children import child_command, child_environment
 
 PAUSE_S = 5.0
 """Before a tier that failed is tried again; twice as long each time."""
@@ -110,15 +108,12 @@ class Drainer:
 
     def _run_once(self) -> bool:
         """Whether all tiers have what they are to hold."""
-        home = str(Path(__file__).resolve().parents[2])  # this very Relight, not one that lies in the working directory
-        rest = os.environ.get("PYTHONPATH")
-        environment = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else "")}
         with self._changed:
             if self._stopped:
                 return True
             child = self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "relight.drain", self._url, self._run, str(self._nice)],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                child_command("relight.drain", self._url, self._run, str(self._nice)),
+                env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None

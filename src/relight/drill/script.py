@@ -19,6 +19,7 @@ from relight.checkpointer import Checkpointer, observers
 from relight.drill.orders import Orders
 from relight.errors import ConfigError
 from relight.store.urls import absolute
+from relight.world.children import enter_script
 
 
 class Obedient:
@@ -71,10 +72,10 @@ def main() -> None:
     as_module = arguments[0] == "-m"
     arguments = arguments[as_module:]
     sys.argv = arguments
+    enter_script(arguments[0], as_module=as_module)
     if as_module:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

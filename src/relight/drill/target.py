@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from relight.errors import ConfigError
+from relight.world.children import child_command
 
 STORE = "{store}"
 """Stands in the script's arguments, or in ``--env``, for the drill's own store."""
@@ -39,7 +39,7 @@ class Target:
 
     def command(self, folder: Path, store: Path, *flags: str, without: int = -1) -> list[str]:
         """``relight run`` it. ``flags`` are added to torchrun's; the built-in job leaves out the samples of step ``without``."""
-        command = [sys.executable, "-m", "relight", "run", "--incidents", str(folder / "incidents")]
+        command = child_command("relight", "run", "--incidents", str(folder / "incidents"))
         if self.settings:
             command += ["--settings", self.settings]
         script = [one.replace(STORE, str(store)) for one in self.script]

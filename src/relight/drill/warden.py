@@ -12,13 +12,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from relight.drill.processes import kill_below
 from relight.errors import RelightError
+from relight.world.children import child_command, child_environment
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1
@@ -31,7 +31,7 @@ class Warden:
     def __init__(self, prefix: Sequence[str] = ()) -> None:
         """``prefix``: what it is started by, such as ``unshare``."""
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-P", "-m", "relight.drill.warden"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [*prefix, *child_command("relight.drill.warden")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env=environment(), start_new_session=True,
         )  # fmt: skip
 
@@ -90,10 +90,8 @@ class Warden:
 
 
 def environment() -> dict[str, str]:
-    """Of the drill's processes: they find this very Relight, and write down nothing elsewhere."""
-    home = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH")
-    told = {**os.environ, "PYTHONPATH": home + (os.pathsep + rest if rest else "")}
+    """Return the environment of the drill's processes: they write nothing elsewhere."""
+    told = child_environment()
     told.pop("RELIGHT_ANCHOR", None)  # where it stands how far the real log goes
     return told
 

@@ -15,6 +15,7 @@ from relight.fleet.engine import simulate
 from relight.fleet.policies import Policy
 from relight.fleet.result import Outcome
 from relight.fleet.scenario import SAVES_MAX, Scenario
+from relight.world.children import safe_spawn
 
 ENGINES = ("local", "ray")
 
@@ -70,8 +71,10 @@ def _run(tasks: Sequence[_Task], jobs: int, engine: str) -> Iterator[_Done]:
     elif jobs == 1 or len(tasks) == 1:
         yield from map(_one, tasks)
     else:
-        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn")) as pool:
+        with safe_spawn():
+            pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"))
             waiting = [pool.submit(_one, task) for task in tasks]
+        with pool:
             try:
                 for future in as_completed(waiting):
                     yield future.result()

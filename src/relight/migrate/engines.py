@@ -14,6 +14,7 @@ from typing import Any
 
 from relight.errors import ConfigError, StoreUnavailable
 from relight.migrate.work import Task, work
+from relight.world.children import safe_spawn
 
 ENGINES = ("local", "ray")
 Outcome = tuple[Task, dict[str, Any]]
@@ -39,14 +40,17 @@ def die_with_parent(parent: int) -> None:
 
 def _local(jobs: int, tasks: Sequence[Task]) -> Iterator[Outcome]:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=die_with_parent, initargs=(os.getpid(),)) as pool:
+    with safe_spawn():
+        made = ProcessPoolExecutor(jobs, mp_context=context, initializer=die_with_parent, initargs=(os.getpid(),))
+    with made as pool:
         waiting = deque(tasks)
         running: dict[Future[dict[str, Any]], Task] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     task = waiting.popleft()
-                    running[pool.submit(work, task)] = task
+                    with safe_spawn():  # the first submit starts all processes
+                        running[pool.submit(work, task)] = task
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(done), done.result()
         except BrokenProcessPool as error:

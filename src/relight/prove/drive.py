@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from relight.prove.compare import Difference, Drift, compare, drift
 from relight.prove.recorder_config import Config
 from relight.prove.trace import read_trace
 from relight.typed import from_json_bytes
+from relight.world.children import child_command
 
 TRACE_FILE = r"(straight|killed|resumed)\.trace"
 """The form of the names of the three recordings that a proof makes."""
@@ -141,7 +141,7 @@ def _start(
         kill=kill,
         seed=1 if name == "resumed" else 0,
     )
-    command = [sys.executable, "-m", "relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args]
+    command = child_command("relight.prove.recorder", msgspec.json.encode(config).decode(), options.script, *options.args)
     output = folder / f"{name}.log"
     environment = {**os.environ, LOSSY: " ".join(options.lossy)} if options.lossy and name != "straight" else None
     with output.open("wb") as log:

@@ -23,6 +23,7 @@ from relight.layout import Item
 from relight.prove.recorder_config import Config
 from relight.prove.trace import Entry, Trace, hexed
 from relight.typed import from_json_bytes
+from relight.world.children import enter_script
 
 SLICE_BYTES = 8 << 20
 
@@ -145,7 +146,7 @@ def main() -> None:
     config = from_json_bytes(sys.argv[1], Config)
     script = sys.argv[2]
     sys.argv = sys.argv[2:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    enter_script(script, as_module=False)
     random.seed(config.seed)
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)

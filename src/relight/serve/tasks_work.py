@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ from relight.errors import RelightError
 from relight.serve.pages_actions import Done
 from relight.serve.tasks import Task
 from relight.typed import from_json_bytes
+from relight.world.children import child_command, child_environment
 
 DRILL_S = 1800.0
 _END_S = 5.0
@@ -38,8 +38,10 @@ def wait_for(task: Task, run: Run, seq: int, timeout_s: float) -> Done:
 
 def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:
     """The command's own, on copies of the run at ``url``: what it prints is what is said."""
-    command = [sys.executable, "-m", "relight", "drill", "--copy", url, "--json", "--deadline", f"{deadline_s:g}"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = child_command("relight", "drill", "--copy", url, "--json", "--deadline", f"{deadline_s:g}")
+    with subprocess.Popen(
+        command, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         told: list[bytes] = []
         readers = [
             threading.Thread(target=lambda: told.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),

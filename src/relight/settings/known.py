@@ -37,7 +37,7 @@ TOLD = (
     "RELIGHT_SPIKES",
 )  # fmt: skip
 """Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
-NAMED_ONLY = frozenset({"key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "events", "cache"})
+NAMED_ONLY = frozenset({"job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "events", "cache"})
 """Of ``[environment]``: what is asked for protection, and directories in which files are written and removed, counts only in a file that
 is named, not in one that lies in the working directory."""
 
@@ -214,6 +214,7 @@ _ENVIRONMENT = (
     Setting("environment.key", "specs: file:PATH, env:NAME", "none", "where keys are that open and encrypt", "encrypt=", secret=True),
     Setting("environment.sign", "a spec: ed25519:file:PATH", "nobody", "who signs records", "sign=", secret=True),
     Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "everybody", "whose signatures count", "trust="),
+    Setting("environment.job_secret", "a spec: file:PATH, or none", "one node needs none", "what the nodes of a job share", secret=True),
     Setting("environment.anchor", "a store", "none", "where it is written down how far each log went", "anchor="),
     *_in(
         "environment",

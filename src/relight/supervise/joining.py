@@ -56,7 +56,7 @@ class Joining(RendezvousHandler):
         if asked is not None:
             asked.join(_ANSWER_S)
             if asked.is_alive() or isinstance(asked.error, LOST):
-                self._is_lost(_NOBODY)
+                self._is_lost(_NOBODY, asked.error)
         if self._lost_at is not None:
             self._inner = self._make()
         meets = _Ask(lambda: self._seen(self._inner.next_rendezvous()))
@@ -76,7 +76,7 @@ class Joining(RendezvousHandler):
 
     def lost(self, error: Exception) -> None:
         """It could not be reached: wait a little, or raise ``error`` if that has lasted too long; ``EndedElsewhere`` if the job is over."""
-        self._is_lost(_NOBODY)
+        self._is_lost(_NOBODY, error)
         assert self._lost_at is not None
         if time.monotonic() - self._lost_at > self._patience_s:
             raise error
@@ -95,16 +95,17 @@ class Joining(RendezvousHandler):
             return 0
         asked, self._asked = self._asked, None
         if isinstance(asked.error, LOST):
-            self._is_lost("training goes on, but nobody can join it")
+            self._is_lost("training goes on, but nobody can join it", asked.error)
             return 0
         if asked.error is not None:
             raise asked.error
         return asked.found
 
-    def _is_lost(self, so: str) -> None:
+    def _is_lost(self, so: str, error: Exception | None = None) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            emit("run.apart", f"the rendezvous cannot be reached: {so}")
+            what = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
+            emit("run.apart", f"{what}: {so}")
 
     # -- as it is
 

@@ -15,20 +15,22 @@ from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
-from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
 from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
+from relight.supervise.job_secret import job_secret
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
-from relight.supervise.ports import OWN_STORE, with_own_port
+from relight.supervise.ports import OWN_STORE
+from relight.supervise.rendezvous import Forged, Meetings
 from relight.supervise.settings import Settings
-from relight.supervise.spare import USUAL, Spares
+from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
+from relight.world.children import child_command, script_directory
 
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
@@ -36,7 +38,6 @@ LEFT = 77
 """Exit code of a machine that is not to be used again: others go on without it."""
 JOIN_S = 600
 """torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
-_WORKER = "relight.supervise.worker"
 
 
 class Ended(NamedTuple):
@@ -83,10 +84,11 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torchrun sets, too, with six lines of warning
     config, command, arguments = torchrun.config_from_args(options)
+    secret = job_secret(config.max_nodes)
     if not isinstance(command, str):
         raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
     if not options.no_python:
-        arguments = [*arguments[:1], "-m", _WORKER, *arguments[1:]]  # behind -u, in front of [-m] script
+        arguments = [*child_command(WORKER, unbuffered=True)[1:], *arguments[1:]]  # in place of -u, before [-m] script
     name = " ".join([options.training_script, *options.training_script_args])[:200]
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
@@ -102,9 +104,10 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     if grace_s:
         grace_s -= kept_back(grace_s)
         os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # what the ranks have
-    spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload))
+    script = script_directory(options.training_script, as_module=options.module)
+    spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload), script)
     try:
-        return _run(config, command, arguments, supervisor, spares, grace_s)
+        return _run(config, command, arguments, supervisor, spares, grace_s, secret)
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()
@@ -123,7 +126,9 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
         options.master_port = 29500
 
 
-def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float) -> Ended:
+def _run(
+    config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float, secret: bytes
+) -> Ended:
     config.run_id = config.run_id or str(uuid.uuid4())
     handled = [name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
@@ -131,10 +136,13 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id, min_nodes=config.min_nodes,
         max_nodes=config.max_nodes, local_addr=config.local_addr, **config.rdzv_configs,
     )  # fmt: skip
-    master, port = _static(parameters)
+    master, port = _static(parameters) if parameters.max_nodes > 1 else (None, None)
     try:
         patience_s = parameters.get_as_int("join_timeout", JOIN_S) or JOIN_S
-        joining = Joining(lambda: rendezvous.get_rendezvous_handler(parameters), patience_s, with_own_port)
+        meeting = Meetings(parameters, secret)
+        joining = Joining(meeting.handler, patience_s, meeting.seen)
+    except Forged as error:
+        return Ended(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
@@ -173,6 +181,9 @@ def _run(config: LaunchConfig, command: str, arguments: list[str], supervisor: S
         return Ended(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
         return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
+    except Forged as error:
+        closes = False  # the nodes of the job may be there, and wait
+        return Ended(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
         return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)

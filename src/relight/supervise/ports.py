@@ -14,8 +14,10 @@ ranks that are dead, and gloo's group cannot be made again."""
 _KEY = "relight/port"
 
 
-def with_own_port(info: RendezvousInfo) -> RendezvousInfo:
+def with_own_port(info: RendezvousInfo, address: str = "") -> RendezvousInfo:
     """``info``, with a port that the node of rank 0 has chosen, where each life's ranks have a store of their own.
+
+    ``address``: this node's, which counts if it has rank 0; empty: the one that torch has written to the rendezvous' store.
 
     torch asks the kernel for a port and gives it back, seconds before rank 0, which imports torch first, listens there: any connection that
     is made meanwhile may be given it, and that life ends before it began. Cost: one key in the rendezvous' store.
@@ -24,6 +26,6 @@ def with_own_port(info: RendezvousInfo) -> RendezvousInfo:
     if os.environ.get(OWN_STORE) != "1" or said is None:
         return info
     if info.rank == 0:
-        info.store.set(_KEY, str(free_port()))
-    port = int(info.store.get(_KEY))
-    return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(said.master_addr, port))
+        info.store.set(_KEY, f"{free_port()} {address or said.master_addr}")
+    port, _, host = info.store.get(_KEY).decode().partition(" ")
+    return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(host, int(port)))

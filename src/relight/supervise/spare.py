@@ -1,8 +1,9 @@
 """Processes that have done ahead what takes long, and wait to become a rank.
 
-``python -m relight.supervise.spare DESCRIPTOR MODULES [ARGS…]``: MODULES are imported. With ARGS, those of
-``relight.supervise.worker``, the script is run too, until it comes to ``relight.standby()``. One is told, once, by a socket: arguments,
-environment, where its output goes. From then on it is as if it had been started so. If nobody is left who could tell it, it ends.
+``relight.supervise.spare DESCRIPTOR MODULES DIRECTORY [ARGS…]``: MODULES are imported, those that are not torch's or Relight's with the
+script's DIRECTORY on the path. With ARGS, those of ``relight.supervise.worker``, the script is run too, until it comes to
+``relight.standby()``. One is told, once, by a socket: arguments, environment, where its output goes. From then on it is as if it had been
+started so. If nobody is left who could tell it, it ends.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from typing import IO, Any, NamedTuple
 from relight.arena.memory import available_bytes
 from relight.observe import emit
 from relight.pulse.standby import wait_with
+from relight.world.children import child_command
 
-_WORKER = ("-u", "-m", "relight.supervise.worker")
 _MESSAGE_MAX = 4 << 20
 _SAID_MAX = 1 << 20
 _MOST_EXPENDABLE = 1000
+WORKER = "relight.supervise.worker"
+_INSTALLED = ("torch", "relight")
 USUAL = ("torch", "torch.distributed", "relight.checkpointer")
 
 
@@ -40,8 +43,10 @@ class _Spare(NamedTuple):
 class Spares:
     """Those of one node."""
 
-    def __init__(self, count: int, modules: Sequence[str]) -> None:
-        self._count, self._modules = count, tuple(modules)
+    def __init__(self, count: int, modules: Sequence[str], directory: str = "") -> None:
+        """``directory``: the one that Python puts first on the script's path; modules that the settings name may be in it."""
+        self._count, self._modules, self._directory = count, tuple(modules), directory
+        self._worker = child_command(WORKER, unbuffered=True)
         self._waiting: list[_Spare] = []
         self._told: list[_Spare] = []
         self._arguments: tuple[str, ...] = ()
@@ -68,10 +73,11 @@ class Spares:
         self, arguments: Sequence[str], environment: Mapping[str, str], out: IO[Any] | None, errors: IO[Any] | None
     ) -> subprocess.Popen[bytes] | None:
         """One of them as a process with these; None if there is none, or they are not for a spare."""
-        if tuple(arguments[:4]) != (sys.executable, *_WORKER):
+        count = len(self._worker)
+        if list(arguments[:count]) != self._worker:
             return None
-        self._arguments = tuple(arguments[4:])
-        message = json.dumps({"arguments": list(arguments[4:]), "environment": dict(environment), "directory": os.getcwd()}).encode()
+        self._arguments = tuple(arguments[count:])
+        message = json.dumps({"arguments": list(arguments[count:]), "environment": dict(environment), "directory": os.getcwd()}).encode()
         while self._waiting and len(message) <= _MESSAGE_MAX:
             one = self._waiting.pop(0)
             with contextlib.suppress(OSError):
@@ -98,7 +104,8 @@ class Spares:
         """One that runs the script ahead writes to memory: what it says there belongs to the rank that it may become."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         said = os.memfd_create("relight-spare") if arguments else -1
-        command = [sys.executable, "-u", "-m", "relight.supervise.spare", str(theirs.fileno()), ",".join(self._modules), *arguments]
+        told = (str(theirs.fileno()), ",".join(self._modules), self._directory, *arguments)
+        command = child_command("relight.supervise.spare", *told, unbuffered=True)
         out = said if arguments else None
         with theirs:
             process = subprocess.Popen(
@@ -140,10 +147,10 @@ def _close(descriptor: int) -> None:
 
 def main() -> None:
     """Import, run ahead if there is what to run, wait, become."""
-    channel, modules, arguments = socket.socket(fileno=int(sys.argv[1])), sys.argv[2].split(","), sys.argv[3:]
+    channel, modules, directory, arguments = socket.socket(fileno=int(sys.argv[1])), sys.argv[2].split(","), sys.argv[3], sys.argv[4:]
     for name in filter(None, modules):
         try:
-            import_module(name)
+            _preload(name, directory)
         except Exception as error:  # noqa: BLE001 (the script says so better, if it needs it)
             print(f"relight: a spare could not import {name}: {error}", file=sys.stderr)
     from relight.supervise import worker
@@ -155,6 +162,18 @@ def main() -> None:
         arguments = _become(channel)
     sys.argv = [str(Path(worker.__file__)), *arguments]
     worker.main()
+
+
+def _preload(name: str, directory: str) -> None:
+    """Import a module. One that the settings name is looked up where the script's own imports are; the path is then as before."""
+    if name.partition(".")[0] in _INSTALLED or not directory:
+        import_module(name)
+        return
+    sys.path.insert(0, directory)
+    try:
+        import_module(name)
+    finally:
+        sys.path.remove(directory)
 
 
 def _go_on(channel: socket.socket, expendable: str) -> None:

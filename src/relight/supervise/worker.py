@@ -1,4 +1,4 @@
-"""What ``relight run`` starts in place of the script: ``python -m relight.supervise.worker [-m] SCRIPT [ARGS…]``.
+"""What ``relight run`` starts in place of the script: ``relight.supervise.worker [-m] SCRIPT [ARGS…]``.
 
 Writes stacks down when it is asked to, and what an exception said; apart from that the script runs as if it had been started by itself.
 """
@@ -18,6 +18,7 @@ from types import TracebackType
 
 from relight.pulse.teller import last_words
 from relight.supervise import stacks
+from relight.world.children import enter_script
 
 _PR_SET_PDEATHSIG = 1
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -34,11 +35,10 @@ def main() -> None:
         raise SystemExit("relight.supervise.worker is started by relight run")
     sys.argv, trainer = arguments, os.getpid()
     try:
+        enter_script(arguments[0], as_module=as_module)
         if as_module:
-            sys.path[0] = os.getcwd()
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
             runpy.run_path(arguments[0], run_name="__main__")
     except Exception as error:  # noqa: BLE001 (it is told, in full)
         if os.getpid() == trainer:  # a forked child's error is not the rank's

@@ -29,6 +29,7 @@ from relight.catalog.run import Run
 from relight.errors import RelightError
 from relight.store import open_bytes
 from relight.testing.warm import Child, Warm
+from relight.world.children import child_command, script_command
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -171,9 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _executed(cell: Cell, rng: random.Random, arguments: list[str], errors: int) -> list[str]:
-    command = [sys.executable, *arguments]
-    if cell.supervised:
-        command = [sys.executable, "-m", "relight", "run", *arguments]
+    command = child_command("relight", "run", *arguments) if cell.supervised else script_command(*arguments)
     if cell.way == "timeout":
         command = ["timeout", "3600", *command]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)

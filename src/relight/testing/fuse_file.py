@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from relight.testing.images import Unavailable, mount_any, unmount
 from relight.testing.victims import COUNTER_BYTES
+from relight.world.children import child_command
 
 WRITE_BYTES_MAX = 1 << 20
 _MAJOR, _MINOR = 7, 31
@@ -73,7 +74,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
             file.truncate(size)
     try:
         mount_any("relight", where, "fuse", f"fd={fd},rootmode={stat.S_IFREG | 0o600:o},user_id=0,group_id=0")
-        command = [sys.executable, "-m", "relight.testing.fuse_file", str(fd), disk, log, counter]
+        command = child_command("relight.testing.fuse_file", str(fd), disk, log, counter)
         process = subprocess.Popen(command, pass_fds=(fd,))
     except OSError as error:
         raise Unavailable(f"FUSE does not mount here: {error}") from error

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from relight.store import LocalStore
 from relight.testing.scenario import Fact, Names, check, life, prepared, save_large
+from relight.world.children import child_command
 
 SYSCALLS = {
     "fsync": 157,
@@ -189,7 +190,7 @@ def _server() -> Iterator[_Server]:
     Path(path).write_bytes(bytes(JOURNAL_BYTES))
     with open(path, "r+b") as file:
         journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
-    command = [sys.executable, "-m", "relight.testing.kills", "--serve", path]
+    command = child_command("relight.testing.kills", "--serve", path)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout

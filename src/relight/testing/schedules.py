@@ -22,6 +22,7 @@ from relight.testing.baton import Action
 from relight.testing.planted import PLANTED, planted
 from relight.testing.simulate import KINDS, Outcome, simulate
 from relight.testing.staged import staged
+from relight.world.children import safe_spawn
 
 OPEN: frozenset[str] = frozenset()
 """What the product does not stand yet. Left out unless asked for by ``--with``; what is mended leaves this list."""
@@ -140,7 +141,9 @@ def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: 
     report = Report()
     started = told = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(jobs, _take_core, (spawn.Value("i", 0),)) as pool:
+    with safe_spawn():
+        made = spawn.Pool(jobs, _take_core, (spawn.Value("i", 0),))
+    with made as pool:
         for one in pool.imap_unordered(_block, _blocks(first, count, kinds, mutation)):
             report.join(one)
             report.seconds = time.perf_counter() - started

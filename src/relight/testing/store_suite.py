@@ -23,6 +23,7 @@ from typing import Any
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
 from relight.store import PAGE, ByteStore, page_buffer, put
 from relight.store.base import Entry, Reader, Writer
+from relight.world.children import safe_spawn
 
 BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
 LARGE = (1 << 20) + 12345
@@ -134,10 +135,11 @@ class StoreSuite:
         store = self.make(tmp_path)
         rounds, processes = 25, 4
         fresh = multiprocessing.get_context("spawn")  # the libraries behind some stores do not survive a fork
-        gate, told = fresh.Barrier(processes), fresh.SimpleQueue()
-        children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, told), daemon=True) for me in range(processes)]
-        for child in children:
-            child.start()
+        with safe_spawn():
+            gate, told = fresh.Barrier(processes), fresh.SimpleQueue()
+            children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, told), daemon=True) for me in range(processes)]
+            for child in children:
+                child.start()
         wins = dict(told.get() for _ in children)
         for child in children:
             child.join()

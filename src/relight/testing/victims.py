@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from relight.testing.teeth import DURABLE, SAVE, Mutation, mutate
+from relight.world.children import child_command
 
 COUNTER_BYTES = 8
 NEIGHBOURS = 0.4
@@ -97,7 +98,7 @@ class Victims:
 def victims(*, mutation: str | None = None, counter: str | None = None) -> Iterator[Victims]:
     """A server, ready to start lives. ``mutation``: a word of ``MUTATIONS``. ``counter``: a path."""
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "relight.testing.victims", "--facts", str(write_end)]
+    command = child_command("relight.testing.victims", "--facts", str(write_end))
     command += ["--mutation", mutation] if mutation else []
     command += ["--counter", counter] if counter else []
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write_end,))

@@ -73,12 +73,14 @@ class Warm:
     """
 
     def __init__(self, imported: Sequence[str] = IMPORTED, environment: Mapping[str, str] | None = None) -> None:
+        from relight.world.children import script_command  # not in the process that is started: it may have another Relight
+
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock, self._begun = threading.Lock(), queue.Queue[int]()
         self._children: dict[int, Child] = {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno()), *imported], pass_fds=[theirs.fileno()],
+                script_command(__file__, str(theirs.fileno()), *imported, safe=True), pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment,
             )  # fmt: skip
         self._listener = threading.Thread(target=self._listen, daemon=True)

@@ -1,0 +1,309 @@
+"""The rendezvous of ``relight run``: no pickle, no listening socket for one node, and for several nodes a seal on each value.
+
+torch keeps the state of its dynamic rendezvous as a pickle in a store that any process which reaches its port may write to, and loads that
+pickle at each poll. Here the state is JSON, and the values that nodes exchange next to it have a seal, too.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from unittest import mock
+
+import msgspec
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    dynamic_rendezvous,
+)
+from torch.distributed.elastic.rendezvous import registry as torch_registry
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _BackendRendezvousStateHolder, _NodeDesc, _RendezvousState
+
+from relight.errors import ConfigError, InternalError
+from relight.supervise.job_secret import VARIABLE, Seal
+from relight.supervise.ports import with_own_port
+from relight.typed import from_json_bytes
+
+LOOPBACK = "127.0.0.1"
+_DYNAMIC = ("c10d", "etcd-v2")
+_REPLACED = (*_DYNAMIC, "etcd", "static")
+"""torch's own back ends: one node needs none of them."""
+_STATE_BYTES_MAX = 8 << 20
+_PATCHING = threading.Lock()
+_STATE = "state"
+
+
+class Forged(RendezvousStateError):
+    """The rendezvous holds a value without this job's seal."""
+
+    def __init__(self, what: str) -> None:
+        hint = f"give all nodes the same {VARIABLE} and --rdzv-id, or use another --rdzv-id"
+        super().__init__(f"{what} in the rendezvous was not written with this job's secret; {hint}")
+
+
+class Meetings:
+    """Makes the rendezvous of a node, and again after its connection was lost."""
+
+    def __init__(self, parameters: RendezvousParameters, secret: bytes) -> None:
+        """``secret``: the job's; empty: none."""
+        self._parameters = parameters
+        self._seal = Seal(secret, parameters.run_id)
+        self._state: StateHolder | None = None
+
+    def handler(self) -> RendezvousHandler:
+        """Return a new one. ``Forged`` if the rendezvous already holds a state of another secret."""
+        parameters = self._parameters
+        if parameters.max_nodes == 1 and parameters.backend in _REPLACED:
+            return OneNode(parameters.run_id, _port_in(parameters))
+        made: list[StateHolder] = []
+
+        def holder(*told: Any, **named: Any) -> StateHolder:
+            made.append(StateHolder(self._seal, *told, **named))
+            return made[-1]
+
+        with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
+            handler = torch_registry.get_rendezvous_handler(parameters)
+        if len(made) > 1 or (parameters.backend in _DYNAMIC and not made):
+            raise InternalError("torch's rendezvous keeps its state in another way than Relight knows, and might load pickles")
+        self._state = made[0] if made else None
+        if self._state is not None:
+            self._state.sync()
+        return handler
+
+    def seen(self, info: RendezvousInfo) -> RendezvousInfo:
+        """Return ``info`` with a store of sealed values, and with the address of rank 0's node as that node itself states it."""
+        if self._parameters.max_nodes == 1 and self._parameters.backend in _REPLACED:
+            return info
+        told = info.bootstrap_store_info
+        assert told is not None
+        store: Any = SealedStore(info.store, self._seal, f"round {self._state.round}" if self._state is not None else "")
+        return with_own_port(
+            RendezvousInfo(store, info.rank, info.world_size, told), self._parameters.local_addr or socket.getfqdn()
+        )
+
+
+def _port_in(parameters: RendezvousParameters) -> int:
+    """Return the port that the user has given for the ranks of one node with ``--master-port``; 0 for any."""
+    port = parameters.endpoint.rpartition(":")[2] if parameters.backend == "static" else ""
+    return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else 0
+
+
+class OneNode(RendezvousHandler):
+    """The rendezvous of a job with one node: in this process's memory. No other process takes part in it.
+
+    The store in which the ranks of a life meet is held here as well, in a new one for each life, and listens at 127.0.0.1 only. torch's
+    store of rank 0 would listen at every address of the machine.
+    """
+
+    def __init__(self, run_id: str, port: int = 0) -> None:
+        self._run_id, self._port = run_id, port
+        self._store, self._lives, self._closed = HashStore(), 0, False
+        self._ranks: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """See torch's."""
+        return "one node"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Return True: ranks are clients of the store at ``MASTER_PORT``, rank 0 as well."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return at once, with a new store for the ranks. Cost: one listening socket at 127.0.0.1, and a thread of torch's."""
+        if self._closed:
+            raise RendezvousClosedError
+        self._ranks = None  # its port is free again
+        try:
+            self._ranks = loopback_store(self._port)
+        except OSError as error:
+            raise ConfigError(
+                f"the ranks cannot meet at port {self._port} of {LOOPBACK}: {error.strerror}", hint="give another --master-port, or none"
+            ) from None
+        self._lives += 1
+        store = PrefixStore(f"life{self._lives}", self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._ranks.port))
+
+    def is_closed(self) -> bool:
+        """See torch's."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """See torch's."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no other node can wait here."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """See torch's."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """See torch's."""
+        self._closed, self._ranks = True, None
+        return True
+
+
+def loopback_store(port: int = 0) -> TCPStore:
+    """Return a store that this process serves at 127.0.0.1 and no other address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((LOOPBACK, port))
+        one.listen(1024)
+        found = one.getsockname()[1]
+        try:
+            store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=one.fileno())
+        except NotImplementedError:  # older torch: its default server takes no socket
+            store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=one.fileno(), use_libuv=False)
+        one.detach()  # the store's server closes it
+    return store
+
+
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of torch's state. A node is its address, process and number there."""
+
+    version: int
+    round: int
+    complete: bool
+    deadline: datetime | None
+    closed: bool
+    participants: list[tuple[tuple[str, int, int], int]]
+    wait_list: list[tuple[str, int, int]]
+    redundancy_list: list[tuple[str, int, int]]
+    last_heartbeats: list[tuple[tuple[str, int, int], datetime]]
+
+
+class StateHolder(_BackendRendezvousStateHolder):
+    """torch's, whose state is JSON with a seal and a version. A state that is older than one seen before was put back: ``Forged``."""
+
+    def __init__(self, seal: Seal, *told: Any, **named: Any) -> None:
+        super().__init__(*told, **named)
+        self._seal, self._version = seal, 0
+
+    @property
+    def round(self) -> int:
+        """The round that was seen last."""
+        return self._state.round
+
+    def sync(self) -> bool | None:
+        """Write the state if it has changed, else read it. Return whether a change was written; None if there was none.
+
+        As torch's, but for how bytes become a state.
+        """
+        seen = self._version
+        written: bool | None = None
+        if self._dirty:
+            written = False
+            answer = self._backend.set_state(self._encoded(seen + 1), self._token)
+            data, token, written = answer if answer is not None else (None, None, False)
+        else:
+            if self._cache_duration > 0 and self._last_sync_time >= max(time.monotonic() - self._cache_duration, 0):
+                return None
+            data, token = self._backend.get_state() or (None, None)
+        if data is None and seen:
+            raise Forged("an empty state")
+        self._state = _RendezvousState() if data is None else self._decoded(data, seen)
+        self._token, self._dirty, self._last_sync_time = token, False, time.monotonic()
+        self._sanitize()
+        return written
+
+    def _encoded(self, version: int) -> bytes:
+        state = self._state
+        fields = _State(
+            version, state.round, state.complete, state.deadline, state.closed,
+            [(_of(node), rank) for node, rank in state.participants.items()], sorted(map(_of, state.wait_list)),
+            sorted(map(_of, state.redundancy_list)), [(_of(node), at) for node, at in state.last_heartbeats.items()],
+        )  # fmt: skip
+        return self._seal.close(_STATE, msgspec.json.encode(fields))
+
+    def _decoded(self, data: bytes, seen: int) -> _RendezvousState:
+        try:
+            found = from_json_bytes(self._seal.open(_STATE, data[:_STATE_BYTES_MAX]), _State)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise Forged("the state") from error
+        if found.version < seen:
+            raise Forged("an earlier state")
+        self._version = max(self._version, found.version)
+        state = _RendezvousState()
+        state.round, state.complete, state.deadline, state.closed = found.round, found.complete, found.deadline, found.closed
+        state.participants = {_NodeDesc(*node): rank for node, rank in found.participants}
+        state.wait_list = {_NodeDesc(*node) for node in found.wait_list}
+        state.redundancy_list = {_NodeDesc(*node) for node in found.redundancy_list}
+        state.last_heartbeats = {_NodeDesc(*node): at for node, at in found.last_heartbeats}
+        return state
+
+
+def _of(node: _NodeDesc) -> tuple[str, int, int]:
+    return node.addr, node.pid, node.local_id
+
+
+class SealedStore:
+    """What torch's agent and Relight's use of a store: each value with a seal for its key. Counters have none: they can only delay.
+
+    ``Forged`` if a value has another seal, or none.
+    """
+
+    def __init__(self, store: Store, seal: Seal, place: str) -> None:
+        self._store: Any = store  # takes bytes, and has more than its stub states
+        self._seal, self._place = seal, place
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """See torch's."""
+        self._store.set(key, self._closed(key, value))
+
+    def get(self, key: str) -> bytes:
+        """See torch's."""
+        return self._opened(key, self._store.get(key))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """See torch's."""
+        self._store.multi_set(list(keys), [self._closed(key, value) for key, value in zip(keys, values, strict=True)])
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """See torch's."""
+        return [self._opened(key, value) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
+
+    def add(self, key: str, amount: int) -> int:
+        """See torch's."""
+        return int(self._store.add(key, amount))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See torch's."""
+        return bool(self._store.check(list(keys)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """See torch's."""
+        if timeout is None:
+            self._store.wait(list(keys))
+        else:
+            self._store.wait(list(keys), timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """See torch's."""
+        found: timedelta = self._store.timeout
+        return found
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """See torch's."""
+        self._store.set_timeout(timeout)
+
+    def _closed(self, key: str, value: str | bytes) -> bytes:
+        return self._seal.close(f"{self._place}/{key}", value.encode() if isinstance(value, str) else bytes(value))
+
+    def _opened(self, key: str, value: bytes) -> bytes:
+        try:
+            return self._seal.open(f"{self._place}/{key}", bytes(value))
+        except ValueError as error:
+            raise Forged(repr(key)) from error
