@@ -24,6 +24,7 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate, and what it stands on.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its key.")
 @click.option("--plain", is_flag=True, help="Be reached by others without TLS: a proxy in front has it.")
+@click.option("--public", default="", metavar="https://NAME", help="The address that people use, if a TLS proxy forwards to this server.")
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where tokens are kept.")
 @click.option("--audit", default="", metavar="STORE", help="Where it is written down who did what.")
 @click.option(
@@ -31,7 +32,12 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 )
 @click.option("--anonymous-read", is_flag=True, help="Let everybody look; nobody without a token acts.")
 @click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy says who has logged in.")
-@click.option("--proxy-from", multiple=True, metavar="ADDRESS", help="The proxy's address: from others the header is not believed.")
+@click.option(
+    "--proxy-from",
+    multiple=True,
+    metavar="CIDR",
+    help="The proxy's address or network: its X-Forwarded-For and --proxy-header are believed, those of others are not.",
+)
 @click.option(
     "--proxy-role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", show_default=True, help="The role of those."
 )
@@ -42,6 +48,7 @@ def command(
     tls_cert: str | None,
     tls_key: str | None,
     plain: bool,
+    public: str,
     state: Path | None,
     audit: str,
     settings: Path | None,
@@ -72,15 +79,19 @@ def command(
             f"{host} is not this machine alone, and there is no TLS",
             hint="--tls-cert and --tls-key; or --plain, if a proxy in front has it",
         )
-    if bool(proxy_header) != bool(proxy_from):
+    if proxy_header and not proxy_from:
         raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
     from relight.serve.app import Settings, create_app
     from relight.serve.doors import Rules
+    from relight.serve.proxies import check_proxies, public_origin
+
+    check_proxies(proxy_from)
 
     rules = Rules(
         hosts=tuple(name.lower() for name in hosts),
         anonymous_read=anonymous_read,
         secure=bool(tls_cert),
+        public=public_origin(public) if public else "",
         proxy_header=proxy_header,
         proxy_from=proxy_from,
         proxy_role=proxy_role,

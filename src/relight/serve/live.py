@@ -17,6 +17,8 @@ TOGETHER_S = 0.25
 LOOK_S = 0.5
 """How often a stream asks whether it may still be there: a token that is revoked ends it within a second."""
 PING_S = 15.0
+_NO_STORE = "\0"
+"""A store's name that no store has: only streams that listen to all stores are woken."""
 
 
 @dataclass(eq=False)
@@ -55,6 +57,10 @@ class Hub:
             first = len(self._news) == 1
         if first:
             loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._tell))
+
+    def progressed(self) -> None:
+        """A job advances: pages that show all stores ask again. From any thread."""
+        self.changed(_NO_STORE)
 
     def close(self) -> None:
         """End all streams."""
