@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import ipaddress
 from pathlib import Path
@@ -100,21 +101,27 @@ def command(
     if not (app.state.store.tokens() or anonymous_read or proxy_header):
         click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host
+    reached = rules.public or f"{'https' if tls_cert else 'http'}://{shown}:{port}"
     click.echo(
-        f"{'https' if tls_cert else 'http'}://{shown}:{port}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)", err=True
+        f"{reached}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)", err=True
     )
-    _serve(app, host, port, tls_cert, tls_key)
+    _serve(app, host, port, tls_cert, tls_key, proxy_from)
     return 0
 
 
-def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None) -> None:
+def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None, proxy_from: tuple[str, ...]) -> None:
     """Until it is interrupted."""
     import uvicorn
 
-    uvicorn.run(
+    from relight.serve.gate import Gate, raise_descriptors
+    from relight.serve.proxies import Proxies
+
+    gate = Gate(raise_descriptors(), Proxies(proxy_from).trusts)
+    app.state.hub.most = gate.bounds.streams
+    config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
+        loop="asyncio",  # the gate is the listening socket of this loop
+        http=gate.protocol(),
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
         server_header=False,
@@ -126,6 +133,12 @@ def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | 
         timeout_keep_alive=10,
         h11_max_incomplete_event_size=32 << 10,
     )
+    try:
+        listening = gate.listen((host, port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen there: {error.strerror or error}", where=f"{host}:{port}", hint="--listen HOST:PORT") from None
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=list(listening))
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -164,11 +164,11 @@ def _remembered(ask: Callable[[Who], bool], for_s: float = LOOK_S / 2) -> Callab
 
 def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
     @app.get("/healthz", include_in_schema=False)
-    def healthz() -> JSONResponse:
+    async def healthz() -> JSONResponse:  # in the loop: it waits for no thread
         return JSONResponse({"ok": True})
 
     @app.get("/readyz", include_in_schema=False)
-    def readyz(request: Request) -> JSONResponse:
+    async def readyz(request: Request) -> JSONResponse:
         ready = all(one.now.state != NOT_YET for one in request.app.state.readers)
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 

@@ -23,10 +23,13 @@ from relight.serve.guesses import Guesses
 from relight.serve.limits import Limiter
 from relight.serve.proxies import Proxies, asker_of, host_of
 from relight.serve.scope import ANONYMOUS, NOTHING, Who, asking
+from relight.serve.slots import Slots
 from relight.serve.state import State
 
 OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``; no count of requests closes them."""
+UNCOUNTED = ("/healthz", "/readyz", "/events")
+"""Answered without a slot: health must never wait, and event streams last; they have a bound of their own."""
 BODY_BYTES_MAX = 64 << 10
 _TOKEN_CHARS_MAX = 200
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -96,6 +99,7 @@ class Doors:
 
     def __init__(self, app: ASGIApp, state: State, rules: Rules, failures: Guesses) -> None:
         self._app, self._state, self.rules, self.failures = app, state, rules, failures
+        self.slots = Slots()
         self._proxies = Proxies(rules.proxy_from)
         self._all = Limiter(rules.requests_per_second, rules.burst)
         self._key = secrets.token_bytes(32)
@@ -124,7 +128,15 @@ class Doors:
         shown = f"{who.name}, {who.role}" + (f" of {who.scope}" if who.scope else "") if who is not None else ""
         given |= {"who": who, "csrf": csrf, "who_name": shown}
         with asking(who.scope if who is not None else NOTHING, asker):
-            await self._app(scope, _bounded(receive), sender)
+            if scope["path"] in UNCOUNTED:
+                await self._app(scope, _bounded(receive), sender)
+            elif await self.slots.take(asker):
+                try:
+                    await self._app(scope, _bounded(receive), sender)
+                finally:
+                    self.slots.give(asker)
+            else:
+                await answer(Refused(503, "the server is busy", 1.0), headers)(scope, receive, sender)
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
         """What does not depend on who it is."""

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from relight.run_names import dir_of
-from relight.serve.scope import in_scope, reaches, scope_now
+from relight.serve.scope import ANONYMOUS, in_scope, reaches, scope_now
 
 STREAMS_MAX = 2000
 STREAMS_OF_ONE_MAX = 1200
+STREAMS_OF_STRANGER_MAX = 32
+"""Of one address without credentials."""
 TOGETHER_S = 0.25
 """What changes within so long is one event."""
 LOOK_S = 0.5
@@ -41,6 +43,8 @@ class Hub:
         self._lock = threading.Lock()
         self._news: list[tuple[str, set[str]]] = []
         self._ending = False
+        self.most = STREAMS_MAX
+        """Streams that may be open; fewer where the process may open few files."""
 
     @property
     def count(self) -> int:
@@ -80,8 +84,13 @@ class Hub:
                 one.woken.set()
 
     def full(self, asker: str) -> bool:
-        """Whether there is no room for another stream, of all or of this asker's."""
-        return len(self._streams) >= STREAMS_MAX or sum(one.asker == asker for one in self._streams) >= STREAMS_OF_ONE_MAX
+        """Whether there is no room for another stream, of all or of this asker's. Clients without credentials have half at most."""
+        mine = sum(one.asker == asker for one in self._streams)
+        if asker.startswith(ANONYMOUS):
+            strangers = sum(one.asker.startswith(ANONYMOUS) for one in self._streams)
+            if mine >= STREAMS_OF_STRANGER_MAX or strangers >= self.most // 2:
+                return True
+        return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, max(1, self.most * 3 // 5))
 
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
