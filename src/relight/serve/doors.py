@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -16,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -127,7 +129,7 @@ class Doors:
             return
         shown = f"{who.name}, {who.role}" + (f" of {who.scope}" if who.scope else "") if who is not None else ""
         given |= {"who": who, "csrf": csrf, "who_name": shown}
-        with asking(who.scope if who is not None else NOTHING, asker):
+        with asking(who.scope if who is not None else NOTHING, asker), suppress(ClientDisconnect):
             if scope["path"] in UNCOUNTED:
                 await self._app(scope, _bounded(receive), sender)
             elif await self.slots.take(asker):

@@ -69,6 +69,8 @@ class Connection(socket.socket):
     asker = ""
     since = 0.0
     """When the server began to wait for the client."""
+    transport: asyncio.Transport | None = None
+    """Once there is one: after the TLS handshake, if any."""
 
     def close(self) -> None:
         """Close it; the gate counts it no more."""
@@ -85,7 +87,7 @@ class Gate:
         self._open: dict[int, Connection] = {}
         self._idle: OrderedDict[int, Connection] = OrderedDict()
         self._count: Counter[str] = Counter()
-        self._closing: set[int] = set()
+        self._closing: set[Connection] = set()
         self._batch = 0
         self._sweeping: asyncio.TimerHandle | None = None
         self._spare: int | None = _spare()
@@ -149,10 +151,12 @@ class Gate:
         return True
 
     def _shut(self, one: Connection) -> None:
-        """End it: the loop reads its end, and closes it."""
-        number = one.fileno()
+        """End it. A transport that reads nothing for now would not notice its socket's end, so it is aborted."""
         self._forget(one)
-        self._closing.add(number)
+        self._closing.add(one)
+        if one.transport is not None:
+            one.transport.abort()
+            return
         with contextlib.suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)
 
@@ -166,14 +170,18 @@ class Gate:
 
     def closed(self, one: Connection) -> None:
         """Its descriptor is about to be freed."""
-        self._closing.discard(one.fileno())
+        self._closing.discard(one)
         self._forget(one)
 
-    def mark(self, number: int, idle: bool, again: bool = False) -> None:
+    def of(self, number: int) -> Connection | None:
+        """Return the open connection with this descriptor."""
+        return self._open.get(number)
+
+    def mark(self, one: Connection, idle: bool, again: bool = False) -> None:
         """Note that the server waits for this client, or the client for the server. ``again``: its time begins from scratch."""
-        one = self._open.get(number)
-        if one is None:
-            return
+        number = one.fileno()
+        if self._open.get(number) is not one:
+            return  # it was ended, and another connection may have its descriptor by now
         if not idle:
             self._idle.pop(number, None)
         elif again or number not in self._idle:
@@ -243,13 +251,17 @@ class Reporting(H11Protocol):
     """uvicorn's HTTP/1.1, which reports when it waits for its client."""
 
     gate: Gate
-    _number = -1
+    _connection: Connection | None = None
     _cycle: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self._number = transport.get_extra_info("socket").fileno()
+        self._connection = self.gate.of(transport.get_extra_info("socket").fileno())
+        if self._connection is None:
+            transport.abort()  # ended while its transport was made
+        else:
+            self._connection.transport = transport
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -264,7 +276,8 @@ class Reporting(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read its answer."""
         super().pause_writing()
-        self.gate.mark(self._number, idle=True)
+        if self._connection is not None:
+            self.gate.mark(self._connection, idle=True)
 
     def resume_writing(self) -> None:
         """It reads."""
@@ -274,7 +287,8 @@ class Reporting(H11Protocol):
     def _report(self) -> None:
         cycle = self.cycle
         again, self._cycle = cycle is not self._cycle, cycle
-        self.gate.mark(self._number, idle=cycle is None or cycle.response_complete or cycle.more_body, again=again)
+        if self._connection is not None:
+            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=again)
 
 
 def _spare() -> int | None:

@@ -21,11 +21,11 @@ TILES_MAX = 398
 def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: float, after: str = "") -> dict[str, Any]:
     """One checkpoint: its tensors as areas and as rows, a page of them, where it lies, what else is said of it."""
     row = detail.row
-    largest = sorted(detail.tensors, key=lambda one: (-one.bytes, one.path))
+    largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda one: (-one.bytes, one.path))
     wanted = [one for one in largest if find in one.path] if find else largest
     rows, more = piece_of(wanted, after, TENSORS_MAX)
     groups: dict[str, int] = {}
-    for one in detail.tensors:
+    for one in sorted(largest[:TILES_MAX], key=lambda one: one.path):
         groups.setdefault(group_of(one.path), len(groups))
     tiles = [
         Tile(

@@ -177,6 +177,8 @@ class CheckpointDetail:
     next: str | None = None
     """Where the next piece of the tensors begins, in answers of the API; ``total`` counts the tensors."""
     total: int = 0
+    largest_first: bool = False
+    """Whether ``tensors`` are in that order already, by size and then by path."""
 
 
 @dataclass(frozen=True)
