@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import ipaddress
 import sys
@@ -16,6 +17,8 @@ from relight.errors import ConfigError
 
 SWITCH_S = 0.0005
 """Seconds after which a busy thread yields to the event loop: a tenth of Python's default, which adds up at each of the loop's calls."""
+COLLECT = (20_000, 20, 200)
+"""Thresholds of the garbage collector: a full collection halts the event loop while it walks all rows that are kept, so it is rare."""
 _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 
 
@@ -122,6 +125,7 @@ def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | 
     gate = Gate(raise_descriptors(), Proxies(proxy_from).trusts)
     app.state.hub.most = gate.bounds.streams
     sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*COLLECT)
     config = uvicorn.Config(
         app,
         loop="asyncio",  # the gate is the listening socket of this loop
