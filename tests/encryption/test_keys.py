@@ -9,8 +9,8 @@ import resource
 import signal
 import subprocess
 import sys
-import types
 import threading
+import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from tests.encryption.vault_server import TOKEN, vault
 
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret
-from relight.keys import services
-from relight.keys import Keychain, Provider, resolve, write_key_file
+from relight.keys import Keychain, Provider, resolve, services, write_key_file
 from relight.keys.files import HEAD
 from relight.keys.providers import Passphrase
 from relight.store import MemoryStore

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from tests.serve.made_server import FREE, HOST, Server, serving
+from tests.serve.made_server import HOST, Server, serving
 from tests.serve.made_stores import make_store
 
 from relight.errors import ConfigError

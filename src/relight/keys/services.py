@@ -103,7 +103,7 @@ def check_private(url: str, spec: str) -> None:
         if name == "localhost" or ipaddress.ip_address(name).is_loopback:
             return
     raise ConfigError(
-        f"the key service at {parts.scheme or '?'}://{parts.hostname or '?'} is not reached by TLS: tokens and keys could be read on the way",
+        f"the key service at {parts.scheme or '?'}://{parts.hostname or '?'} has no TLS: tokens and keys could be read on the way",
         where=spec,
         hint=f"give its https address (VAULT_ADDR, AWS_ENDPOINT_URL_KMS), or set {PLAIN}=1 if the network is private",
     )

@@ -158,8 +158,10 @@ def _reading(made: APIRouter) -> None:
     def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
         return told(request.app.state.index.values(store, run, which, path))
 
-    @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, by any WHICH; a piece of its tensors")
-    def checkpoint(request: Request, store: Name, run: Name, which: Name, after: After = None, limit: Limit = 100, find: Find = "") -> Response:
+    @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, a piece of its tensors")
+    def checkpoint(
+        request: Request, store: Name, run: Name, which: Name, after: After = None, limit: Limit = 100, find: Find = ""
+    ) -> Response:
         return told(pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find))
 
     @made.get("/diff", dependencies=viewer, summary="A piece of what differs between two checkpoints, or how far that is")

@@ -23,7 +23,8 @@ from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import Actions
-from relight.serve.doors import FORM, OPEN as OPEN, Doors, Refused, Rules, answer, failures_of, needs
+from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
+from relight.serve.doors import OPEN as OPEN
 from relight.serve.guesses import Guesses
 from relight.serve.heard import Around
 from relight.serve.index import Index
@@ -187,7 +188,8 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
             return HTMLResponse(_login_page("That is no valid token."), 401)
         made = RedirectResponse("/", 303)
         made.set_cookie(
-            rules.cookie, state.begin_session(who), max_age=int(SESSION_S), path="/", secure=rules.is_secure, httponly=True, samesite="strict"
+            rules.cookie, state.begin_session(who), max_age=int(SESSION_S), path="/",
+            secure=rules.is_secure, httponly=True, samesite="strict",
         )
         return made
 

@@ -1,8 +1,8 @@
 """Connections of the server: how many may be open, of all clients and of one, and how long one may stay without a whole request.
 
-The listening socket accepts for asyncio, which itself knows no bound. When the gate is full, the connection that has been idle for longest is
-closed to admit a new one, so idle connections never keep clients out. Idle means that the server waits for the client: for a TLS handshake, for
-the rest of a request, for its next request, or for it to read an answer. Used by the event loop's thread only.
+The listening socket accepts for asyncio, which itself knows no bound. When the gate is full, the connection that has been idle for longest
+is closed to admit a new one, so idle connections never keep clients out. Idle means that the server waits for the client: for a TLS
+handshake, for the rest of a request, for its next request, or for it to read an answer. Used by the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import resource
 import socket
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,6 +26,8 @@ from relight.serve.proxies import asker_of
 IDLE_S = 10.0
 """Seconds that the server waits for a client: for a whole request, or for reading an answer."""
 SWEEP_S = 1.0
+LOOKED_AT_MAX = 16
+"""Idle connections that are looked at for one to close."""
 CLOSING_MAX = 32
 """Closed connections whose descriptors the loop has not freed yet; with more, accepting pauses until it has."""
 CONNECTIONS_MAX, STREAMS_MAX, DESCRIPTORS_MAX = 4096, 2000, 16384
@@ -71,6 +74,13 @@ class Connection(socket.socket):
     """When the server began to wait for the client."""
     transport: asyncio.Transport | None = None
     """Once there is one: after the TLS handshake, if any."""
+
+    def has_unread(self) -> bool:
+        """Return whether bytes of the client wait to be read."""
+        try:
+            return bool(self.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close it; the gate counts it no more."""
@@ -129,9 +139,9 @@ class Gate:
         """Count a new connection. If the gate is full, close the longest idle one for it; refuse it if none is idle."""
         asker = asker_of(peer)
         if not self._exempt(peer) and self._count[asker] >= self.bounds.of_one:
-            if not self._evict(next((one for one in self._idle.values() if one.asker == asker), None)):
+            if not self._evict(one for one in self._idle.values() if one.asker == asker):
                 return False
-        elif len(self._open) >= self.bounds.connections and not self._evict(next(iter(self._idle.values()), None)):
+        elif len(self._open) >= self.bounds.connections and not self._evict(iter(self._idle.values())):
             return False
         connection.asker, connection.since, connection.gate = asker, time.monotonic(), self
         self._open[connection.fileno()] = self._idle[connection.fileno()] = connection
@@ -142,12 +152,14 @@ class Gate:
             self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return True
 
-    def _evict(self, one: Connection | None) -> bool:
-        if one is None:
+    def _evict(self, oldest_first: Iterator[Connection]) -> bool:
+        """End the first whose client has sent nothing that is unread: another's request may only wait for the loop to read it."""
+        found = list(islice(oldest_first, LOOKED_AT_MAX))
+        if not found:
             self.refused += 1
             return False
         self.evicted += 1
-        self._shut(one)
+        self._shut(next((one for one in found if not one.has_unread()), found[0]))
         return True
 
     def _shut(self, one: Connection) -> None:

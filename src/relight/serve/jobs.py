@@ -163,7 +163,7 @@ class Jobs:
                 raise left()
             result = work(job.advance)
             job.rows = rows(result)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (the job's client gets it)
             job.future.set_exception(error)
         else:
             job.future.set_result(result)

@@ -7,8 +7,8 @@ from typing import Any
 
 from relight.serve.draw import Piece, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
-from relight.serve.pieces import piece_of
 from relight.serve.pages_words import number, plural, share, size, when
+from relight.serve.pieces import piece_of
 from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statistics, Working
 from relight.versions.difference import layer_of
 

@@ -8,8 +8,8 @@ from collections import Counter
 from relight.serve.scope import ANONYMOUS
 
 MOST, OF_ONE, OF_ANONYMOUS = 24, 6, 3
-"""Fewer than the threads that requests run in (40), so that no request waits for a thread. Pages are made by Python code, which runs one thread
-at a time: more threads for strangers only slow down the loop, which answers health."""
+"""Fewer than the threads that requests run in (40), so that no request waits for a thread. Pages are made by Python code, which runs one
+thread at a time: more threads for strangers only slow down the loop, which answers health."""
 WAITING_MAX, WAITING_OF_ONE_MAX, WAIT_S = 32, 12, 5.0
 
 

@@ -97,7 +97,8 @@ class Tasks:
                 hint = "try again when one has ended"
                 raise StoreUnavailable(f"{RUNNING_MAX} such tasks are under way already", hint=hint, retryable=True)
             if task.asker and sum(one.done is None and one.asker == task.asker for one in self._known.values()) >= OF_ONE_MAX:
-                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you began are under way", hint="try again when one has ended", retryable=True)
+                hint = "try again when one has ended"
+                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you began are under way", hint=hint, retryable=True)
             self._known[task.id] = task
             while len(self._known) > KEPT_MAX:
                 del self._known[next(name for name, one in self._known.items() if one.done is not None)]

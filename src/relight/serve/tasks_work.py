@@ -1,4 +1,4 @@
-"""The work of tasks: wait for a save that was asked for; verify a checkpoint; run ``relight drill`` as a process that ends with the server."""
+"""The work of tasks: wait for a requested save; verify a checkpoint; run ``relight drill`` as a process that ends with the server."""
 
 from __future__ import annotations
 
