@@ -123,7 +123,7 @@ def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | 
     from relight.serve.proxies import Proxies
 
     gate = Gate(raise_descriptors(), Proxies(proxy_from).trusts)
-    app.state.hub.most = gate.bounds.streams
+    app.state.hub.most, app.state.hub.of_one = gate.bounds.streams, max(1, gate.bounds.streams * 3 // 5)
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*COLLECT)
     config = uvicorn.Config(

@@ -45,6 +45,8 @@ class Hub:
         self._ending = False
         self.most = STREAMS_MAX
         """Streams that may be open; fewer where the process may open few files."""
+        self.of_one = self.most
+        """The same, of one asker."""
 
     @property
     def count(self) -> int:
@@ -90,7 +92,7 @@ class Hub:
             strangers = sum(one.asker.startswith(ANONYMOUS) for one in self._streams)
             if mine >= STREAMS_OF_STRANGER_MAX or strangers >= self.most // 2:
                 return True
-        return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, max(1, self.most * 3 // 5))
+        return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, self.of_one)
 
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
