@@ -13,7 +13,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
+.PHONY: help demo test check docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm readers soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -128,6 +128,9 @@ fleet: $(STAMP) ## the simulator against closed forms and published results, and
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600
+
+readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptors, for a minute: health within 1 s, bounded answers
+	$(BIN)/python -m tests.serve.storm --seconds 60
 
 teeth: $(STAMP) ## remove each fsync, link and check once: something must fail
 	$(BIN)/python -m relight.testing.teeth

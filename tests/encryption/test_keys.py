@@ -9,7 +9,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from tests.encryption.vault_server import TOKEN, vault
 
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret
-from relight.keys import Keychain, Provider, resolve, write_key_file
+from relight.keys import Keychain, Provider, resolve, services, write_key_file
 from relight.keys.files import HEAD
 from relight.keys.providers import Passphrase
 from relight.store import MemoryStore
@@ -248,3 +250,37 @@ def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
     left = dumped(tmp_path / "leaves", RELIGHT_CORE_DUMPS="1")
     assert left and secret in left[0].read_bytes()
     left[0].unlink()
+
+
+@pytest.mark.parametrize("address", ["http://vault.lab:8200", "http://10.0.0.7:8200", "http://localhost.evil.example", "HTTP://[2001:db8::1]:8200"])
+def test_a_key_service_is_not_asked_over_plain_http(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """The token and the key would be readable on the network: such an address is refused before anything is sent, unless it is permitted."""
+    monkeypatch.setenv("VAULT_ADDR", address)
+    monkeypatch.setenv("VAULT_TOKEN", TOKEN)
+    error = refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+    assert "TLS" in str(error) and services.PLAIN in str(error)
+    with pytest.raises(ConfigError):
+        services.check_private(address, "kms:training")
+    monkeypatch.setenv(services.PLAIN, "1")
+    services.check_private(address, "kms:training")
+
+
+def test_a_key_service_does_not_redirect_to_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redirect carries the token along, so it is checked like the address itself."""
+    class Away(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(307)
+            self.send_header("Location", "http://vault.lab:8200/v1/transit/encrypt/training")
+            self.end_headers()
+
+        do_PUT = do_POST
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Away) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("VAULT_ADDR", f"http://127.0.0.1:{server.server_address[1]}")
+        monkeypatch.setenv("VAULT_TOKEN", TOKEN)
+        assert "vault.lab" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID)))
+        server.shutdown()

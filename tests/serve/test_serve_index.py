@@ -126,7 +126,7 @@ def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Serv
         digest = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()["digest"]
         assert server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": digest}).json()["ok"], verb
     wait_until(server, "/api/v1/runs", 3, "total")
-    parents = {row["run"]: (row["parent"], row["at_step"]) for row in server.get("/api/v1/lineage/runs").json()}
+    parents = {row["run"]: (row["parent"], row["at_step"]) for row in server.get("/api/v1/lineage/runs").json()["rows"]}
     assert parents == {"run-000": (None, None), "run-001": (None, None), "fork": ("run-000", 300)}
     history = Run(open_bytes(str(tmp_path / "runs")), "run-000").history()
     assert history.find(history.tags["staging"]).step == 400
@@ -137,7 +137,11 @@ def test_what_is_damaged_is_found_by_verify_and_told(server: Server) -> None:
     fields = {"store": "runs", "run": "run-000", "which": "latest"}
     digest = server.post("/api/v1/actions/verify", "operator", json={"fields": fields}).json()["digest"]
     done = server.post("/api/v1/actions/verify", "operator", json={"fields": fields, "confirm": digest}).json()
-    assert not done["ok"] and "missing" in done["details"]
+    assert done["ok"] and done["task"], "it is a task: no request waits for it"
+    ends = time.monotonic() + 20
+    while (told := server.get(f"/api/v1/tasks/{done['task']}").json())["state"] == "running" and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert told["state"] == "failed" and "missing" in told["details"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
 
 

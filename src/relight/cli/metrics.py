@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.command("metrics")
 @click.argument("paths", metavar="[RUN…]", nargs=-1)
 @click.option("--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="With --listen: a name by which scrapers reach it; more than once.")
 @click.option("--once", is_flag=True, help="Print them once, as Prometheus reads them: the default.")
 @click.option("--alerts", is_flag=True, help="With --listen: look every 15 s, and tell what [alerts] of relight.toml says.")
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml.")
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--rules", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Prometheus' alert rules there.")
 @json_option
 def command(
-    paths: tuple[str, ...], listen: str | None, once: bool, alerts: bool, settings: Path | None,
+    paths: tuple[str, ...], listen: str | None, hosts: tuple[str, ...], once: bool, alerts: bool, settings: Path | None,
     grafana: Path | None, rules: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """What runs are like, as metrics for Prometheus. RUN may be a store: all its runs.
@@ -64,7 +65,7 @@ def command(
 
         looking = _alarmed(watcher, settings) if alerts else None
         try:
-            serve(collector, listen, lambda line: click.echo(escape(line), err=True))
+            serve(collector, listen, lambda line: click.echo(escape(line), err=True), hosts)
         finally:
             if looking is not None:
                 looking.stop()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import ipaddress
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,10 @@ import click
 from relight.cli.output import escape
 from relight.errors import ConfigError
 
+SWITCH_S = 0.0005
+"""Seconds after which a busy thread yields to the event loop: a tenth of Python's default, which adds up at each of the loop's calls."""
+COLLECT = (20_000, 20, 200)
+"""Thresholds of the garbage collector: a full collection halts the event loop while it walks all rows that are kept, so it is rare."""
 _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 
 
@@ -24,6 +31,7 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate, and what it stands on.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its key.")
 @click.option("--plain", is_flag=True, help="Be reached by others without TLS: a proxy in front has it.")
+@click.option("--public", default="", metavar="https://NAME", help="The address that people use, if a TLS proxy forwards to this server.")
 @click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where tokens are kept.")
 @click.option("--audit", default="", metavar="STORE", help="Where it is written down who did what.")
 @click.option(
@@ -31,7 +39,12 @@ _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 )
 @click.option("--anonymous-read", is_flag=True, help="Let everybody look; nobody without a token acts.")
 @click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy says who has logged in.")
-@click.option("--proxy-from", multiple=True, metavar="ADDRESS", help="The proxy's address: from others the header is not believed.")
+@click.option(
+    "--proxy-from",
+    multiple=True,
+    metavar="CIDR",
+    help="The proxy's address or network: its X-Forwarded-For and --proxy-header are believed, those of others are not.",
+)
 @click.option(
     "--proxy-role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", show_default=True, help="The role of those."
 )
@@ -42,6 +55,7 @@ def command(
     tls_cert: str | None,
     tls_key: str | None,
     plain: bool,
+    public: str,
     state: Path | None,
     audit: str,
     settings: Path | None,
@@ -72,15 +86,19 @@ def command(
             f"{host} is not this machine alone, and there is no TLS",
             hint="--tls-cert and --tls-key; or --plain, if a proxy in front has it",
         )
-    if bool(proxy_header) != bool(proxy_from):
+    if proxy_header and not proxy_from:
         raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
     from relight.serve.app import Settings, create_app
     from relight.serve.doors import Rules
+    from relight.serve.proxies import check_proxies, public_origin
+
+    check_proxies(proxy_from)
 
     rules = Rules(
         hosts=tuple(name.lower() for name in hosts),
         anonymous_read=anonymous_read,
         secure=bool(tls_cert),
+        public=public_origin(public) if public else "",
         proxy_header=proxy_header,
         proxy_from=proxy_from,
         proxy_role=proxy_role,
@@ -89,21 +107,29 @@ def command(
     if not (app.state.store.tokens() or anonymous_read or proxy_header):
         click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host
+    reached = rules.public or f"{'https' if tls_cert else 'http'}://{shown}:{port}"
     click.echo(
-        f"{'https' if tls_cert else 'http'}://{shown}:{port}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)", err=True
+        f"{reached}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)", err=True
     )
-    _serve(app, host, port, tls_cert, tls_key)
+    _serve(app, host, port, tls_cert, tls_key, proxy_from)
     return 0
 
 
-def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None) -> None:
+def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None, proxy_from: tuple[str, ...]) -> None:
     """Until it is interrupted."""
     import uvicorn
 
-    uvicorn.run(
+    from relight.serve.gate import Gate, raise_descriptors
+    from relight.serve.proxies import Proxies
+
+    gate = Gate(raise_descriptors(), Proxies(proxy_from).trusts)
+    app.state.hub.most, app.state.hub.of_one = gate.bounds.streams, max(1, gate.bounds.streams * 3 // 5)
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*COLLECT)
+    config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
+        loop="asyncio",  # the gate is the listening socket of this loop
+        http=gate.protocol(),
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
         server_header=False,
@@ -115,6 +141,12 @@ def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | 
         timeout_keep_alive=10,
         h11_max_incomplete_event_size=32 << 10,
     )
+    try:
+        listening = gate.listen((host, port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen there: {error.strerror or error}", where=f"{host}:{port}", hint="--listen HOST:PORT") from None
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=list(listening))
 
 
 def _address(text: str) -> tuple[str, int]:

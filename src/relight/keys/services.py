@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
+import ipaddress
+import os
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret, hkdf
 from relight.keys.providers import NamedKey, Told
 
 _TIMEOUT_S = 10
+PLAIN = "RELIGHT_KEYS_OVER_HTTP"
+"""Setting: ``1`` lets key services be reached over http from other machines, which shows keys to the network."""
 
 
 class KmsKey(NamedKey):
@@ -35,6 +41,7 @@ class KmsKey(NamedKey):
         boto3, config, errors = _library("kms", "boto3", "botocore.config", "botocore.exceptions")
         try:
             client = boto3.client("kms", config=config.Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S))
+            check_private(client.meta.endpoint_url, self.spec)
             return getattr(client, call)(**options)
         except errors.ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
@@ -73,13 +80,46 @@ class VaultKey(NamedKey):
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
         hvac, requests = _library("vault", "hvac", "requests")
         try:
-            client = hvac.Client(timeout=_TIMEOUT_S)
+            client = hvac.Client(timeout=_TIMEOUT_S, session=_session(requests, self.spec))
+            check_private(client.url, self.spec)
             answer = getattr(client.secrets.transit, call)(name=self._name, mount_point=self._mount, **options)
             return answer["data"]
         except (hvac.exceptions.InvalidRequest, hvac.exceptions.Forbidden, hvac.exceptions.InvalidPath) as error:
             raise WrongKey(f"Vault refuses: {type(error).__name__}", where=where or self.spec) from None
         except (hvac.exceptions.VaultError, requests.RequestException) as error:
             raise StoreUnavailable(f"Vault does not answer: {type(error).__name__}", where=self.spec) from None
+
+
+def check_private(url: str, spec: str) -> None:
+    """``ConfigError`` if a key service at ``url`` is reached over plain http through a network: it would carry tokens and keys.
+
+    Allowed: https, loopback, and what ``RELIGHT_KEYS_OVER_HTTP=1`` permits.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https" or os.environ.get(PLAIN, "") == "1":
+        return
+    name = (parts.hostname or "").lower()
+    with contextlib.suppress(ValueError):
+        if name == "localhost" or ipaddress.ip_address(name).is_loopback:
+            return
+    raise ConfigError(
+        f"the key service at {parts.scheme or '?'}://{parts.hostname or '?'} has no TLS: tokens and keys could be read on the way",
+        where=spec,
+        hint=f"give its https address (VAULT_ADDR, AWS_ENDPOINT_URL_KMS), or set {PLAIN}=1 if the network is private",
+    )
+
+
+def _session(requests: Any, spec: str) -> Any:
+    """Return a session that follows redirects only to where keys may go: Vault's token is sent along."""
+
+    class Session(requests.Session):  # type: ignore[misc]
+        def get_redirect_target(self, response: Any) -> str | None:
+            target: str | None = super().get_redirect_target(response)
+            if target is not None:
+                check_private(urljoin(response.url, target), spec)
+            return target
+
+    return Session()
 
 
 def _library(extra: str, *names: str) -> list[Any]:

@@ -16,10 +16,8 @@ from relight.audit.effects import ACTIONS as EFFECTS_OF
 from relight.audit.facts import Facts
 from relight.catalog.asking import LOOK_S, WHO_MAX, ask_for_save
 from relight.catalog.branches import check_free
-from relight.catalog.checked import record_checked
 from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
-from relight.catalog.verify import verify_checkpoint
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_run_name
 from relight.log import Checkpoint
@@ -29,13 +27,12 @@ from relight.policy.best_by import is_best
 from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.run_names import dir_of, run_name
 from relight.serve.index import Index
-from relight.serve.jobs import Progress
 from relight.serve.pages_actions import Done, Planned
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Who, everything, require
 from relight.serve.state import State
 from relight.serve.tasks import Tasks
-from relight.serve.tasks_work import drill, wait_for
+from relight.serve.tasks_work import drill, verify, wait_for
 from relight.supervise.goodput import Account
 from relight.versions.branching import branch
 from relight.versions.stages import STAGES, promote
@@ -213,19 +210,14 @@ class Actions:
         run, one = self._one(fields)
         store = fields["store"]
 
-        def work(advance: Progress) -> list[str]:
-            found = verify_checkpoint(run.store, run.view(), one, progress=advance)
-            if not any(finding.is_silence for finding in found):
-                wrong = f"{found[0].file}: {found[0].detail}" if found else ""
-                record_checked(run.store, run.name, {one.id: wrong}, "relight serve")
-            if not found:
+        def verified(ok: bool) -> None:
+            if ok:
                 self._index.verified[store, run.name, one.id] = time.time()
-            return [f"{finding.file}: {finding.detail}" for finding in found]
 
         def do() -> Done:
-            asked = f"verify {store}/{run.name}@{one.id} {time.time():.0f}"
-            found = self._index.jobs.ask(asked, one.body.stored_bytes, work).future.result()
-            return Done(not found, "every byte is as committed" if not found else f"damaged: {len(found)} findings", "\n".join(found[:50]))
+            known = self._tasks.under_way("verify", store, run.name, one.id)
+            task = known or self._tasks.begin("verify", store, run.name, who.name, lambda task: verify(task, run, one, verified), one.id)
+            return Done(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
 
         return _planned(
             "Verify",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -15,9 +16,11 @@ from starlette.responses import JSONResponse, Response
 
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, StoreUnavailable
 from relight.run_names import shown_json
+from relight.serve import pieces
 from relight.serve.doors import Refused, needs
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Who
+from relight.serve.values import Working
 
 PREFIX = "/api/v1"
 LIMIT_MAX = 500
@@ -25,6 +28,8 @@ Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many rows at m
 After = Annotated[str | None, Query(max_length=400, description="What the piece before said under next.")]
 Name = Annotated[str, Path(max_length=255)]
 Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as its checkpoint lists it.")]
+Find = Annotated[str, Query(max_length=400, description="A part of the path of the tensors that are wanted.")]
+Changed = Annotated[bool, Query(description="Leave out tensors that are the same.")]
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
 
@@ -143,7 +148,7 @@ def _reading(made: APIRouter) -> None:
 
     @made.get("/runs/{store}/{run}", dependencies=viewer, summary="One run")
     def run(request: Request, store: Name, run: Name) -> Response:
-        return told(request.app.state.index.run(store, run))
+        return told(pieces.bounded_run(request.app.state.index.run(store, run)))
 
     @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Its checkpoints, the newest first")
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
@@ -153,29 +158,33 @@ def _reading(made: APIRouter) -> None:
     def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
         return told(request.app.state.index.values(store, run, which, path))
 
-    @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, by any WHICH")
-    def checkpoint(request: Request, store: Name, run: Name, which: Name) -> Response:
-        return told(request.app.state.index.checkpoint(store, run, which))
+    @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, a piece of its tensors")
+    def checkpoint(
+        request: Request, store: Name, run: Name, which: Name, after: After = None, limit: Limit = 100, find: Find = ""
+    ) -> Response:
+        return told(pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find))
 
-    @made.get("/diff", dependencies=viewer, summary="What differs between two checkpoints, or how far that is")
-    def diff(request: Request, a: Spec, b: Spec) -> Response:
-        return told(request.app.state.index.diff(a, b))
+    @made.get("/diff", dependencies=viewer, summary="A piece of what differs between two checkpoints, or how far that is")
+    def diff(request: Request, a: Spec, b: Spec, after: After = None, limit: Limit = 100, changed: Changed = False) -> Response:
+        found = request.app.state.index.diff(a, b)
+        return told(found if isinstance(found, Working) else pieces.diff_piece(found, after, limit, changed))
 
 
 def _more_reading(made: APIRouter) -> None:
     viewer = [needs("viewer")]
 
     @made.get("/lineage/{store}", dependencies=viewer, summary="The runs of a store, parents before their branches")
-    def lineage(request: Request, store: Name) -> Response:
-        return told(request.app.state.index.lineage(store))
+    def lineage(request: Request, store: Name, after: After = None, limit: Limit = 100) -> Response:
+        return told(pieces.lineage_piece(request.app.state.index.lineage(store), after, limit))
 
     @made.get("/storage/{store}", dependencies=viewer, summary="What a store holds, and what goes next")
     def storage(request: Request, store: Name) -> Response:
-        return told(request.app.state.index.storage(store))
+        return told(pieces.bounded_storage(request.app.state.index.storage(store)))
 
     @made.get("/incidents", dependencies=viewer, summary="What happened to runs, the newest first")
     def incidents(request: Request, after: After = None, limit: Limit = 100) -> Response:
-        return told(request.app.state.index.incidents(after, limit))
+        found = request.app.state.index.incidents(after, limit)
+        return told(replace(found, rows=[pieces.bare(one) for one in found.rows]))
 
     @made.get("/incidents/{store}/{run}/{which}", dependencies=viewer, summary="One incident, with its evidence")
     def incident(request: Request, store: Name, run: Name, which: Name) -> Response:
@@ -183,11 +192,11 @@ def _more_reading(made: APIRouter) -> None:
 
     @made.get("/risk", dependencies=viewer, summary="Machines that look like failing")
     def risk(request: Request) -> Response:
-        return told(request.app.state.index.risk())
+        return told(request.app.state.index.risk()[: pieces.LISTED_MAX])
 
     @made.get("/tasks", dependencies=viewer, summary="What actions have begun that takes its time, the newest first")
-    def tasks(request: Request) -> Response:
-        return told([one.shown(time.time()) for one in request.app.state.tasks.all()])
+    def tasks(request: Request, limit: Limit = 100) -> Response:
+        return told([pieces.short_task(one.shown(time.time())) for one in request.app.state.tasks.all()[:limit]])
 
     @made.get("/tasks/{task}", dependencies=viewer, summary="One of them: what it says, and how it ended")
     def task(request: Request, task: Name) -> Response:

@@ -24,10 +24,11 @@ from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import Actions
 from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
+from relight.serve.doors import OPEN as OPEN
+from relight.serve.guesses import Guesses
 from relight.serve.heard import Around
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
-from relight.serve.limits import Limiter
 from relight.serve.live import LOOK_S, PING_S, Hub
 from relight.serve.pages_render import HERE, render
 from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
@@ -39,10 +40,6 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
 from relight.watch.settings import read_alerting
-
-OPEN = ("/login", "/healthz", "/readyz")
-"""Addresses that answer whoever asks, besides ``/static``."""
-
 
 Asked = Annotated[str, Query(max_length=200)]
 
@@ -66,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     readers = open_readers(settings.stores, hub.changed, settings.poll_s)
     state = State(settings.state)
     book = Book(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
-    jobs, tasks = Jobs(hub.changed), Tasks(hub.changed)
+    jobs, tasks = Jobs(hub.changed, progressed=hub.progressed), Tasks(hub.changed)
     ids = {one.store.url: one.id for one in readers}
     around = Around(
         readers, read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
@@ -138,7 +135,7 @@ def _streams(app: FastAPI, hub: Hub, state: State) -> None:
     @app.get("/events", dependencies=[needs("viewer")], include_in_schema=False)
     async def events(request: Request, store: Asked = "", run: Asked = "") -> Response:
         who: Who = request.state.who
-        asker = who.token or who.name
+        asker = request.state.asker
         if hub.full(asker):
             return JSONResponse({"error": {"kind": "refused", "what": "too many event streams"}}, 503, {"retry-after": "30"})
         if store:
@@ -168,11 +165,11 @@ def _remembered(ask: Callable[[Who], bool], for_s: float = LOOK_S / 2) -> Callab
 
 def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
     @app.get("/healthz", include_in_schema=False)
-    def healthz() -> JSONResponse:
+    async def healthz() -> JSONResponse:  # in the loop: it waits for no thread
         return JSONResponse({"ok": True})
 
     @app.get("/readyz", include_in_schema=False)
-    def readyz(request: Request) -> JSONResponse:
+    async def readyz(request: Request) -> JSONResponse:
         ready = all(one.now.state != NOT_YET for one in request.app.state.readers)
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 
@@ -182,18 +179,17 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
 
     @app.post("/login", include_in_schema=False)
     async def enter(request: Request) -> Response:
-        failures: Limiter = request.app.state.failures
-        asker = request.client.host if request.client else "local"
-        if wait := failures.wait_s(asker, 0.0):
-            raise Refused(429, "too many wrong tokens", wait)
+        failures: Guesses = request.app.state.failures
         token = str((await request.form(**FORM)).get("token", ""))[:200].strip()  # type: ignore[arg-type]
         who = state.who(token)
         if who is None:
-            failures.wait_s(asker)
+            if wait := await failures.wrong(request.state.client, token):
+                raise Refused(429, "too many wrong tokens", wait)
             return HTMLResponse(_login_page("That is no valid token."), 401)
         made = RedirectResponse("/", 303)
         made.set_cookie(
-            rules.cookie, state.begin_session(who), max_age=int(SESSION_S), path="/", secure=rules.secure, httponly=True, samesite="strict"
+            rules.cookie, state.begin_session(who), max_age=int(SESSION_S), path="/",
+            secure=rules.is_secure, httponly=True, samesite="strict",
         )
         return made
 
@@ -201,7 +197,7 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
     async def leave(request: Request) -> Response:
         state.end_session(request.state.who.session)
         made = RedirectResponse("/login", 303)
-        made.delete_cookie(rules.cookie, path="/", secure=rules.secure, httponly=True, samesite="strict")
+        made.delete_cookie(rules.cookie, path="/", secure=rules.is_secure, httponly=True, samesite="strict")
         return made
 
 

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -16,13 +17,21 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from relight.serve.guesses import Guesses
 from relight.serve.limits import Limiter
-from relight.serve.scope import NOTHING, Who, asking
+from relight.serve.proxies import Proxies, asker_of, host_of
+from relight.serve.scope import ANONYMOUS, NOTHING, Who, asking
+from relight.serve.slots import Slots
 from relight.serve.state import State
 
+OPEN = ("/login", "/healthz", "/readyz")
+"""Addresses that answer whoever asks, besides ``/static``; no count of requests closes them."""
+UNCOUNTED = ("/healthz", "/readyz", "/events")
+"""Answered without a slot: health must never wait, and event streams last; they have a bound of their own."""
 BODY_BYTES_MAX = 64 << 10
 _TOKEN_CHARS_MAX = 200
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -55,9 +64,12 @@ class Rules:
     anonymous_read: bool = False
     secure: bool = False
     """TLS: cookies are for it alone."""
+    public: str = ""
+    """The origin that people use, ``https://NAME``, if a proxy has the TLS: it decides Origin, Host, ``Secure`` and HSTS."""
     proxy_header: str = ""
     """In which a proxy that logs people in says who it is; believed from ``proxy_from`` alone."""
     proxy_from: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose ``X-Forwarded-For`` and ``proxy_header`` are believed."""
     proxy_role: str = "viewer"
     requests_per_second: float = 50.0
     burst: int = 300
@@ -66,19 +78,31 @@ class Rules:
     @property
     def cookie(self) -> str:
         """The session cookie's name: with TLS one that no other host can set."""
-        return "__Host-relight" if self.secure else "relight"
+        return "__Host-relight" if self.is_secure else "relight"
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether browsers reach the server by TLS, its own or a proxy's."""
+        return self.secure or bool(self.public)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the server: ``hosts``, and the one in ``public``."""
+        return (*self.hosts, host_of(self.public)) if self.public else self.hosts
 
 
-def failures_of(rules: Rules) -> Limiter:
-    """Counts wrong tokens, by address."""
-    return Limiter(rules.failures_per_minute / 60, int(rules.failures_per_minute))
+def failures_of(rules: Rules) -> Guesses:
+    """Return the counts of wrong tokens."""
+    return Guesses(rules.failures_per_minute)
 
 
 class Doors:
     """The application, guarded."""
 
-    def __init__(self, app: ASGIApp, state: State, rules: Rules, failures: Limiter) -> None:
+    def __init__(self, app: ASGIApp, state: State, rules: Rules, failures: Guesses) -> None:
         self._app, self._state, self.rules, self.failures = app, state, rules, failures
+        self.slots = Slots()
+        self._proxies = Proxies(rules.proxy_from)
         self._all = Limiter(rules.requests_per_second, rules.burst)
         self._key = secrets.token_bytes(32)
 
@@ -92,27 +116,36 @@ class Doors:
         headers = Headers(scope=scope)
         sender = self._with_headers(scope, send)
         given = scope.setdefault("state", {})
+        given["client"] = asker_of(self._proxies.client_of(_address(scope), headers.getlist("x-forwarded-for")))
         try:
             self._check_request(scope, headers)
-            who, csrf = self._who(scope, headers)
+            who, csrf = await self._who(scope, headers)
+            given["asker"] = asker = _asker(who, given["client"])
+            if scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
+                self._limit(asker)
             self._check_origin(scope, headers)
         except Refused as refused:
             await answer(refused, headers)(scope, receive, sender)
             return
         shown = f"{who.name}, {who.role}" + (f" of {who.scope}" if who.scope else "") if who is not None else ""
         given |= {"who": who, "csrf": csrf, "who_name": shown}
-        with asking(who.scope if who is not None else NOTHING):
-            await self._app(scope, _bounded(receive), sender)
+        with asking(who.scope if who is not None else NOTHING, asker), suppress(ClientDisconnect):
+            if scope["path"] in UNCOUNTED:
+                await self._app(scope, _bounded(receive), sender)
+            elif await self.slots.take(asker):
+                try:
+                    await self._app(scope, _bounded(receive), sender)
+                finally:
+                    self.slots.give(asker)
+            else:
+                await answer(Refused(503, "the server is busy", 1.0), headers)(scope, receive, sender)
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
         """What does not depend on who it is."""
         if scope["method"] not in ("GET", "HEAD", "POST"):
             raise Refused(405, "this server knows GET and POST")
-        if not _is_our_host(headers.getlist("host"), self.rules.hosts):
+        if not _is_our_host(headers.getlist("host"), self.rules.names):
             raise Refused(400, "this server is not called that: relight serve --host NAME says what it is called")
-        wait = self._all.wait_s(_address(scope))
-        if wait:
-            raise Refused(429, "too many requests", wait)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
             raise Refused(400, "a length that is none")
@@ -128,20 +161,24 @@ class Doors:
         ):
             raise Refused(415, "the API takes application/json")
 
-    def _who(self, scope: Scope, headers: Headers) -> tuple[Who | None, str]:
+    def _limit(self, asker: str) -> None:
+        """Count one request."""
+        if wait := self._all.wait_s(asker):
+            raise Refused(429, "too many requests", wait)
+
+    async def _who(self, scope: Scope, headers: Headers) -> tuple[Who | None, str]:
         """Who is asking, and his word for forms. ``Refused`` for credentials that are none: they never fall back to less."""
         told = headers.getlist("authorization")
         if told:
             scheme, _, token = told[0].partition(" ")
-            wait = self.failures.wait_s(_address(scope), 0.0)
-            if wait:
-                raise Refused(429, "too many wrong tokens", wait)
             who = None if len(told) > 1 or scheme.lower() != "bearer" or len(token) > _TOKEN_CHARS_MAX else self._state.who(token.strip())
             if who is None:
-                self.failures.wait_s(_address(scope))
+                self._limit(_asker(None, scope["state"]["client"]))
+                if wait := await self.failures.wrong(scope["state"]["client"], token):
+                    raise Refused(429, "too many wrong tokens", wait)
                 raise Refused(401, "no valid token: Authorization: Bearer rl_…, once")
             return who, ""
-        if self.rules.proxy_header and _address(scope) in self.rules.proxy_from:
+        if self.rules.proxy_header and self._proxies.trusts(_address(scope)):
             names = headers.getlist(self.rules.proxy_header)
             if len(names) == 1 and 0 < len(names[0]) <= 80 and names[0].isprintable():
                 word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
@@ -167,8 +204,9 @@ class Doors:
         here = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
         if self.rules.secure:
             here = f"https://{headers.get('host', '')}"
+        here = self.rules.public or here
         if origins != [here] and not (not origins and headers.get("sec-fetch-site") == "same-origin"):
-            raise Refused(403, "this was not sent by a page of this server")
+            raise Refused(403, f"this was not sent by a page of this server{_proxy_hint(origins, here)}")
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
         static = scope["path"].startswith("/static/")
@@ -179,7 +217,7 @@ class Doors:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers["cache-control"] = "max-age=3600" if static and message["status"] == 200 else "no-store"
-                if self.rules.secure:
+                if self.rules.is_secure:
                     headers["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
@@ -234,6 +272,20 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return bounded
+
+
+def _proxy_hint(origins: list[str], here: str) -> str:
+    """Return the way out for a browser that came through a TLS proxy that this server does not know of."""
+    if not here.startswith("http://") or len(origins) != 1 or not origins[0].startswith("https://"):
+        return ""
+    return ", which has no TLS; if a TLS proxy forwards to it: relight serve --public https://NAME"
+
+
+def _asker(who: Who | None, client: str) -> str:
+    """Return what limits count a request by: its token or its user, so that a flood from one address does not stop the others there."""
+    if who is not None and who.token:
+        return f"token {who.token}"
+    return f"user {who.name}" if who is not None and who.session else f"{ANONYMOUS}{client}"
 
 
 def _address(scope: Scope) -> str:

@@ -21,8 +21,9 @@ from relight.policy.tiers import decode_tiers
 from relight.run_names import dir_of
 from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
+from relight.serve.pieces import thinned
 from relight.serve.reader import NOT_YET, Reader, RunState
-from relight.serve.scope import everything, reaches
+from relight.serve.scope import ANONYMOUS, asker, everything, reaches
 from relight.serve.spread import statistics_of
 from relight.serve.values import (
     AuditRow,
@@ -59,6 +60,8 @@ DIFF_GLANCE_S = 0.1
 SAVES_MAX, FACTS_MAX, SERIES_MAX = 50, 60, 2000
 VALUES_MAX = 8 << 30
 """Bytes of a tensor that is read for a page."""
+STRANGERS_BYTES_MAX = 8 << 30
+"""Bytes of two checkpoints that are compared for clients without a token."""
 WEEK_S = 7 * 86400.0
 _HEALTH = {"failed": 0, "late": 1, "good": 2, "idle": 3}
 _STATES = {SAME: "same", ONLY_A: "removed", ONLY_B: "added"}
@@ -144,7 +147,7 @@ class Index:
         saves = [self._save(store, run, one) for one in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
-            {name: _thinned(points) for name, points in self._series(store, state).items()},
+            {name: thinned(points, SERIES_MAX) for name, points in self._series(store, state).items()},
             saves,
             list(reversed(state.incidents)),
             parts,
@@ -172,7 +175,7 @@ class Index:
         known = checked(state.history).get(one.id)
         noted = seconds_since_epoch(known.at) if known is not None and not known.damage else None
         verified = max((at for at in (noted, self.verified.get((store, state.name, one.id))) if at is not None), default=None)
-        return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified)
+        return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified, largest_first=True)
 
     def values(self, store: str, run: str, which: str, path: str) -> Statistics | Working:
         """Of one tensor of a checkpoint, from its bytes, which are verified on the way: read once, by a job, when somebody asks.
@@ -196,8 +199,11 @@ class Index:
         """Two checkpoints as ``[STORE/]RUN@WHICH``. Tensors whose hashes are the same are not read; the others are, by a job."""
         sides = [self._named(a), self._named(b)]
         total = sum(one.body.logical_bytes for _, _, one in sides)
+        if asker().startswith(ANONYMOUS) and total > STRANGERS_BYTES_MAX:
+            said = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
+            raise ConfigError(said, hint="log in, or at a terminal: relight diff")
         key = "diff " + " ".join(f"{store}/{state.name}@{one.id}" for store, state, one in sides)
-        job = self.jobs.ask(key, total, lambda advance: self._diff(a, b, sides, advance))
+        job = self.jobs.ask(key, total, lambda advance: self._diff(a, b, sides, advance), rows=lambda found: len(found.tensors))
         return job.result_within(DIFF_GLANCE_S) or Working(job.done, "tensors that differ are being read")
 
     def lineage(self, store: str) -> list[LineageRow]:
@@ -247,7 +253,7 @@ class Index:
             )
             for state, one, record in going
         ]
-        return StorageDetail(tiers, [(at, size) for at, size in _thinned(trend)], full_at(trend, free, self._clock()), retention)
+        return StorageDetail(tiers, [(at, size) for at, size in thinned(trend, SERIES_MAX)], full_at(trend, free, self._clock()), retention)
 
     def incidents(self, after: str | None, limit: int) -> Page[IncidentRow]:
         """Of all runs, the newest first."""
@@ -360,13 +366,15 @@ class Index:
 
     def _metadata(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
         """Of a checkpoint: read once, and for a small one at once; None as long as it is being read."""
-        job = self.jobs.ask(f"open {store}/{state.name}@{one.id}", 0, lambda _: self._opened(store, state, one))
+        key = f"open {store}/{state.name}@{one.id}"
+        job = self.jobs.ask(key, 0, lambda _: self._opened(store, state, one), quick=True, rows=lambda found: len(found[0]))
         return job.result_within(GLANCE_S)
 
     def _opened(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
         opened = self._open(store, state, one)
         ways = stored_of(opened)
         rows = [_tensor_row(tensor, *ways.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
+        rows.sort(key=lambda row: (-row.bytes, row.path))  # once: a page of 100,000 tensors costs no more than one of 200
         root = opened.root
         facts: list[tuple[str, Any]] = [
             ("reason", root.reason),
@@ -455,12 +463,6 @@ def _tags_by_id(store: str, tags: dict[str, str]) -> dict[str, list[str]]:
         if not name.startswith(PREFIX) or reaches(store, name.removeprefix(PREFIX)):
             found.setdefault(target, []).append(name)
     return found
-
-
-def _thinned(points: Sequence[tuple[T, Any]]) -> list[tuple[T, Any]]:
-    """At most so many, the last one among them."""
-    every = -(-len(points) // SERIES_MAX)
-    return list(points[::-1][:: max(1, every)])[::-1]
 
 
 def _tensor_row(tensor: Any, codec: str | None, ratio: float) -> TensorRow:

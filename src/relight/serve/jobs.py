@@ -1,33 +1,56 @@
-"""What takes reading: a few at a time, a bounded number waiting, each done once; how far it is can be asked."""
+"""Reading work for pages: a few jobs at a time, shared out among askers, each done once. A job without clients is cancelled."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from relight.errors import StoreUnavailable
+from relight.serve.scope import ANONYMOUS, asker
 
 T = TypeVar("T")
-KEPT_MAX = 256
-WAITING_MAX = 32
+KEPT_MAX, ROWS_KEPT_MAX = 256, 400_000
+"""Results that are kept, and the rows in all of them together: about 200 MB."""
+WAITING_MAX, OF_ONE_MAX, OF_ANONYMOUS_MAX = 32, 4, 8
+"""Unfinished jobs: of all askers, of one, and of all clients without credentials together."""
+QUICK_MAX, QUICK_OF_ONE_MAX = 64, 8
+ABANDONED_S = 60.0
+"""A job that no client has asked for within this time is cancelled: its clients have left."""
+PROGRESS_S = 5.0
+"""Seconds between notices that running jobs advance; pages that wait for one ask again then."""
 Progress = Callable[[int], None]
 
 
 class Job(Generic[T]):
-    """One piece of work: ``key`` names it, ``total`` is how many bytes it will read."""
+    """One piece of work: ``key`` names it, ``total`` is how many bytes it will read. ``quick``: it reads metadata only."""
 
-    def __init__(self, key: str, total: int) -> None:
+    def __init__(self, key: str, total: int, quick: bool = False, heard: Callable[[], None] = lambda: None) -> None:
         self.key, self.total, self.bytes_done = key, total, 0
+        self.quick, self.asker, self.asked_at, self.rows = quick, asker(), time.monotonic(), 1
         self.future: Future[T] = Future()
-        self._lock = threading.Lock()
+        self._lock, self._heard = threading.Lock(), heard
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether a client without credentials began it."""
+        return self.asker.startswith(ANONYMOUS)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its clients have left."""
+        return time.monotonic() - self.asked_at > ABANDONED_S
 
     def advance(self, count: int) -> None:
-        """So many bytes more, from any thread."""
+        """Count bytes that were read, from any thread. Raises once the job is abandoned, which ends the work."""
         with self._lock:
             self.bytes_done += count
+        self._heard()
+        if self.is_abandoned:
+            raise left()
 
     @property
     def done(self) -> float:
@@ -47,42 +70,124 @@ class Job(Generic[T]):
 
 
 class Jobs:
-    """All of them. ``changed`` is called when one has ended."""
+    """All of them. ``changed`` is called when one has ended, ``progressed`` now and then while some advance.
 
-    def __init__(self, changed: Callable[[], None] = lambda: None, workers: int = 2) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="relight-serve-job")
+    Jobs that read metadata have workers of their own, so that long reads do not hold up pages. Clients without credentials never have
+    the last worker for long reads. A free worker takes the job of the asker that has the fewest running.
+    """
+
+    def __init__(
+        self, changed: Callable[[], None] = lambda: None, workers: int = 2, progressed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._workers = workers
+        self._pool = ThreadPoolExecutor(2 * workers, thread_name_prefix="relight-serve-job")
         self._known: OrderedDict[str, Job[Any]] = OrderedDict()
+        self._pending: list[tuple[Job[Any], Callable[[Progress], Any], Callable[[Any], int]]] = []
+        self._running: list[Job[Any]] = []
         self._lock = threading.Lock()
-        self._changed = changed
+        self._changed, self._progressed, self._noticed_at = changed, progressed, 0.0
+        self._ending = False
 
-    def ask(self, key: str, total: int, work: Callable[[Progress], T]) -> Job[T]:
-        """The job of that key: begun now, unless it is known. One that failed is begun again. ``StoreUnavailable`` if too many wait."""
+    def ask(
+        self, key: str, total: int, work: Callable[[Progress], T], *, quick: bool = False, rows: Callable[[T], int] = lambda _: 1
+    ) -> Job[T]:
+        """The job of that key: begun now, unless it is known. One that failed is begun again. ``rows`` counts those of its result.
+
+        ``StoreUnavailable`` if too many jobs wait, of all askers or of this one.
+        """
         with self._lock:
             known = self._known.get(key)
             if known is not None and not (known.future.done() and known.future.exception() is not None):
                 self._known.move_to_end(key)
+                known.asked_at = time.monotonic()
                 return known
-            if sum(not one.future.done() for one in self._known.values()) >= WAITING_MAX:
-                raise StoreUnavailable(f"{WAITING_MAX} such tasks are waiting already", hint="try again in a minute", retryable=True)
-            job: Job[T] = Job(key, total)
+            self._drop_abandoned()
+            self._check_quota(quick)
+            job: Job[T] = Job(key, total, quick, self._heard)
             self._known[key] = job
-            while len(self._known) > KEPT_MAX:
-                oldest = next((name for name, one in self._known.items() if one.future.done()), None)
-                if oldest is None:
-                    break
-                del self._known[oldest]
-        running = self._pool.submit(work, job.advance)
-        running.add_done_callback(lambda ended: self._ended(job, ended))
+            self._known.move_to_end(key)
+            self._pending.append((job, work, rows))
+            self._forget()
+            self._start()
         return job
 
-    def _ended(self, job: Job[T], ended: Future[T]) -> None:
-        error = None if ended.cancelled() else ended.exception()
-        if ended.cancelled() or error is not None:
-            job.future.set_exception(error or StoreUnavailable("the server is ending", retryable=True))
+    def _check_quota(self, quick: bool) -> None:
+        open_jobs = [one for one in self._known.values() if one.quick == quick and not one.future.done()]
+        mine = sum(one.asker == asker() for one in open_jobs)
+        strangers = sum(one.is_anonymous for one in open_jobs)
+        most, of_one = (QUICK_MAX, QUICK_OF_ONE_MAX) if quick else (WAITING_MAX, OF_ONE_MAX)
+        if len(open_jobs) >= most:
+            raise StoreUnavailable(f"{most} such tasks are waiting already", hint="try again in a minute", retryable=True)
+        if asker() and mine >= of_one:
+            raise StoreUnavailable(f"{of_one} tasks that you asked for are unfinished", hint="try again when one has ended", retryable=True)
+        if asker().startswith(ANONYMOUS) and strangers >= most * OF_ANONYMOUS_MAX // WAITING_MAX:
+            raise StoreUnavailable("too many clients without a token wait", hint="log in, or try again in a minute", retryable=True)
+
+    def _drop_abandoned(self) -> None:
+        """End pending jobs whose clients have left."""
+        gone = [one for one in self._pending if one[0].is_abandoned]
+        self._pending = [one for one in self._pending if not one[0].is_abandoned]
+        for job, _, _ in gone:
+            job.future.set_exception(left())
+
+    def _forget(self) -> None:
+        """Drop the oldest results until few enough, with few enough rows, are left."""
+        rows = sum(one.rows for one in self._known.values())
+        for key, one in list(self._known.items())[:-1]:
+            if len(self._known) <= KEPT_MAX and rows <= ROWS_KEPT_MAX:
+                break
+            if one.future.done():
+                rows -= one.rows
+                del self._known[key]
+
+    def _start(self) -> None:
+        """Give free workers their next jobs."""
+        for quick in (True, False):
+            while not self._ending and (chosen := self._next(quick)) is not None:
+                self._pending.remove(chosen)
+                self._running.append(chosen[0])
+                self._pool.submit(self._work, *chosen)
+
+    def _next(self, quick: bool) -> tuple[Job[Any], Callable[[Progress], Any], Callable[[Any], int]] | None:
+        running = [one for one in self._running if one.quick == quick]
+        if len(running) >= self._workers:
+            return None
+        strangers_may = self._workers == 1 or sum(one.is_anonymous for one in running) < self._workers - 1
+        waiting = [one for one in self._pending if one[0].quick == quick and (strangers_may or not one[0].is_anonymous)]
+        busy = Counter(one.asker for one in running)
+        return min(waiting, key=lambda one: (busy[one[0].asker], one[0].is_anonymous), default=None)
+
+    def _work(self, job: Job[Any], work: Callable[[Progress], Any], rows: Callable[[Any], int]) -> None:
+        try:
+            if job.is_abandoned:
+                raise left()
+            result = work(job.advance)
+            job.rows = rows(result)
+        except BaseException as error:  # noqa: BLE001 (the job's client gets it)
+            job.future.set_exception(error)
         else:
-            job.future.set_result(ended.result())
+            job.future.set_result(result)
+        with self._lock:
+            self._running.remove(job)
+            self._forget()
+            self._start()
         self._changed()
+
+    def _heard(self) -> None:
+        now = time.monotonic()
+        if now - self._noticed_at > PROGRESS_S:
+            self._noticed_at = now
+            self._progressed()
 
     def close(self) -> None:
         """Begin nothing more; what runs is waited for no longer than it takes."""
+        with self._lock:
+            self._ending, pending, self._pending = True, self._pending, []
+        for job, _, _ in pending:
+            job.future.set_exception(StoreUnavailable("the server is ending", retryable=True))
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def left() -> StoreUnavailable:
+    """The error of a job that was cancelled because its clients left."""
+    return StoreUnavailable(f"cancelled: no client asked for the result within {ABANDONED_S:.0f} s", hint="ask again", retryable=True)

@@ -8,15 +8,19 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from relight.run_names import dir_of
-from relight.serve.scope import in_scope, reaches, scope_now
+from relight.serve.scope import ANONYMOUS, in_scope, reaches, scope_now
 
 STREAMS_MAX = 2000
 STREAMS_OF_ONE_MAX = 1200
+STREAMS_OF_STRANGER_MAX = 32
+"""Of one address without credentials."""
 TOGETHER_S = 0.25
 """What changes within so long is one event."""
 LOOK_S = 0.5
 """How often a stream asks whether it may still be there: a token that is revoked ends it within a second."""
 PING_S = 15.0
+_NO_STORE = "\0"
+"""A store's name that no store has: only streams that listen to all stores are woken."""
 
 
 @dataclass(eq=False)
@@ -39,6 +43,10 @@ class Hub:
         self._lock = threading.Lock()
         self._news: list[tuple[str, set[str]]] = []
         self._ending = False
+        self.most = STREAMS_MAX
+        """Streams that may be open; fewer where the process may open few files."""
+        self.of_one = self.most
+        """The same, of one asker."""
 
     @property
     def count(self) -> int:
@@ -55,6 +63,10 @@ class Hub:
             first = len(self._news) == 1
         if first:
             loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._tell))
+
+    def progressed(self) -> None:
+        """A job advances: pages that show all stores ask again. From any thread."""
+        self.changed(_NO_STORE)
 
     def close(self) -> None:
         """End all streams."""
@@ -74,8 +86,13 @@ class Hub:
                 one.woken.set()
 
     def full(self, asker: str) -> bool:
-        """Whether there is no room for another stream, of all or of this asker's."""
-        return len(self._streams) >= STREAMS_MAX or sum(one.asker == asker for one in self._streams) >= STREAMS_OF_ONE_MAX
+        """Whether there is no room for another stream, of all or of this asker's. Clients without credentials have half at most."""
+        mine = sum(one.asker == asker for one in self._streams)
+        if asker.startswith(ANONYMOUS):
+            strangers = sum(one.asker.startswith(ANONYMOUS) for one in self._streams)
+            if mine >= STREAMS_OF_STRANGER_MAX or strangers >= self.most // 2:
+                return True
+        return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, self.of_one)
 
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""

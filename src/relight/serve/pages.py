@@ -102,7 +102,7 @@ def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse
 
 
 @page("/runs/{store}/{run}/checkpoints/{which:path}")
-def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "") -> HTMLResponse:
+def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "", after: str = "") -> HTMLResponse:
     """One checkpoint; of one of its tensors its values, too, if it is asked for."""
     index, tensor = request.app.state.index, tensor[:_TEXT_MAX]
     detail = index.checkpoint(store, run, which)
@@ -113,7 +113,7 @@ def checkpoint(request: Request, store: str, run: str, which: str, find: str = "
         "checkpoint.html",
         of_run(store, run),
         live="?" if waiting else "",
-        **contents.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time()),
+        **contents.checkpoint(store, run, detail, find[:_TEXT_MAX], time.time(), after),
         one_tensor=picked,
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/"), (run, of_run(store, run))],

@@ -19,6 +19,9 @@ from relight.serve.values import (
     StoreRow,
 )
 
+ROWS_MAX, TAGS_MAX = 200, 20
+"""Rows of a table on one page, and tags in one row."""
+
 
 def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]:
     """The runs of one store: each a line."""
@@ -37,10 +40,11 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
                 "began": f"{one.parent}, step {number(one.at_step)}" if one.parent else "a run of its own",
                 "count": len(one.steps),
                 "newest": max(one.steps, default=None),
-                "tags": [tag for _, tag in one.tags],
+                "tags": [tag for _, tag in one.tags[-TAGS_MAX:]],
             }
-            for one in rows
+            for one in rows[:ROWS_MAX]
         ],
+        "cut": f"The first {ROWS_MAX} of {plural(len(rows), 'run')}; the API has all of them." if len(rows) > ROWS_MAX else "",
     }
 
 
@@ -86,7 +90,7 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
         "forecast": f"{unit.capitalize()} before the newest save; bytes. {said}",
         "retention": [
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
-            for row in detail.retention
+            for row in detail.retention[:ROWS_MAX]
         ],
         "retention_says": "Nothing: no run here has a rule by which a checkpoint would go (keep=relight.keep(…)), or all such have gone.",
     }

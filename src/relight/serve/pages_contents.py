@@ -8,19 +8,24 @@ from typing import Any
 from relight.serve.draw import Piece, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
 from relight.serve.pages_words import number, plural, share, size, when
+from relight.serve.pieces import piece_of
 from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statistics, Working
 from relight.versions.difference import layer_of
 
-TENSORS_MAX = 200
+TENSORS_MAX, VALUES_MAX = 200, 500
+"""Rows of tensors on a page, and of other values that differ."""
+TILES_MAX = 398
+"""Tensors with an area of their own: a picture has room for one more, of all others together."""
 
 
-def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: float) -> dict[str, Any]:
-    """One checkpoint: its tensors as areas and as rows, where it lies, what else is said of it."""
+def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: float, after: str = "") -> dict[str, Any]:
+    """One checkpoint: its tensors as areas and as rows, a page of them, where it lies, what else is said of it."""
     row = detail.row
-    wanted = [one for one in detail.tensors if find in one.path] if find else list(detail.tensors)
-    wanted.sort(key=lambda one: (-one.bytes, one.path))
+    largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda one: (-one.bytes, one.path))
+    wanted = [one for one in largest if find in one.path] if find else largest
+    rows, more = piece_of(wanted, after, TENSORS_MAX)
     groups: dict[str, int] = {}
-    for one in detail.tensors:
+    for one in sorted(largest[:TILES_MAX], key=lambda one: one.path):
         groups.setdefault(group_of(one.path), len(groups))
     tiles = [
         Tile(
@@ -31,8 +36,10 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
             one.path[len(group_of(one.path)) + 1 :],
             groups[group_of(one.path)],
         )
-        for one in detail.tensors
+        for one in largest[:TILES_MAX]
     ]
+    if small := largest[TILES_MAX:]:
+        tiles.append(Tile(f"{number(len(small))} more", sum(one.bytes for one in small), "the smallest", group=7))
     total = sum(one.bytes for one in detail.tensors)
     says = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; a colour a part: {', '.join(list(groups)[:8])}."
     return {
@@ -60,11 +67,10 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
                 "ratio": one.ratio,
                 "href": of_checkpoint(store, name, row.id, tensor=one.path) + "#tensor",
             }
-            for one in wanted[:TENSORS_MAX]
+            for one in rows
         ],
-        "cut": f"The largest {TENSORS_MAX} of {number(len(wanted))}; find the others by a part of their path."
-        if len(wanted) > TENSORS_MAX
-        else "",
+        "cut": f"{number(len(rows))} of {number(len(wanted))}, the largest first." if len(wanted) > len(rows) else "",
+        "more": of_checkpoint(store, name, row.id, **({"find": find} if find else {}), after=more) if more else "",
         "residency": [
             {"name": one.name, "health": "good" if one.there else "idle", "word": "there" if one.there else "not there", "bytes": one.bytes}
             for one in detail.residency
@@ -123,7 +129,8 @@ def compare(found: DiffDetail) -> dict[str, Any]:
             for one in sorted(apart, key=lambda one: (-(one.share or 0.0), one.name))[:TENSORS_MAX]
         ],
         "cut": f"The {TENSORS_MAX} that differ most, of {number(len(apart))}." if len(apart) > TENSORS_MAX else "",
-        "values": [(str(path), str(one), str(other)) for path, one, other in found.values],
+        "values": [(str(path), str(one), str(other)) for path, one, other in found.values[:VALUES_MAX]],
+        "values_cut": f"The first {VALUES_MAX} of {number(len(found.values))}." if len(found.values) > VALUES_MAX else "",
     }
 
 

@@ -40,6 +40,14 @@ def rank_of(role: str) -> int:
 
 
 _scope: ContextVar[str] = ContextVar("relight_serve_scope", default="")
+_asker: ContextVar[str] = ContextVar("relight_serve_asker", default="")
+ANONYMOUS = "anonymous "
+"""How the asker of a request without credentials begins; the client's address follows."""
+
+
+def asker() -> str:
+    """Return what quotas count this request by: a token, a user of a proxy, or an address. Empty for the server's own work."""
+    return _asker.get()
 
 
 def reaches(store: str, run: str = "") -> bool:
@@ -82,10 +90,11 @@ def everything() -> bool:
 
 
 @contextmanager
-def asking(scope: str) -> Iterator[None]:
-    """Within it, ``scope`` is all there is."""
-    before = _scope.set(scope)
+def asking(scope: str, asker: str = "") -> Iterator[None]:
+    """Within it, ``scope`` is all there is, and quotas count ``asker``."""
+    before, asked_before = _scope.set(scope), _asker.set(asker)
     try:
         yield
     finally:
+        _asker.reset(asked_before)
         _scope.reset(before)

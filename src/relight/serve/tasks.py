@@ -7,14 +7,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
-from relight.serve.jobs import Jobs
 from relight.serve.pages_actions import Done
-from relight.serve.scope import reaches
+from relight.serve.scope import asker, reaches
 
-KEPT_MAX, LINES_MAX, RUNNING_MAX = 200, 100, 8
+KEPT_MAX, LINES_MAX, RUNNING_MAX, OF_ONE_MAX = 200, 100, 8, 3
+"""Tasks that are kept, lines of each, tasks that run at a time, and of them those of one asker."""
 RUNNING, OK, FAILED = "running", "ok", "failed"
 
 
@@ -33,6 +34,10 @@ class Task:
     ended: float | None = None
     ending: threading.Event = field(default_factory=threading.Event)
     """Set when the server ends: what is waited for is given up."""
+    which: str = ""
+    """The checkpoint's id, if it is about one."""
+    asker: str = ""
+    """What quotas count it by."""
     tells: Callable[[], None] = lambda: None
     _then: Callable[[Done], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,29 +83,32 @@ class Tasks:
 
     def __init__(self, changed: Callable[[str, set[str]], None] = lambda store, runs: None, clock: Callable[[], float] = time.time) -> None:
         self._changed, self._clock = changed, clock
-        self._jobs = Jobs(workers=RUNNING_MAX)
+        self._pool = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="relight-serve-task")
         self._known: OrderedDict[str, Task] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
 
-    def begin(self, verb: str, store: str, run: str, who: str, work: Callable[[Task], Done]) -> Task:
+    def begin(self, verb: str, store: str, run: str, who: str, work: Callable[[Task], Done], which: str = "") -> Task:
         """Begin it now. ``StoreUnavailable`` if as many run already as may. What ``work`` raises of ours is how it ended."""
-        task = Task(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending)
+        task = Task(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
         task.tells = lambda: self._changed(store, {run})
         with self._lock:
             if sum(one.done is None for one in self._known.values()) >= RUNNING_MAX:
                 hint = "try again when one has ended"
                 raise StoreUnavailable(f"{RUNNING_MAX} such tasks are under way already", hint=hint, retryable=True)
+            if task.asker and sum(one.done is None and one.asker == task.asker for one in self._known.values()) >= OF_ONE_MAX:
+                hint = "try again when one has ended"
+                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you began are under way", hint=hint, retryable=True)
             self._known[task.id] = task
             while len(self._known) > KEPT_MAX:
                 del self._known[next(name for name, one in self._known.items() if one.done is not None)]
-        self._jobs.ask(task.id, 0, lambda _: self._work(task, work))
+        self._pool.submit(self._work, task, work)
         return task
 
-    def under_way(self, verb: str, store: str, run: str) -> Task | None:
+    def under_way(self, verb: str, store: str, run: str, which: str = "") -> Task | None:
         """One of that kind that has not ended, if there is one."""
         with self._lock:
-            found = [one for one in self._known.values() if (one.verb, one.store, one.run) == (verb, store, run)]
+            found = [one for one in self._known.values() if (one.verb, one.store, one.run, one.which) == (verb, store, run, which)]
         return next((one for one in found if one.done is None), None)
 
     def get(self, id_: str) -> Task:
@@ -120,7 +128,7 @@ class Tasks:
     def close(self) -> None:
         """Have all that run give up; they are waited for a few seconds."""
         self._ending.set()
-        self._jobs.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
         ends = time.monotonic() + 5.0
         while time.monotonic() < ends and any(one.done is None for one in list(self._known.values())):
             time.sleep(0.05)

@@ -1,24 +1,31 @@
-"""What is behind a task: waiting for a save that was asked for; ``relight drill`` as a process of its own, which ends with the server."""
+"""The work of tasks: wait for a requested save; verify a checkpoint; run ``relight drill`` as a process that ends with the server."""
 
 from __future__ import annotations
 
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from relight.catalog.asking import Answer, came_of, wait_for_answer
+from relight.catalog.checked import record_checked
 from relight.catalog.run import Run
+from relight.catalog.verify import verify_checkpoint
 from relight.drill.report import DrillReport, lines_of
-from relight.errors import RelightError
+from relight.errors import RelightError, StoreUnavailable
+from relight.log import Checkpoint
 from relight.serve.pages_actions import Done
 from relight.serve.tasks import Task
 from relight.typed import from_json_bytes
 from relight.world.children import child_command, child_environment
 
 DRILL_S = 1800.0
+VERIFYING_MAX = 2
+"""Verifications that read at a time; further ones wait. More would take the processors from the pages."""
+_verifying = threading.BoundedSemaphore(VERIFYING_MAX)
 _END_S = 5.0
 _SAID_MAX = 1 << 20
 
@@ -34,6 +41,35 @@ def wait_for(task: Task, run: Run, seq: int, timeout_s: float) -> Done:
 
     answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
     return Done(answer.saved is not None, came_of(answer, time.monotonic() - began))
+
+
+def verify(task: Task, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> Done:
+    """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are as committed."""
+    total, read, shown = max(1, one.body.stored_bytes), 0, 0
+
+    def advance(count: int) -> None:
+        nonlocal read, shown
+        if task.ending.is_set():
+            raise StoreUnavailable("the server ended before every byte was read", retryable=True)
+        read += count
+        if (tenths := min(9, 10 * read // total)) > shown:
+            shown = tenths
+            task.say(f"{10 * tenths} % of its bytes are verified")
+
+    while not _verifying.acquire(timeout=0.2):
+        if not task.lines:
+            task.say(f"waits: {VERIFYING_MAX} verifications are running")
+        if task.ending.is_set():
+            raise StoreUnavailable("the server ended before it began", retryable=True)
+    try:
+        found = verify_checkpoint(run.store, run.view(), one, progress=advance)
+    finally:
+        _verifying.release()
+    if not any(finding.is_silence for finding in found):
+        record_checked(run.store, run.name, {one.id: f"{found[0].file}: {found[0].detail}" if found else ""}, "relight serve")
+    verified(not found)
+    lines = "\n".join(f"{finding.file}: {finding.detail}" for finding in found[:50])
+    return Done(not found, f"damaged: {len(found)} findings" if found else "every byte is as committed", lines)
 
 
 def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:

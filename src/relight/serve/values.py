@@ -174,6 +174,11 @@ class CheckpointDetail:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     facts: Sequence[tuple[str, Any]] = ()
     verified_at: Time = None
+    next: str | None = None
+    """Where the next piece of the tensors begins, in answers of the API; ``total`` counts the tensors."""
+    total: int = 0
+    largest_first: bool = False
+    """Whether ``tensors`` are in that order already, by size and then by path."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,10 @@ class DiffDetail:
     b: str
     tensors: Sequence[DiffRow] = ()
     values: Sequence[tuple[str, Any, Any]] = ()
+    next: str | None = None
+    """Where the next piece begins, in answers of the API; the totals count all pieces."""
+    total: int = 0
+    values_total: int = 0
 
 
 @dataclass(frozen=True)
@@ -246,6 +255,7 @@ class StorageDetail:
     trend: Sequence[tuple[float, float]] = ()
     full_at: float | None = None
     retention: Sequence[PlanRow] = ()
+    retention_total: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Callable
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -11,11 +15,15 @@ from relight.errors import ConfigError
 from relight.watch.exposition import CONTENT_TYPE, Collector
 
 REQUEST_S = 10.0
+CONNECTIONS_MAX = 16
+"""Connections at a time. One more closes the oldest that has not asked yet, or else is refused."""
 
 
-def make_server(collector: Collector, address: str) -> ThreadingHTTPServer:
-    """Bound, not serving yet. ``ConfigError`` for what is no address, or is taken."""
+def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -> ThreadingHTTPServer:
+    """Bound, not serving yet. ``ConfigError`` for what is no address, or is taken. ``hosts``: names of this server, beside addresses,
+    ``localhost`` and the machine's own name."""
     host, port = parse_address(address)
+    names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in hosts)}
 
     class Page(BaseHTTPRequestHandler):
         timeout = REQUEST_S
@@ -23,8 +31,11 @@ def make_server(collector: Collector, address: str) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:  # the name that http.server calls
             """One page, or 404."""
+            self.server.asked(self.request)  # type: ignore[attr-defined] # of our own server
             path = self.path.partition("?")[0]
-            if path == "/metrics":
+            if not is_host(self.headers.get_all("host") or [], names):
+                self._answer(400, b"unknown host name: relight metrics --host NAME permits it\n")
+            elif path == "/metrics":
                 self._answer(200, collector.text(), CONTENT_TYPE)
             elif path in ("/healthz", "/readyz"):
                 self._answer(200, b"ok\n")
@@ -44,6 +55,37 @@ def make_server(collector: Collector, address: str) -> ThreadingHTTPServer:
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.open: OrderedDict[Any, bool] = OrderedDict()
+            """Open connections, the oldest first, and whether each has sent its request."""
+            self._lock = threading.Lock()
+
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            """Whether there is room, which the oldest connection without a request makes."""
+            with self._lock:
+                if len(self.open) >= CONNECTIONS_MAX:
+                    oldest = next((one for one, has_asked in self.open.items() if not has_asked), None)
+                    if oldest is None:
+                        return False
+                    del self.open[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+                self.open[request] = False
+                return True
+
+        def asked(self, request: Any) -> None:
+            """Its request has come."""
+            with self._lock:
+                if request in self.open:
+                    self.open[request] = True
+
+        def shutdown_request(self, request: Any) -> None:
+            """The connection ends."""
+            with self._lock:
+                self.open.pop(request, None)
+            super().shutdown_request(request)
+
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Somebody hung up: nothing to tell."""
 
@@ -53,12 +95,28 @@ def make_server(collector: Collector, address: str) -> ThreadingHTTPServer:
         raise ConfigError(f"cannot listen there: {error.strerror or error}", where=address) from None
 
 
-def serve(collector: Collector, address: str, say: Callable[[str], None]) -> None:
+def serve(collector: Collector, address: str, say: Callable[[str], None], hosts: Sequence[str] = ()) -> None:
     """Until Ctrl-C."""
-    with make_server(collector, address) as server:
+    with make_server(collector, address, hosts) as server:
         host, port = server.server_address[:2]
         say(f"metrics are at http://{_shown(str(host))}:{port}/metrics; Ctrl-C ends it")
         server.serve_forever()
+
+
+def is_host(headers: Sequence[str], names: Iterable[str]) -> bool:
+    """Return whether a request means this server: one Host, which is an address or one of ``names``. Other names may be made to point here
+    by a web page's owner (DNS rebinding)."""
+    if len(headers) != 1:
+        return False
+    host = headers[0].strip().lower()
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] if ":" in host else host
+    if name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -1,0 +1,310 @@
+"""Connections of the server: how many may be open, of all clients and of one, and how long one may stay without a whole request.
+
+The listening socket accepts for asyncio, which itself knows no bound. When the gate is full, the connection that has been idle for longest
+is closed to admit a new one, so idle connections never keep clients out. Idle means that the server waits for the client: for a TLS
+handshake, for the rest of a request, for its next request, or for it to read an answer. Used by the event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import socket
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from relight.serve.proxies import asker_of
+
+IDLE_S = 10.0
+"""Seconds that the server waits for a client: for a whole request, or for reading an answer."""
+SWEEP_S = 1.0
+LOOKED_AT_MAX = 16
+"""Idle connections that are looked at for one to close."""
+CLOSING_MAX = 32
+"""Closed connections whose descriptors the loop has not freed yet; with more, accepting pauses until it has."""
+CONNECTIONS_MAX, STREAMS_MAX, DESCRIPTORS_MAX = 4096, 2000, 16384
+BESIDE_STREAMS = 112
+"""Connections that event streams leave to requests."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Bounds(NamedTuple):
+    """Connections that may be open: of all clients, of one, and event streams."""
+
+    connections: int
+    of_one: int
+    streams: int
+
+
+def bounds_of(descriptors: int, used: int) -> Bounds:
+    """Return what a limit of descriptors leaves for connections: an eighth, at least 64 and at most 512, is for stores and files."""
+    left = descriptors - used - max(64, min(512, descriptors // 8))
+    connections = max(16, min(CONNECTIONS_MAX, left))
+    streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
+    return Bounds(connections, max(8, connections // 2), streams)
+
+
+def raise_descriptors() -> Bounds:
+    """Raise this process' limit of open files as far as it may, and return the bounds that follow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    with contextlib.suppress(OSError):
+        return bounds_of(min(soft, most) if soft != resource.RLIM_INFINITY else most, len(os.listdir("/proc/self/fd")))
+    return bounds_of(min(soft, most), 64)
+
+
+class Connection(socket.socket):
+    """An accepted connection, which the gate counts until it is closed."""
+
+    gate: Gate | None = None
+    asker = ""
+    since = 0.0
+    """When the server began to wait for the client."""
+    transport: asyncio.Transport | None = None
+    """Once there is one: after the TLS handshake, if any."""
+
+    def has_unread(self) -> bool:
+        """Return whether bytes of the client wait to be read."""
+        try:
+            return bool(self.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close it; the gate counts it no more."""
+        if self.gate is not None and self.fileno() >= 0:
+            self.gate.closed(self)
+        super().close()
+
+
+class Gate:
+    """The open connections. ``exempt``: peers, such as proxies, that many clients share, so that only the whole bound is theirs."""
+
+    def __init__(self, bounds: Bounds, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
+        self.bounds, self._exempt, self._idle_s = bounds, exempt, idle_s
+        self._open: dict[int, Connection] = {}
+        self._idle: OrderedDict[int, Connection] = OrderedDict()
+        self._count: Counter[str] = Counter()
+        self._closing: set[Connection] = set()
+        self._batch = 0
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._spare: int | None = _spare()
+        self.accepted = self.refused = self.evicted = self.most = 0
+        """Counts since the server began: admitted, refused, closed to make room; and the most that were open at once."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def listen(self, address: tuple[str, int], backlog: int = 2048) -> list[Listening]:
+        """Return bound sockets, one for each address of the name. ``OSError`` if one cannot be bound."""
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        made = []
+        for family, kind, proto, _, place in dict.fromkeys(found):
+            one = Listening(family, kind, proto)
+            one.gate = self
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(place)
+            one.listen(backlog)
+            one.setblocking(False)
+            made.append(one)
+        return made
+
+    def may_accept(self) -> bool:
+        """Return whether another connection may be accepted in this turn of the loop: in between, the loop reads what has come."""
+        if len(self._closing) >= CLOSING_MAX:
+            return False
+        if self._batch == 0:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._batch += 1
+        return self._batch <= max(2, self.bounds.of_one // 8)
+
+    def _next_turn(self) -> None:
+        self._batch = 0
+
+    def admit(self, connection: Connection, peer: str) -> bool:
+        """Count a new connection. If the gate is full, close the longest idle one for it; refuse it if none is idle."""
+        asker = asker_of(peer)
+        if not self._exempt(peer) and self._count[asker] >= self.bounds.of_one:
+            if not self._evict(one for one in self._idle.values() if one.asker == asker):
+                return False
+        elif len(self._open) >= self.bounds.connections and not self._evict(iter(self._idle.values())):
+            return False
+        connection.asker, connection.since, connection.gate = asker, time.monotonic(), self
+        self._open[connection.fileno()] = self._idle[connection.fileno()] = connection
+        self._count[asker] += 1
+        self.accepted += 1
+        self.most = max(self.most, len(self._open))
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        return True
+
+    def _evict(self, oldest_first: Iterator[Connection]) -> bool:
+        """End the first whose client has sent nothing that is unread: another's request may only wait for the loop to read it."""
+        found = list(islice(oldest_first, LOOKED_AT_MAX))
+        if not found:
+            self.refused += 1
+            return False
+        self.evicted += 1
+        self._shut(next((one for one in found if not one.has_unread()), found[0]))
+        return True
+
+    def _shut(self, one: Connection) -> None:
+        """End it. A transport that reads nothing for now would not notice its socket's end, so it is aborted."""
+        self._forget(one)
+        self._closing.add(one)
+        if one.transport is not None:
+            one.transport.abort()
+            return
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, one: Connection) -> None:
+        number = one.fileno()
+        if self._open.pop(number, None) is not None:
+            self._idle.pop(number, None)
+            self._count[one.asker] -= 1
+            if not self._count[one.asker]:
+                del self._count[one.asker]
+
+    def closed(self, one: Connection) -> None:
+        """Its descriptor is about to be freed."""
+        self._closing.discard(one)
+        self._forget(one)
+
+    def of(self, number: int) -> Connection | None:
+        """Return the open connection with this descriptor."""
+        return self._open.get(number)
+
+    def mark(self, one: Connection, idle: bool, again: bool = False) -> None:
+        """Note that the server waits for this client, or the client for the server. ``again``: its time begins from scratch."""
+        number = one.fileno()
+        if self._open.get(number) is not one:
+            return  # it was ended, and another connection may have its descriptor by now
+        if not idle:
+            self._idle.pop(number, None)
+        elif again or number not in self._idle:
+            one.since = time.monotonic()
+            self._idle[number] = one
+            self._idle.move_to_end(number)
+
+    def _sweep(self) -> None:
+        """End those that have been waited for too long; the oldest come first."""
+        ends = time.monotonic() - self._idle_s
+        for one in list(self._idle.values()):
+            if one.since > ends:
+                break
+            self._shut(one)
+        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep) if self._open else None
+
+    def out_of_descriptors(self, listening: Listening) -> None:
+        """Accept one connection with the spare descriptor and close it, so that it is refused instead of left waiting."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        try:
+            number, _ = listening.take()
+            os.close(number)
+            self.refused += 1
+        finally:
+            self._spare = _spare()
+        if oldest := next(iter(self._idle.values()), None):
+            self._shut(oldest)
+
+    def protocol(self) -> type[H11Protocol]:
+        """Return uvicorn's protocol, which reports to this gate whether it waits for its client."""
+
+        class Guarded(Reporting):
+            gate = self
+
+        return Guarded
+
+
+class Listening(socket.socket):
+    """The listening socket, whose ``accept`` asks the gate."""
+
+    gate: Gate
+
+    def take(self) -> tuple[int, Any]:
+        """Accept one: its descriptor and peer."""
+        return self._accept()  # type: ignore[attr-defined, no-any-return] # what ``accept`` of the library calls
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection that is admitted. ``BlockingIOError`` if there is none in this turn of the loop."""
+        while self.gate.may_accept():
+            try:
+                number, peer = self.take()
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                self.gate.out_of_descriptors(self)
+                continue
+            one = Connection(self.family, self.type, self.proto, fileno=number)
+            if self.gate.admit(one, str(peer[0])):
+                return one, peer
+            one.close()
+        raise BlockingIOError(errno.EAGAIN, "no more connections in this turn")
+
+
+class Reporting(H11Protocol):
+    """uvicorn's HTTP/1.1, which reports when it waits for its client."""
+
+    gate: Gate
+    _connection: Connection | None = None
+    _cycle: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._connection = self.gate.of(transport.get_extra_info("socket").fileno())
+        if self._connection is None:
+            transport.abort()  # ended while its transport was made
+        else:
+            self._connection.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        super().data_received(data)
+        self._report()
+
+    def on_response_complete(self) -> None:
+        """The next request is waited for."""
+        super().on_response_complete()
+        self._report()
+
+    def pause_writing(self) -> None:
+        """The client does not read its answer."""
+        super().pause_writing()
+        if self._connection is not None:
+            self.gate.mark(self._connection, idle=True)
+
+    def resume_writing(self) -> None:
+        """It reads."""
+        super().resume_writing()
+        self._report()
+
+    def _report(self) -> None:
+        cycle = self.cycle
+        again, self._cycle = cycle is not self._cycle, cycle
+        if self._connection is not None:
+            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=again)
+
+
+def _spare() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

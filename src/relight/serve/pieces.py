@@ -1,0 +1,80 @@
+"""Answers of bounded length: details whose lists are cut to one piece, with where the next piece begins. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from relight.errors import ConfigError
+from relight.serve.values import CheckpointDetail, DiffDetail, IncidentRow, LineageRow, Page, RunDetail, StorageDetail
+
+STEPS_MAX, TAGS_MAX, LISTED_MAX = 500, 100, 500
+POINTS_MAX = 24_000
+"""Points of all curves of a run together in one answer."""
+LINES_MAX, LINE_MAX = 3, 300
+T = TypeVar("T")
+
+
+def piece_of(rows: Sequence[T], after: str | None, limit: int) -> tuple[list[T], str | None]:
+    """Return ``limit`` rows from the position ``after`` on, and the position of the next piece, None at the end."""
+    if after and not (after.isascii() and after.isdecimal() and len(after) < 12):
+        raise ConfigError(f"{after[:40]!r} is no place in this list", hint="take the value of next from the piece before")
+    end = int(after or 0) + limit
+    return list(rows[end - limit : end]), str(end) if end < len(rows) else None
+
+
+def checkpoint_piece(detail: CheckpointDetail, after: str | None, limit: int, find: str = "") -> CheckpointDetail:
+    """One piece of the tensors, of those with ``find`` in their path."""
+    wanted = [one for one in detail.tensors if find in one.path] if find else detail.tensors
+    tensors, more = piece_of(wanted, after, limit)
+    return replace(detail, tensors=tensors, next=more, total=len(wanted))
+
+
+def diff_piece(detail: DiffDetail, after: str | None, limit: int, changed: bool = False) -> DiffDetail:
+    """One piece of the tensors, and of the values at the same positions. ``changed``: without tensors that are the same."""
+    wanted = [one for one in detail.tensors if one.kind != "same"] if changed else detail.tensors
+    tensors, more = piece_of(wanted, after, limit)
+    values, more_values = piece_of(detail.values, after, limit)
+    return replace(detail, tensors=tensors, values=values, next=more or more_values, total=len(wanted), values_total=len(detail.values))
+
+
+def lineage_piece(rows: Sequence[LineageRow], after: str | None, limit: int) -> Page[LineageRow]:
+    """One piece of the runs, each with its newest steps and tags."""
+    picked, more = piece_of(rows, after, limit)
+    return Page([replace(one, steps=one.steps[-STEPS_MAX:], tags=one.tags[-TAGS_MAX:]) for one in picked], more, len(rows))
+
+
+def bounded_run(detail: RunDetail) -> RunDetail:
+    """A run whose curves, incidents, tags and branches fit in one answer; the newest are kept. Incidents come without their evidence."""
+    series = dict(sorted(detail.series.items(), key=lambda item: (item[0] != "loss", item[0]))[:LISTED_MAX])
+    most = max(1, POINTS_MAX // max(1, len(series)))
+    return replace(
+        detail,
+        series={name: thinned(points, most) for name, points in series.items()},
+        incidents=[bare(one) for one in detail.incidents[:TAGS_MAX]],
+        tags=detail.tags[-LISTED_MAX:],
+        branches=detail.branches[-LISTED_MAX:],
+    )
+
+
+def bounded_storage(detail: StorageDetail) -> StorageDetail:
+    """A store whose plan of retention fits in one answer."""
+    return replace(detail, retention=detail.retention[:LISTED_MAX], retention_total=len(detail.retention))
+
+
+def bare(one: IncidentRow) -> IncidentRow:
+    """An incident as lists have it: without stacks, last words, workers and clues, which are in its own answer."""
+    return replace(one, clues=(), stacks={}, words="", workers=())
+
+
+def short_task(shown: dict[str, Any]) -> dict[str, Any]:
+    """A task as lists have it: its last lines, cut; its own answer has all that is kept."""
+    lines = [line[:LINE_MAX] for line in shown["lines"][-LINES_MAX:]]
+    return shown | {"lines": lines, "says": shown["says"][:LINE_MAX], "details": shown["details"][:LINE_MAX]}
+
+
+def thinned(points: Sequence[T], most: int) -> list[T]:
+    """Return at most ``most`` points, evenly apart, the last one among them."""
+    every = -(-len(points) // most)
+    return list(points[::-1][:: max(1, every)])[::-1]

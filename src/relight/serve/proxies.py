@@ -1,0 +1,113 @@
+"""The public address of the server, and the client's address as a trusted proxy forwards it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from relight.errors import ConfigError
+
+HOPS_MAX = 16
+"""Entries of ``X-Forwarded-For`` that are read, from the right."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\Z")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def public_origin(text: str) -> str:
+    """Return ``https://NAME[:PORT]`` as browsers send it in ``Origin``. ``ConfigError`` for anything else."""
+    hint = "give the address that people type, such as https://relight.lab"
+    try:
+        parts = urlsplit(text.strip().lower())
+        port = parts.port
+        name = (parts.hostname or "").encode("idna").decode()
+    except (ValueError, UnicodeError):
+        raise ConfigError(f"{text[:80]!r} is not an https address", hint=hint) from None
+    if parts.scheme == "http":
+        raise ConfigError("--public needs https: cookies of an http address can be read on the way", hint=f"--host {name or 'NAME'}")
+    bare = not (parts.username or parts.password or parts.query or parts.fragment) and parts.path in ("", "/")
+    if parts.scheme != "https" or not bare or not (_NAME.match(name) or _is_address(name)):
+        raise ConfigError(f"{text[:80]!r} is not https://NAME", hint=hint)
+    shown = f"[{name}]" if ":" in name else name
+    return f"https://{shown}" if port in (None, 443) else f"https://{shown}:{port}"
+
+
+def host_of(origin: str) -> str:
+    """Return an origin's host name, without brackets; empty for no origin."""
+    return urlsplit(origin).hostname or "" if origin else ""
+
+
+class Proxies:
+    """The proxies whose headers are believed: addresses and networks in CIDR notation."""
+
+    def __init__(self, trusted: Sequence[str]) -> None:
+        self._exact = set(trusted)
+        self._networks: list[Network] = []
+        for one in trusted:
+            try:
+                self._networks.append(ipaddress.ip_network(one, strict=False))
+            except ValueError:
+                continue  # a peer's name that is not an address, as test clients have
+
+    def trusts(self, peer: str) -> bool:
+        """Return whether this peer is one of the proxies."""
+        if peer in self._exact:
+            return True
+        try:
+            address = unmapped(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+    def client_of(self, peer: str, forwarded: Sequence[str]) -> str:
+        """Return the address of the client: the right-most one in ``X-Forwarded-For`` that is not a trusted proxy.
+
+        Each proxy appends the address of its own peer. What stands left of the first untrusted address was written by that client,
+        so it is not read. From an untrusted peer the header is ignored.
+        """
+        if not self.trusts(peer):
+            return peer
+        client = peer
+        for hop in reversed(",".join(forwarded).rsplit(",", HOPS_MAX)[-HOPS_MAX:]):
+            try:
+                client = str(unmapped(hop.strip().strip("[]")))
+            except ValueError:
+                break  # not an address: the last valid hop counts
+            if not self.trusts(client):
+                break
+        return client
+
+
+def check_proxies(trusted: Sequence[str]) -> None:
+    """``ConfigError`` for an entry of ``--proxy-from`` that is neither an address nor a network."""
+    for one in trusted:
+        try:
+            network = ipaddress.ip_network(one, strict=False)
+        except ValueError:
+            raise ConfigError(f"--proxy-from: {one[:80]!r} is not an address or network", hint="such as 10.0.0.7 or 10.0.0.0/24") from None
+        if network.prefixlen == 0:
+            raise ConfigError("--proxy-from: every client would be believed", hint="name the proxy's own address")
+
+
+def asker_of(address: str) -> str:
+    """Return what limits count a client by: its IPv4 address, or the /64 network that one IPv6 client chooses addresses from."""
+    try:
+        found = unmapped(address)
+    except ValueError:
+        return address
+    return str(found) if found.version == 4 else str(ipaddress.ip_network((int(found), 64), strict=False))
+
+
+def unmapped(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address; an IPv4 address that is written as IPv6 (``::ffff:1.2.3.4``) as IPv4. ``ValueError`` if it is invalid."""
+    found = ipaddress.ip_address(text.partition("%")[0])
+    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

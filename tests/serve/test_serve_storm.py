@@ -1,0 +1,264 @@
+"""A slice of ``make readers``, by a seed: counts of connections, jobs, tasks and bytes under hostile readers, not seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from tests.serve.made_server import FREE, Server, serving
+from tests.serve.made_stores import make_store
+
+from relight.errors import StoreUnavailable
+from relight.serve import jobs as serve_jobs
+from relight.serve.app import Settings, create_app
+from relight.serve.gate import Bounds, Gate, Listening, bounds_of
+from relight.serve.jobs import OF_ONE_MAX, Job, Jobs, Progress
+from relight.serve.live import Hub, Stream
+from relight.serve.pages_actions import Done
+from relight.serve.pieces import LISTED_MAX, bounded_run, checkpoint_piece, diff_piece, lineage_piece
+from relight.serve.scope import asking
+from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_OF_ONE_MAX, Slots
+from relight.serve.tasks import OF_ONE_MAX as TASKS_OF_ONE
+from relight.serve.values import CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, IncidentRow, LineageRow, RunDetail, RunRow, TensorRow
+
+BOUNDS = Bounds(connections=24, of_one=16, streams=8)
+
+
+class Running:
+    """A real server on loopback with a small gate."""
+
+    def __init__(self, root: Path, idle_s: float = 30.0) -> None:
+        app = create_app(Settings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=FREE))
+        self.gate = Gate(BOUNDS, idle_s=idle_s)
+        self.port = 0
+        self.listening = self.gate.listen(("127.0.0.1", 0))
+        self.port = self.listening[0].getsockname()[1]
+        config = uvicorn.Config(app, loop="asyncio", http=self.gate.protocol(), log_level="critical", ws="none", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": list(self.listening)})
+        self.thread.start()
+        ends = time.monotonic() + 30
+        while not self.server.started and time.monotonic() < ends:
+            time.sleep(0.02)
+
+    def connect(self, data: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
+        """A connection from an address of our own, which has sent this."""
+        one = socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(host, 0))
+        with contextlib.suppress(OSError):
+            one.sendall(data)
+        return one
+
+    def health(self, host: str = "127.0.0.1") -> bytes:
+        """The first line of its answer."""
+        with self.connect(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", host) as one:
+            return one.recv(100).partition(b"\r\n")[0]
+
+    def close(self) -> None:
+        """End it."""
+        self.server.should_exit = True
+        self.thread.join(30)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """It."""
+    made = Running(tmp_path)
+    yield made
+    made.close()
+
+
+def test_idle_connections_keep_no_client_out(running: Running) -> None:
+    """However many hold connections without a whole request, health answers, and no more are open than may be."""
+    rng, held = random.Random(7), []
+    starts = [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\ntoken="]
+    for number in range(120):
+        held.append(running.connect(rng.choice(starts), f"127.0.0.{rng.randrange(1, 9)}"))
+        if number % 20 == 19:
+            assert running.health() == running.health("127.0.0.9") == b"HTTP/1.1 200 OK"
+    assert running.gate.most <= BOUNDS.connections + 1 and running.gate.evicted > 60
+    for one in held:
+        one.close()
+
+
+def test_one_address_cannot_have_all_connections(running: Running) -> None:
+    """Of one client no more are open than its share."""
+    held = [running.connect(host="127.0.0.5") for _ in range(60)]
+    assert running.health("127.0.0.6") == b"HTTP/1.1 200 OK"
+    assert sum(one.asker == "127.0.0.5" for one in running.gate._open.values()) <= BOUNDS.of_one  # noqa: SLF001
+    for one in held:
+        one.close()
+
+
+def test_a_slow_sender_is_ended(tmp_path: Path) -> None:
+    """Bytes that trickle buy no time: a request is whole within its time, or its connection ends."""
+    running = Running(tmp_path, idle_s=0.3)
+    try:
+        with running.connect(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ") as one:
+            ended, ends = False, time.monotonic() + 10
+            while not ended and time.monotonic() < ends:
+                try:
+                    one.sendall(b"a")
+                    one.settimeout(0.1)
+                    ended = one.recv(1) == b""
+                except TimeoutError:
+                    continue
+                except OSError:
+                    ended = True
+            assert ended
+    finally:
+        running.close()
+
+
+def test_without_descriptors_connections_are_refused_not_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At EMFILE the spare descriptor accepts and closes, and an idle connection makes room; the server never goes silent."""
+    async def play() -> None:
+        gate = Gate(BOUNDS)
+        (listening,) = gate.listen(("127.0.0.1", 0))
+        clients = [socket.create_connection(listening.getsockname()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        real, left = Listening.take, [True]
+
+        def take(self: Listening) -> Any:
+            if left.pop() if left else False:
+                raise OSError(errno.EMFILE, "too many open files")
+            return real(self)
+
+        monkeypatch.setattr(Listening, "take", take)
+        one, _ = listening.accept()
+        assert (gate.refused, gate.accepted) == (1, 1), "the first was closed, the second admitted"
+        clients[0].settimeout(5)
+        assert clients[0].recv(1) == b""
+        for each in (one, listening, *clients):
+            each.close()
+        assert len(gate) == 0
+
+    asyncio.run(play())
+
+
+def test_bounds_follow_from_the_limit_of_descriptors() -> None:
+    """With 256 files there is room for stores, too; busy connections cannot take all that there are."""
+    small = bounds_of(256, 25)
+    assert small.connections == 167 and small.of_one == 83 and small.streams == 55
+    large = bounds_of(65536, 25)
+    assert large.connections == 4096 and large.streams == 2000
+
+
+def test_jobs_are_shared_out_among_askers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One asker's comparisons do not fill the queue; strangers never have the last worker; who leaves has his cancelled."""
+    jobs, go = Jobs(), threading.Event()
+
+    def work(advance: Progress) -> int:
+        while not go.wait(0.01):
+            advance(1)
+        return 1
+
+    begun: list[Job[int]] = []
+    for address in ("anonymous 1", "anonymous 2"):
+        with asking("", address):
+            begun += [jobs.ask(f"diff {address} {n}", 1, work) for n in range(OF_ONE_MAX)]
+            with pytest.raises(StoreUnavailable):
+                jobs.ask(f"diff {address} more", 1, work)
+    with asking("", "anonymous 3"), pytest.raises(StoreUnavailable, match="without a token"):
+        jobs.ask("diff third", 1, work)
+    with asking("", "token anna"):
+        mine = jobs.ask("diff mine", 1, work)
+        opened = jobs.ask("open mine", 0, lambda _: 2, quick=True)
+    assert opened.result_within(10) == 2, "metadata does not wait for long reads"
+    assert mine in jobs._running and sum(one.is_anonymous for one in jobs._running) == 1  # noqa: SLF001
+    monkeypatch.setattr(serve_jobs, "ABANDONED_S", 0.05)
+    for one in begun[:1]:
+        with pytest.raises(StoreUnavailable, match="no client asked"):
+            one.result_within(10)
+    go.set()
+    jobs.close()
+
+
+def test_verifications_are_tasks_with_a_quota(tmp_path: Path) -> None:
+    """84 of them begin as many tasks as one asker may have; no request waits for one."""
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as server:
+        tasks, go = server.app.state.tasks, threading.Event()
+        with asking("", "token anna"):
+            for number in range(TASKS_OF_ONE):
+                tasks.begin("verify", "runs", "run-000", "anna", lambda task: Done(go.wait(20), ""), str(number))
+            for _ in range(84):
+                with pytest.raises(StoreUnavailable, match="that you began"):
+                    tasks.begin("verify", "runs", "run-000", "anna", lambda task: Done(True, ""))
+        assert confirmed(server, "verify")["task"], "another asker has a quota of his own"
+        go.set()
+
+
+def confirmed(server: Server, verb: str) -> dict[str, Any]:
+    """The action, planned and done."""
+    fields = {"store": "runs", "run": "run-000", "which": "latest"}
+    digest = server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields}).json()["digest"]
+    done: dict[str, Any] = server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields, "confirm": digest}).json()
+    return done
+
+
+def test_slots_are_shared_out() -> None:
+    """Requests of strangers leave room for those with a token; who waits in vain is refused, and nothing leaks."""
+    async def play() -> None:
+        slots = Slots()
+        assert [await slots.take(f"anonymous {n}") for n in range(OF_ANONYMOUS)] == [True] * OF_ANONYMOUS
+        waiting = [asyncio.create_task(slots.take("anonymous x")) for _ in range(WAITING_OF_ONE_MAX)]
+        await asyncio.sleep(0)
+        assert not await slots.take("anonymous x"), "too many wait"
+        assert await slots.take("token anna")
+        slots.give("anonymous 0")
+        await asyncio.sleep(0.01)
+        assert sum(one.done() for one in waiting) == 1 and slots.taken == OF_ANONYMOUS + 1 <= MOST
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for name in ("anonymous 1", "anonymous 2", "token anna", "anonymous x"):
+            slots.give(name)
+        assert slots.taken == 0
+
+    asyncio.run(play())
+
+
+def test_streams_of_strangers_leave_room() -> None:
+    """Event streams without a token are at most half of all, and few of one address."""
+    hub = Hub()
+    hub.most = 10
+    hub._streams = {Stream("", "", f"anonymous {n}") for n in range(5)}  # noqa: SLF001
+    assert hub.full("anonymous 9") and not hub.full("token anna")
+
+
+def test_answers_have_pieces() -> None:
+    """20,000 tensors are answered a piece at a time, all of them once; so are differences, runs and their lists."""
+    tensors = [TensorRow(f"layer.{n}", (4,), "float32", 16) for n in range(20_000)]
+    whole = CheckpointDetail(CheckpointRow("a", 1), tensors)
+    first = checkpoint_piece(whole, None, 500)
+    assert (len(first.tensors), first.next, first.total) == (500, "500", 20_000)
+    assert checkpoint_piece(whole, "19500", 500).next is None
+    assert [one.path for one in checkpoint_piece(whole, None, 500, "19999").tensors] == ["layer.19999"]
+    differs = DiffDetail("a", "b", [DiffRow(one.path, "same" if n % 2 else "changed") for n, one in enumerate(tensors)], [("x", 1, 2)] * 1200)
+    piece = diff_piece(differs, "500", 500, changed=True)
+    assert (len(piece.tensors), len(piece.values), piece.next, piece.total, piece.values_total) == (500, 500, "1000", 10_000, 1200)
+    runs = lineage_piece([LineageRow(f"run-{n}", list(range(5000))) for n in range(600)], None, 100)
+    assert len(runs.rows) == 100 and runs.next == "100" and runs.total == 600 and runs.rows[0].steps[-1] == 4999 and len(runs.rows[0].steps) == 500
+    incidents = [IncidentRow(str(n), "s", "r", stacks={"rank 0": "x" * 100_000}) for n in range(1000)]
+    run = bounded_run(RunDetail(RunRow("s", "r"), {f"m{n}": [(step, 1.0) for step in range(2000)] for n in range(100)}, incidents=incidents))
+    assert sum(map(len, run.series.values())) <= 24_000 and len(run.series) == 100 and len(run.incidents) == 100 and not run.incidents[0].stacks
+    assert LISTED_MAX == 500
+
+
+def test_links_of_every_page_lead_somewhere(tmp_path: Path) -> None:
+    """The footer's link to the API, too."""
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as server:
+        page = server.get("/", "admin", headers={"accept": "text/html"}).text
+        links = {part.partition('"')[0] for part in page.split('href="')[1:]}
+        assert "/api/v1/openapi.json" in links
+        for link in links:
+            assert server.get(link.partition("#")[0], "admin").status_code == 200, link

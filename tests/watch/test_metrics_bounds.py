@@ -1,0 +1,50 @@
+"""``relight metrics --listen`` among hostile clients: which names it answers to, and how many connections it holds."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from relight.watch.exposition import Collector
+from relight.watch.http import CONNECTIONS_MAX, make_server
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A server of no runs, that knows the name ``node7``."""
+    with make_server(Collector(lambda now: []), "127.0.0.1:0", ["Node7"]) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def ask(port: int, host: str | None) -> int:
+    """The status of one scrape."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as one:
+        one.sendall(b"GET /metrics HTTP/1.1\r\n" + (f"Host: {host}\r\n".encode() if host is not None else b"") + b"\r\n")
+        return int(one.recv(200).split()[1])
+
+
+def test_a_name_that_points_here_by_foreign_dns_is_refused(port: int) -> None:
+    """A web page's owner can point a name at this address and read the answer (rebinding); addresses and own names are answered."""
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", None):
+        assert ask(port, host) == 400, host
+    for host in (f"127.0.0.1:{port}", "localhost", "[::1]:9464", "node7:9464", socket.gethostname()):
+        assert ask(port, host) == 200, host
+
+
+def test_idle_connections_do_not_keep_a_scraper_out(port: int) -> None:
+    """Connections are bounded; the oldest that has not asked is closed for a new one, so a scrape is answered at once."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(3 * CONNECTIONS_MAX)]
+        for one in held:
+            one.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert ask(port, "localhost") == 200
+        held[0].settimeout(5)
+        assert held[0].recv(1) == b"", "the oldest was closed"
+        workers = [one for one in threading.enumerate() if "process_request_thread" in one.name]
+        assert len(workers) <= CONNECTIONS_MAX + 4
