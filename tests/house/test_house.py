@@ -31,6 +31,7 @@ BROAD_MAY_STAND = {
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",
+    "serve/jobs.py": "whatever a job raises is its client's answer",
     "supervise/joining.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
