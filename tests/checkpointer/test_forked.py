@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.scripts import run_script
 
 import relight
 from relight.pulse.page import make_page, read_beat
@@ -50,8 +51,7 @@ ckpt.save(0)  # the agent is there, and has memory for it
 def trainer(tmp_path: Path, text: str, **settings: str) -> str:
     """Run a trainer that forks. Return what it printed."""
     run = tmp_path / "store" / "run"
-    command = [sys.executable, "-c", TRAINER + textwrap.dedent(text), str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "RELIGHT_BACKGROUND": "1", **settings})
+    done = run_script(TRAINER + textwrap.dedent(text), str(run), timeout_s=120, cwd=tmp_path, **{"RELIGHT_BACKGROUND": "1", **settings})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

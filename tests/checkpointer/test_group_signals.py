@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.scripts import run_script
 
 import relight
 from relight.testing import endings
@@ -55,8 +56,7 @@ def script(tmp_path: Path, text: str, timeout: float = 90) -> tuple[subprocess.C
     """Run a script in a process group of its own. Return its end, the saved steps with their reasons, and the last finished step."""
     path, run = tmp_path / "script.py", tmp_path / "store" / "run"
     path.write_text(HEAD + textwrap.dedent(text))
-    command = [sys.executable, str(path), str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, start_new_session=True, cwd=tmp_path)
+    done = run_script(path, str(run), timeout_s=timeout, cwd=tmp_path, leads=True)
     saved = [(one.step, one.body.reason) for one in relight.open(str(run)).checkpoints()] if (run / "log").exists() else []
     steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
     return done, saved, max(steps, default=-1)

@@ -28,7 +28,7 @@ from relight.checkpointer import takeover
 mode, run, option = sys.argv[1], sys.argv[2], sys.argv[3] or None
 if mode == "elsewhere":  # another host: its name differs, and its sockets cannot be reached from here
     socket.gethostname = lambda: "elsewhere"
-    takeover._address = lambda *of: takeover.name_of("elsewhere", *of)
+    takeover._address = lambda *of: takeover.name_of("elsewhere", *map(str, of))
 ckpt = relight.Checkpointer(run, state={'x': 1}, save=relight.every(steps=1), takeover=option)
 start = ckpt.restore()
 print("start", start, flush=True)
