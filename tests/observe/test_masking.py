@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -48,3 +49,17 @@ def test_a_checkpoint_stores_masked_arguments(monkeypatch: pytest.MonkeyPatch) -
 def test_a_text_is_masked() -> None:
     """Users of URLs and values after such names are replaced in texts, too."""
     assert SECRET not in mask_text(f"could not reach https://me:{SECRET}@host/x with api_key={SECRET}")
+
+
+@pytest.mark.parametrize("long", ["a" * 1_000_000, "a-" * 500_000, "a=" * 500_000, "://" * 300_000, "x." * 500_000, " " * 1_000_000, "token" * 200_000])
+def test_a_long_argument_takes_no_time(long: str) -> None:
+    """The time for a text grows with its length at most, and what is cut off is not stored."""
+    started = time.process_time()
+    assert len(mask_arguments(["--config", long])[1]) < 20_000
+    assert len(mask_text(long)) < 20_000
+    assert time.process_time() - started < 1
+
+
+def test_a_secret_at_the_end_of_a_long_text_is_not_stored() -> None:
+    """A text that is cut off loses its rest, so a secret in it is masked or gone."""
+    assert SECRET not in mask_text("x " * 5000 + f"api_key={SECRET}") and SECRET not in mask_arguments(["y" * 5000 + f",token={SECRET}"])[0]

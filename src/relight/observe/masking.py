@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 MASK = "…"
-_URL_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]*@")
-_SECRET_TEXT = re.compile(
-    r"(?i)\b([\w-]*(?:secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential)[\w-]*)(\s*[=:]\s*)\S+"
-)
+LENGTH_MAX = 4000
+"""Characters of one argument or text that are looked at: the rest is cut off, so that no secret is in it, and no text takes long."""
+_URL_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*+://)[^/\s@]*+@")
+_TEXT_NAME = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]\s*+")
+_TEXT_END = re.compile(r"\s|$")
+_SECRET_PART = re.compile(r"(?i)secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _ALWAYS = frozenset({"secret", "secrets", "password", "passwords", "passwd", "passphrase", "credential", "credentials", "apikey", "pwd"})
 _UNLESS_PLAIN = frozenset({"key", "token", "auth", "authorization", "bearer", "signature"})
 """Words of a name whose value is secret, unless it is a number or a truth value, as in ``pad_token=0``."""
 _PLAIN = re.compile(r"[+-]?[\d.eE_+-]*|true|false|none|null", re.IGNORECASE)
 _FLAG = re.compile(r"--?([A-Za-z][\w./-]*)")
-_NAMED = re.compile(r"([A-Za-z][\w./-]*)[\"']?\s*[=:]\s*")
+_NAMED = re.compile(r"(?<![\w./-])([\w./-]++)[\"']?\s*+[=:]\s*+")
 _END = re.compile(r"[,;&}]|$")
 
 
 def mask_text(text: str) -> str:
     """Return ``text`` without users and passwords of URLs, and without values that a name such as ``api_key=`` precedes."""
-    return _SECRET_TEXT.sub(rf"\1\2{MASK}", mask_users(text))
+    return _mask_named(mask_users(_cut(text)), _TEXT_NAME, _TEXT_END, lambda name, value: bool(value and _SECRET_PART.search(name)))
 
 
 def mask_users(text: str) -> str:
@@ -41,16 +43,23 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
             continue
         found = _FLAG.fullmatch(argument)
         flag = found[1] if found is not None else None
-        masked.append(_mask_named(mask_users(argument)))
+        masked.append(_mask_named(mask_users(_cut(argument)), _NAMED, _END, is_secret))
     return masked
 
 
-def _mask_named(text: str) -> str:
+def _cut(text: str) -> str:
+    return text if len(text) <= LENGTH_MAX else f"{text[:LENGTH_MAX]}{MASK}"
+
+
+def _mask_named(text: str, named: re.Pattern[str], ends: re.Pattern[str], judge: Callable[[str, str], bool]) -> str:
+    """Mask what follows each name that ``named`` finds, up to what ``ends`` finds, where ``judge(name, value)`` is true."""
     kept, at = [], 0
-    for found in _NAMED.finditer(text):
-        end = _END.search(text, found.end())
+    for found in named.finditer(text):
+        if found.start() < at:
+            continue
+        end = ends.search(text, found.end())
         assert end is not None
-        if found.start() >= at and is_secret(found[1], text[found.end() : end.start()]):
+        if judge(found[1], text[found.end() : end.start()]):
             kept += [text[at : found.end()], MASK]
             at = end.start()
     return "".join([*kept, text[at:]])
