@@ -15,6 +15,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "cli")]
 __all__ = ["memory", "quiet", "s3", "s3_server"]
 
 
+def supervised(memory: Path, pid: int) -> Path:
+    """The directory that a supervisor with that process id has, or left."""
+    folder = memory / f"relight-run-{pid}-abcdefgh"
+    folder.mkdir(0o700)
+    (folder / ".relight-supervisor").touch()
+    return folder
+
+
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where ``relight run`` makes its pages, as far as this test sees."""
@@ -22,7 +30,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr("relight.doctor.facts_machine.memory_places", lambda: [folder])
     monkeypatch.setattr("relight.doctor.fix.memory_places", lambda: [folder])
-    monkeypatch.setattr("relight.supervise.supervisor._MEMORY", str(folder))
+    monkeypatch.setattr("relight.supervise.own_memory.MEMORY", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import at_hand
 import pytest
+from tests.doctor.conftest import supervised
 
 from relight.doctor.facts_config import SETTINGS
 from relight.format.names import LOG_DIR
@@ -27,11 +28,10 @@ def leave(runs: Path, memory: Path) -> list[Path]:
     record = sorted((runs / "demo" / LOG_DIR).iterdir())[1]
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    left = [runs / "demo" / "0000000111-aaaaaaaaaa-e1", record.parent / f".tmp-{record.name}-0123456789abcdef", memory / f"relight-run-{gone.pid}-x"]
+    left = [runs / "demo" / "0000000111-aaaaaaaaaa-e1", record.parent / f".tmp-{record.name}-0123456789abcdef", supervised(memory, gone.pid)]
     left[0].mkdir()
     (left[0] / "pack-00000-000.safetensors").write_bytes(b"half")
     left[1].write_bytes(b"half")
-    left[2].mkdir()
     return left
 
 
@@ -83,8 +83,7 @@ def test_fix_removes_what_it_shows_and_no_checkpoint(ask, tmp_path: Path, memory
     at_hand.fill(tmp_path / "runs")
     before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
     left = leave(tmp_path / "runs", memory)
-    mine = memory / f"relight-run-{os.getpid()}-x"
-    mine.mkdir()
+    mine = supervised(memory, os.getpid())
     answer = ask(tmp_path / "runs", "--fix", "--yes", "--json")
     assert answer.code == 0 and answer.json["findings"] == [] and len(answer.json["fix"]["removed"]) == 3 == len(answer.json["fix"]["plan"])
     assert not any(path.exists() for path in left) and mine.exists()

@@ -19,6 +19,7 @@ from typing import Any
 
 import at_hand
 import pytest
+from tests.doctor.conftest import supervised
 from tests.store.proxy import Request, proxied
 from tests.store.servers import Server
 
@@ -319,8 +320,8 @@ def test_pages_of_a_supervisor_that_was_killed(runs: Path, memory: Path) -> None
     """Found if its process is gone; one that is there is somebody's."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    (memory / f"relight-run-{gone.pid}-abc").mkdir()
-    (memory / f"relight-run-{os.getpid()}-abc").mkdir()
+    supervised(memory, gone.pid)
+    supervised(memory, os.getpid())
     found = named(look(str(runs)), "dead-supervisors")
     assert str(gone.pid) in found.evidence and str(os.getpid()) not in found.evidence
 
@@ -456,8 +457,7 @@ def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> Non
     for number in range(5):
         saved_at(attempt, time.time() - 7200 + 60 * number, 100 * number + 99)
     assert "stale" not in names(tmp_path / "runs")
-    folder = memory / f"relight-run-{os.getpid()}-abc"
-    folder.mkdir()
+    folder = supervised(memory, os.getpid())
     make_page(folder / "pulse-0")
     Page(folder / "pulse-0").write(Beat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
     assert "stale" in names(tmp_path / "runs" / "demo")

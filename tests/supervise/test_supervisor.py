@@ -19,6 +19,7 @@ from relight.commit import Attempt
 from relight.errors import StoreUnavailable
 from relight.policy.going_back import BEFORE, SPLIT
 from relight.pulse import SETTING, Beat, Page
+from relight.pulse.page import read_beat
 from relight.store import Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.decide import Rules
@@ -26,6 +27,7 @@ from relight.supervise.facts import Decision, Facts, Failure, Worker
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import After, Incident, incident_of, incidents_in, once_each, read_incidents
 from relight.supervise.limits import Patience
+from relight.supervise.own_memory import MARKER, directories, left_in, sweep_memory
 from relight.supervise.supervisor import Supervisor
 from relight.supervise.taken_over import taken_over
 
@@ -138,8 +140,9 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     """One in another container, whose processes have no numbers here, but whose memory is the same: only what nobody holds is left over."""
     watched = Supervisor(Rules(), Patience(), "job", tmp_path)
     foreign = Path(watched.begin([0], {})[0][SETTING]).parent
-    left = foreign.with_name("relight-run-4194303-left")
-    left.mkdir()
+    left = foreign.with_name("relight-run-4194303-left0000")
+    left.mkdir(0o700)
+    (left / MARKER).touch()
     try:
         hidden = foreign.with_name(f"relight-run-4194302-{foreign.name.rpartition('-')[2]}")
         foreign.rename(hidden)  # as if its process had a number that is none here
@@ -472,3 +475,44 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
         assert mine.ended_elsewhere() == reason
     finally:
         mine.close()
+
+
+def test_only_directories_of_own_supervisors_are_removed(tmp_path: Path) -> None:
+    """A sweep removes what a killed supervisor made, and nothing else that has such a name: no store, link, or directory of others."""
+    kept = ["relight-run-20261126", "relight-run-424242-lr0.1", "relight-run-42-baseline", "relight-run-4194303-٣٤٥٦abcd", "relight-run-٤٢-abcdefgh"]
+    for name in kept:
+        (tmp_path / name).mkdir(0o700)
+        (tmp_path / name / "data").write_bytes(b"x")
+    for name, mode, marked in (("relight-run-4194303-openopen", 0o755, True), ("relight-run-4194303-unmarked", 0o700, False)):
+        (tmp_path / name).mkdir(mode)
+        (tmp_path / name).chmod(mode)
+        if marked:
+            (tmp_path / name / MARKER).touch()
+    (tmp_path / "target").mkdir(0o700)
+    (tmp_path / "target" / MARKER).touch()
+    (tmp_path / "relight-run-4194303-linklink").symlink_to(tmp_path / "target")
+    (tmp_path / "relight-run-4194303-deaddead").mkdir(0o700)
+    (tmp_path / "relight-run-4194303-deaddead" / MARKER).touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    assert [path.name for path in left_in(tmp_path)] == ["relight-run-4194303-deaddead"]
+    assert [path.name for path in sweep_memory(tmp_path)] == ["relight-run-4194303-deaddead"]
+    assert {path.name for path in tmp_path.iterdir()} == before - {"relight-run-4194303-deaddead"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_a_directory_of_another_user_is_neither_removed_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's directory stands for no supervisor, dead or alive."""
+    monkeypatch.setattr("relight.supervise.own_memory.MEMORY", str(tmp_path))
+    for pid in (4194303, os.getpid()):
+        folder = tmp_path / f"relight-run-{pid}-othersdi"
+        folder.mkdir(0o700)
+        (folder / MARKER).touch()
+        os.chown(folder, 65534, 65534)
+    assert sweep_memory(tmp_path) == [] and os.getpid() not in directories()
+
+
+def test_a_page_that_is_no_file_has_no_beat(tmp_path: Path) -> None:
+    """A page that is a pipe or a device is not read: it might have no end."""
+    os.mkfifo(tmp_path / "pulse-0")
+    (tmp_path / "pulse-1").symlink_to("/dev/zero")
+    assert read_beat(tmp_path / "pulse-0") is None and read_beat(tmp_path / "pulse-1") is None

@@ -18,8 +18,8 @@ from relight.doctor.bounded import Looking
 from relight.doctor.facts import Live, Machine, Package
 from relight.pulse import read_beat
 from relight.supervise.classify import kernel_kind
+from relight.supervise.own_memory import directories, left_in
 from relight.supervise.procfs import kernel_lines, look_at
-from relight.supervise.supervisor import directories, left_in
 
 _LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK, "open files": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.drill.processes import is_below
 from relight.pulse import Beat, read_beat
 from relight.store.urls import absolute
-from relight.supervise.supervisor import directories
+from relight.supervise.own_memory import directories
 
 _PAGE = "pulse-"
 
@@ -34,8 +34,8 @@ class Pages:
             for page in directory.glob(f"{_PAGE}*"):
                 rank = int(page.name.removeprefix(_PAGE))
                 if rank not in self._held:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._held[rank] = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
+                    with contextlib.suppress(OSError):
+                        self._held[rank] = os.open(page, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         found = {rank: read_beat(f"/proc/self/fd/{descriptor}") for rank, descriptor in sorted(self._held.items())}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 

@@ -38,7 +38,7 @@ class OwnFiles:
         """``form``: a regular expression. ``FileNotFoundError`` if there is no such directory, ``NotADirectoryError`` for a link."""
         path = Path(directory).absolute()
         self._form = re.compile(form)
-        _check_parent(path)
+        check_unexchangeable(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _check_own(os.fstat(self._fd), path)
@@ -84,7 +84,7 @@ def _check_own(found: os.stat_result, directory: Path) -> None:
         raise PermissionError(f"{directory} is not a directory that only this user may write to")
 
 
-def _check_parent(directory: Path) -> None:
+def check_unexchangeable(directory: Path) -> None:
     """``PermissionError`` if another user could exchange ``directory`` for one of his own: the directory above belongs to him, or anybody
     may rename in it."""
     found = directory.parent.stat()

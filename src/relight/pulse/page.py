@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
-from pathlib import Path
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
@@ -107,7 +107,7 @@ def read_beat(path: str | os.PathLike[str]) -> Beat | None:
     """What is there; None if nothing was written yet, or nothing whole is to be had: the writer died in the midst of it."""
     for _ in range(_TRIES):
         try:
-            data = Path(path).read_bytes()
+            data = _bytes_of(path)
         except OSError:
             return None
         if len(data) < PAGE_BYTES or data[:8] != _MAGIC:
@@ -116,6 +116,15 @@ def read_beat(path: str | os.PathLike[str]) -> Beat | None:
         if before % 2 == 0 and _still(path, before):
             return _decode(data)
     return None
+
+
+def _bytes_of(path: str | os.PathLike[str]) -> bytes:
+    """Read a page. Nothing of what is no regular file, which might have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, PAGE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
 
 
 def _still(path: str | os.PathLike[str], count: int) -> bool:

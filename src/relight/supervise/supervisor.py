@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import re
@@ -13,7 +12,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from relight.pulse import (
 from relight.pulse import SETTING as PULSE
 from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
-from relight.supervise import stacks
+from relight.supervise import own_memory, stacks
 from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
@@ -51,12 +50,11 @@ from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.notices import Notices
+from relight.supervise.own_memory import make_directory, sweep_memory
 from relight.supervise.procfs import Process, busy_s, catches, command_of, kernel_lines, look_at, oom_kills
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
-_MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
-_PREFIX = "relight-run-"
 _AGENT = "relight.agent.serve"
 """How the process that writes saves is started."""
 STRAGGLERS_EVERY_S = 1.0
@@ -91,10 +89,8 @@ class Supervisor:
         self._often = (-math.inf, -math.inf)
         """When saves that are made more often began last, and until when they are."""
         self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
-        top = Path(_MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir())
-        sweep_memory(top)
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=top))
-        self._held = _hold(self._directory)
+        sweep_memory(top := own_memory.memory())
+        self._directory, self._held = make_directory(top)
         self._book = Book(fallback)
         self._known = False
         self._past: list[Past] = []
@@ -517,7 +513,7 @@ class Supervisor:
 
     def _full(self) -> tuple[str, ...]:
         full = []
-        for place in (tempfile.gettempdir(), _MEMORY, os.getcwd()):
+        for place in (tempfile.gettempdir(), own_memory.MEMORY, os.getcwd()):
             with contextlib.suppress(OSError):
                 if shutil.disk_usage(place).free < 1 << 20:
                     full.append(place)
@@ -527,60 +523,3 @@ class Supervisor:
 def _agent_at(pid: int) -> Process:
     """The agent with that number; as if nobody were there if another process has it by now."""
     return look_at(pid) if _AGENT in command_of(pid) else Process()
-
-
-def _hold(directory: Path) -> int:
-    """Have nobody sweep it: another container may have the same memory, and not see this process."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def sweep_memory(top: Path) -> list[Path]:
-    """Remove what supervisors left there that were killed: nobody needs it. What was removed."""
-    removed = []
-    for one in _dead_in(top):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(one, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-            if not one.exists():
-                removed.append(one)
-    return removed
-
-
-def left_in(top: Path) -> list[Path]:
-    """What ``sweep_memory`` would remove there."""
-    found = []
-    for one in _dead_in(top):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found.append(one)
-            finally:
-                os.close(descriptor)
-    return found
-
-
-def _dead_in(top: Path) -> Iterator[Path]:
-    """Directories of supervisors whose process is not there, as far as this container sees."""
-    for one in sorted(top.glob(f"{_PREFIX}*")):
-        pid = one.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and len(pid) < 10 and not one.is_symlink() and not look_at(int(pid)).state:
-            yield one
-
-
-def directories() -> dict[int, Path]:
-    """Where the ranks' pages of each supervisor lie that runs on this machine, by its process."""
-    found = {}
-    for top in {_MEMORY, tempfile.gettempdir()}:
-        for one in Path(top).glob(f"{_PREFIX}*"):
-            pid = one.name.removeprefix(_PREFIX).partition("-")[0]
-            if pid.isdecimal() and look_at(int(pid)).state:
-                found[int(pid)] = one
-    return found

@@ -1,0 +1,114 @@
+"""Supervisors' private directories in memory: made, found, and removed when their supervisor was killed.
+
+A directory is a supervisor's only if its name has the exact form, it belongs to this user alone, and it has the marker that supervisors
+write. Everything is checked on a descriptor of the directory, which no link leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from relight.observe.own_files import check_unexchangeable
+from relight.supervise.procfs import look_at
+
+MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
+PREFIX = "relight-run-"
+MARKER = ".relight-supervisor"
+_FORM = re.compile(r"relight-run-([0-9]{1,9})-[a-z0-9_]{8}", re.ASCII)
+
+
+def memory() -> Path:
+    """Return where supervisors make their directories: a file system in memory, or the directory for temporary files."""
+    return Path(MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir())
+
+
+def make_directory(top: Path) -> tuple[Path, int]:
+    """Make a directory of this process. Return it, and a descriptor whose lock keeps others from removing it."""
+    directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=top))
+    os.close(os.open(directory / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return directory, descriptor
+
+
+def sweep_memory(top: Path) -> list[Path]:
+    """Remove what killed supervisors of this user left in ``top``. Return what was removed."""
+    removed = []
+    for one in _dead_in(top):
+        with contextlib.suppress(OSError), _held(one):
+            shutil.rmtree(one, ignore_errors=True)
+        if not os.path.lexists(one):
+            removed.append(one)
+    return removed
+
+
+def left_in(top: Path) -> list[Path]:
+    """Return what ``sweep_memory`` would remove there."""
+    found = []
+    for one in _dead_in(top):
+        with contextlib.suppress(OSError), _held(one):
+            found.append(one)
+    return found
+
+
+def directories() -> dict[int, Path]:
+    """Return the directory of each supervisor of this user that runs on this machine, by its process."""
+    found: dict[int, Path] = {}
+    for top in {MEMORY, tempfile.gettempdir()}:
+        found |= {pid: one for pid, one in _own_in(Path(top)) if look_at(pid).state}
+    return found
+
+
+def _dead_in(top: Path) -> Iterator[Path]:
+    """Directories of supervisors whose process does not exist, as far as this container sees."""
+    for pid, one in _own_in(top):
+        if not look_at(pid).state:
+            yield one
+
+
+def _own_in(top: Path) -> Iterator[tuple[int, Path]]:
+    try:
+        names = sorted(os.listdir(top))
+    except OSError:
+        return
+    for name in names:
+        if (form := _FORM.fullmatch(name)) is None:
+            continue
+        with contextlib.suppress(OSError):
+            os.close(_opened(top / name))
+            yield int(form[1]), top / name
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory that no living supervisor holds. ``OSError`` if one does, or it is not a supervisor's."""
+    descriptor = _opened(directory)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(directory: Path) -> int:
+    """Return a descriptor of a supervisor's directory. ``OSError`` if it is a link, another user's, open to others, or has no marker."""
+    check_unexchangeable(directory)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        marker = os.stat(MARKER, dir_fd=descriptor, follow_symlinks=False)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(marker.st_mode):
+            raise PermissionError(f"{directory} is not a supervisor's of this user")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
