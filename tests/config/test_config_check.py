@@ -235,7 +235,7 @@ def test_odd_values_are_refused_or_taken(name: str) -> None:
     refused = 0
     for value in ODD:
         try:
-            makers("relight.toml", True)[table](only(tuple(keys), value))
+            makers("relight.toml")[table](only(tuple(keys), value))
         except ConfigError as error:
             refused += 1
             assert error.what and len(error.what) < 3000

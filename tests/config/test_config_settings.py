@@ -22,7 +22,7 @@ from relight.policy import Compact, Limits, Peers, adaptive, every, keep
 from relight.policy.grace import GRACE, grace_of
 from relight.policy.table import defaults_of
 from relight.settings.file import checked, forget_taken, give, take_environment
-from relight.settings.known import RULES, SETTINGS, Setting, variable_of
+from relight.settings.known import NAMED_ONLY, RULES, SETTINGS, Setting, variable_of
 from relight.supervise.decide import Rules
 from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import Patience
@@ -202,3 +202,19 @@ def test_what_the_file_says_of_the_environment_goes_with_the_file(monkeypatch: p
     monkeypatch.chdir("other")
     take_environment()
     assert "RELIGHT_NODE" not in os.environ and os.environ["RELIGHT_RACK"] == "mine"
+
+
+@pytest.mark.parametrize("setting", sorted(NAMED_ONLY))
+def test_a_file_that_lies_about_sets_no_protection_and_names_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """Such a setting counts in a file that is named, and is an error in one that lies in the working directory."""
+    table, _, key = setting.partition(".")
+    (tmp_path / "relight.toml").write_text(f'[{table}]\n{key} = "somewhere"\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="counts only in a file that is named"):
+        checked(table, lambda told, where: told)
+    assert checked(table, lambda told, where: told, tmp_path / "relight.toml")[0] == {key: "somewhere"}
+
+
+def test_every_setting_of_a_path_counts_in_a_named_file_alone() -> None:
+    """A file that lies in the working directory chooses no file or directory that is read, written or removed."""
+    assert {name for name, one in SETTINGS.items() if "path" in one.kind or "directory" in one.kind} <= NAMED_ONLY

@@ -200,18 +200,20 @@ def test_a_killed_export_leaves_no_target_and_the_next_one_takes_the_rest_away(t
 
 
 def test_an_export_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
-    """What another process holds a lock on is not taken away."""
+    """What another process holds a lock on is not taken away, and nothing that an export did not name."""
+    (tmp_path / ".o.safetensors.exporting-my-notes").mkdir()
     checkpoint = saved(tmp_path / "runs", {"a": torch.ones(3)})
     import fcntl
 
-    (tmp_path / ".o.safetensors.exporting-0").mkdir()
-    held = os.open(tmp_path / ".o.safetensors.exporting-0", os.O_RDONLY)
+    (tmp_path / ".o.safetensors.exporting-0123456789abcdef").mkdir()
+    held = os.open(tmp_path / ".o.safetensors.exporting-0123456789abcdef", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     export(checkpoint, tmp_path / "o.safetensors")
-    assert (tmp_path / ".o.safetensors.exporting-0").is_dir()
+    assert (tmp_path / ".o.safetensors.exporting-0123456789abcdef").is_dir()
     os.close(held)
     export(checkpoint, tmp_path / "o.safetensors", overwrite=True)
-    assert not (tmp_path / ".o.safetensors.exporting-0").exists()
+    assert not (tmp_path / ".o.safetensors.exporting-0123456789abcdef").exists()
+    assert (tmp_path / ".o.safetensors.exporting-my-notes").is_dir()
 
 
 def test_compact_and_encrypted_checkpoints_go_out_alike(tmp_path: Path) -> None:

@@ -21,6 +21,10 @@ SECRET = "hunter2-s3cr3t"
         [f"postgresql://me:{SECRET}@host/db"], [f"--url=s3://{SECRET}@bucket/x"], [f"--header=Authorization: {SECRET}"],
         ["--aws-secret-access-key", SECRET], ["--passphrase", SECRET], ["--accessKey=" + SECRET], ["--credentials", SECRET],
         [f"--opts=lr=1,api_key={SECRET}"], [f'{{"api_key": "{SECRET}", "lr": 1}}'], ["-H", f"Authorization: Bearer {SECRET}"], ["--password", "-" + SECRET],
+        ["--dbpassword", SECRET], ["--hftoken", SECRET], ["--secretkey", SECRET], ["--tokens", SECRET], ["--keys", "abc", SECRET],
+        ["--private-key", f"-----BEGIN KEY----- {SECRET}"], [f"postgres://u:p/{SECRET}@host/db"], [f"postgres://u:{SECRET}@x@host/db"],
+        ["--password=abc," + SECRET], ["--password=a&" + SECRET], ["--passwords", "one", SECRET], ["--cookie", f"session={SECRET}"], ["--pass", SECRET],
+        [f"https://host/x?sig={SECRET}"],
     ],
 )  # fmt: skip
 def test_a_secret_argument_is_masked(arguments: list[str]) -> None:
@@ -32,8 +36,8 @@ def test_a_secret_argument_is_masked(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--max-tokens", "4096"], ["--pad-token-id=0"], ["--tokenizer", "gpt2"], ["--lr", "1e-3"], ["--keys", "a,b"], ["model.keyframes=3"],
-     ["--monkey", "x"], ["--token", "--steps"], ["data=s3://bucket/a"], ["--eos_token", "2"], ["--save-key-values=true"]],
+    [["--max-tokens", "4096"], ["--pad-token-id=0"], ["--tokenizer", "gpt2"], ["--lr", "1e-3"], ["--mode", "a,b"], ["model.keyframes=3"],
+     ["--monkey", "x"], ["--token", "--verbose"], ["data=s3://bucket/a"], ["--eos_token", "2"], ["--save-key-values=true"]],
 )  # fmt: skip
 def test_an_ordinary_argument_stays(arguments: list[str]) -> None:
     """Names that only contain such a word, and plain numbers, are stored as given."""

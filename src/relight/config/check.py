@@ -14,7 +14,7 @@ from relight.policy.compact import lossy_of
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
 from relight.settings.blame import Keys, faults, value_at
-from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, variables_in
+from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, unnamed, variables_in
 from relight.settings.known import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
 from relight.settings.lines import places
 from relight.supervise.settings import settings_of
@@ -70,17 +70,20 @@ def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple
     if not isinstance(table, dict):
         yield (name,), ConfigError(f"[{name}] is a table")
         return
-    for keys, error in faults(table, makers(where, named)[name]):
+    early = {} if named else dict(unnamed(name, table, where))
+    for key, error in early.items():
+        yield (name, key), error
+    for keys, error in faults({key: value for key, value in table.items() if key not in early}, makers(where)[name]):
         yield (name, *keys), error
 
 
-def makers(where: str, named: bool) -> dict[str, Callable[[dict[str, Any]], object]]:
+def makers(where: str) -> dict[str, Callable[[dict[str, Any]], object]]:
     """Who makes of each table what is used, and refuses what is wrong."""
     return {
         "checkpoint": lambda table: defaults_of(table, where),
         "supervise": lambda table: settings_of(table, where),
         "alerts": lambda table: alerting_of(table, where),
-        "environment": lambda table: _judge_all(variables_in(table, where, named)),
+        "environment": lambda table: _judge_all(variables_in(table, where)),
     }
 
 
@@ -96,7 +99,7 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
             found.append(Mistake(error.where, 0, 0, "", error.what, error.hint))
             continue
         judged |= set(variables.values())
-        make = makers("", True)[name]
+        make = makers("")[name]
         file = tables.get(name, {}) if isinstance(tables.get(name), dict) else {}
         right = {keys for keys, _ in faults(file, make)}
         for keys, fault in faults(merged(file, variables), make):

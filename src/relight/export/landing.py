@@ -7,6 +7,7 @@ that is half written ever has the name that was asked for.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -21,6 +22,7 @@ from relight.store.durable import make_dirs, sync_dir, translate
 _WEIGHTS = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z|model\.safetensors\.index\.json\Z")
 """What a directory of weights consists of, as transformers looks for it."""
 _BESIDE = ".exporting-"
+_TRIES = 10
 
 
 class Landing:
@@ -37,10 +39,7 @@ class Landing:
         try:
             make_dirs(self._disk, "/", os.path.realpath(self._parent))
             self._sweep()
-            self.beside = os.path.join(self._parent, f".{self._name}{_BESIDE}{secrets.token_hex(8)}")
-            os.mkdir(self.beside)
-            self._lock = os.open(self.beside, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._make()
         except OSError as error:
             raise translate(error, "making room for an export", self.path) from error
         return self
@@ -49,6 +48,20 @@ class Landing:
         shutil.rmtree(self.beside, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
+
+    def _make(self) -> None:
+        """Make the directory and lock it. Another export may remove it in between, as one that nobody holds: then make another."""
+        for _ in range(_TRIES):
+            self.beside = os.path.join(self._parent, f".{self._name}{_BESIDE}{secrets.token_hex(8)}")
+            os.mkdir(self.beside)
+            with contextlib.suppress(FileNotFoundError):
+                self._lock = os.open(self.beside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if os.path.isdir(self.beside):
+                    return
+                os.close(self._lock)
+                self._lock = -1
+        raise OSError(errno.EAGAIN, "other exports remove its directory")
 
     def put(self, names: Sequence[str]) -> None:
         """Have what was written take its place; of several files the last is the one by which a reader knows the others."""
@@ -76,14 +89,16 @@ class Landing:
 
     def _sweep(self) -> None:
         """Take away what exports to the same place left that were killed."""
+        form = re.compile(re.escape(f".{self._name}{_BESIDE}") + "[0-9a-f]{16}")
         for name in os.listdir(self._parent):
-            if name.startswith(f".{self._name}{_BESIDE}"):
+            if form.fullmatch(name) is not None:
                 left = os.path.join(self._parent, name)
                 with contextlib.suppress(OSError):
-                    held = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+                    held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                     try:
                         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(left, ignore_errors=True)
+                        if os.fstat(held).st_uid == os.geteuid():
+                            shutil.rmtree(left, ignore_errors=True)
                     finally:
                         os.close(held)
 

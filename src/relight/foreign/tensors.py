@@ -64,7 +64,7 @@ class Spec(NamedTuple):
     def is_inside(self) -> bool:
         """Whether each of its elements lies in the storage."""
         last = self.offset + sum((extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True))
-        return not self.length or (last + 1) * self.itemsize <= self.span.length
+        return not self.length or (min((self.offset, *self.stride)) >= 0 and (last + 1) * self.itemsize <= self.span.length)
 
     def source(self) -> Source:
         """Its bytes, in row-major order. ``UnsafeContent`` if some lie outside its storage."""

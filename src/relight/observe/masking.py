@@ -8,18 +8,21 @@ from collections.abc import Callable, Sequence
 MASK = "…"
 LENGTH_MAX = 4000
 """Characters of one argument or text that are looked at: the rest is cut off, so that no secret is in it, and no text takes long."""
-_URL_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*+://)[^/\s@]*+@")
+_URL_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*+://)[^\s?#]*@")
 _TEXT_NAME = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]\s*+")
 _TEXT_END = re.compile(r"\s|$")
 _SECRET_PART = re.compile(r"(?i)secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
-_ALWAYS = frozenset({"secret", "secrets", "password", "passwords", "passwd", "passphrase", "credential", "credentials", "apikey", "pwd"})
-_UNLESS_PLAIN = frozenset({"key", "token", "auth", "authorization", "bearer", "signature"})
-"""Words of a name whose value is secret, unless it is a number or a truth value, as in ``pad_token=0``."""
+_ALWAYS = re.compile(r"secret|passw|passphrase|credential|apikey|accesskey|privatekey|cookie|hftoken|authtoken|accesstoken")
+"""Parts of a name, letters alone, whose value is always secret."""
+_UNLESS_PLAIN = frozenset({"key", "keys", "token", "tokens", "auth", "authorization", "bearer", "signature", "sig", "pass", "pwd"})
+"""Words of a name whose value is secret, unless it is a number or a truth value, as in ``pad_token=0`` or ``--max-tokens 4096``."""
 _PLAIN = re.compile(r"[+-]?[\d.eE_+-]*|true|false|none|null", re.IGNORECASE)
 _FLAG = re.compile(r"--?([A-Za-z][\w./-]*)")
 _NAMED = re.compile(r"(?<![\w./-])([\w./-]++)[\"']?\s*+[=:]\s*+")
 _END = re.compile(r"[,;&}]|$")
+_DASH, _NEXT = re.compile("-"), re.compile(r"--[A-Za-z][\w./-]*+(=|$)")
+_WHOLE = re.compile(r"--?([A-Za-z][\w./-]*+)=(.*)", re.DOTALL)
 
 
 def mask_text(text: str) -> str:
@@ -35,15 +38,17 @@ def mask_users(text: str) -> str:
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
     """Return a command's arguments without the values of ``--api-key VALUE``, ``--password=VALUE``, ``db.secret=VALUE`` and their like."""
     masked: list[str] = []
-    flag = None
+    flag = ""
     for argument in arguments:
-        if flag is not None and not argument.startswith("--") and is_secret(flag, argument):
-            masked.append(MASK)
-            flag = None
+        if flag and not (_NEXT if _is_always(flag) else _DASH).match(argument) and is_secret(flag, argument):
+            masked.append(MASK)  # and what follows it, up to the next flag
             continue
-        found = _FLAG.fullmatch(argument)
-        flag = found[1] if found is not None else None
-        masked.append(_mask_named(mask_users(_cut(argument)), _NAMED, _END, is_secret))
+        found, whole = _FLAG.fullmatch(argument), _WHOLE.fullmatch(argument)
+        flag = found[1] if found is not None else ""
+        if whole is not None and is_secret(whole[1], whole[2]):
+            masked.append(f"{argument[: whole.start(2)]}{MASK}")
+        else:
+            masked.append(_mask_named(mask_users(_cut(argument)), _NAMED, _END, is_secret))
     return masked
 
 
@@ -67,8 +72,11 @@ def _mask_named(text: str, named: re.Pattern[str], ends: re.Pattern[str], judge:
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether the value of an option or setting of that name is secret."""
-    words = {word.lower() for word in _WORD.findall(name)}
-    joined = re.sub(r"[^a-z]", "", name.lower())
-    if words & _ALWAYS or "apikey" in joined or "accesskey" in joined:
+    if _is_always(name):
         return bool(value)
+    words = {word.lower() for word in _WORD.findall(name)}
     return bool(words & _UNLESS_PLAIN) and not _PLAIN.fullmatch(value)
+
+
+def _is_always(name: str) -> bool:
+    return _ALWAYS.search(re.sub(r"[^a-z]", "", name.lower())) is not None

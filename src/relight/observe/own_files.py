@@ -37,7 +37,7 @@ class OwnFiles:
     def __init__(self, directory: str | os.PathLike[str], form: str) -> None:
         """``form``: a regular expression. ``FileNotFoundError`` if there is no such directory, ``NotADirectoryError`` for a link."""
         path = Path(directory).absolute()
-        self._form = re.compile(form)
+        self._form = re.compile(form, re.ASCII)
         check_unexchangeable(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

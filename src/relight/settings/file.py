@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -143,7 +143,17 @@ def _read(name: str, path: Path | None) -> tuple[dict[str, Any], Path, str]:
     table = told.get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"[{name}] is a table", where=_at(path, text, (name,)))
+    for key, error in () if named else unnamed(name, table, str(path)):
+        raise ConfigError(error.what, where=_at(path, text, (name, key)), hint=error.hint)
     return table, path, text
+
+
+def unnamed(name: str, table: Mapping[str, Any], where: str) -> Iterator[tuple[str, ConfigError]]:
+    """Yield each key of a table that does not count in a file that nobody named, with its error."""
+    for key, value in table.items():
+        if (setting := f"{name}.{key}") in NAMED_ONLY and not (setting == "environment.events" and value in (0, "0")):
+            hint = f"export {variable_of(setting)}=…, or {PLACE}={where}"
+            yield key, ConfigError(f"[{name}] {key} counts only in a file that is named", where=where, hint=hint)
 
 
 def checked(name: str, make: Callable[[dict[str, Any], str], Made], path: Path | None = None) -> tuple[Made, Path]:
@@ -200,8 +210,7 @@ def take_environment() -> None:
     """Have ``[environment]`` count: each of its keys becomes the variable that it stands for, unless that is set. Called again it looks
     again."""
     forget_taken()
-    _, named = which_file()
-    table, _ = checked("environment", lambda told, where: variables_in(told, where, named))
+    table, _ = checked("environment", variables_in)
     for variable, value in table.items():
         if not os.environ.get(variable):
             os.environ[variable] = _taken[variable] = value
@@ -215,16 +224,13 @@ def forget_taken() -> None:
     _taken.clear()
 
 
-def variables_in(table: dict[str, Any], where: str, named: bool) -> dict[str, str]:
-    """What ``[environment]`` says, as variables. ``named``: whether somebody named the file."""
+def variables_in(table: dict[str, Any], where: str) -> dict[str, str]:
+    """What ``[environment]`` says, as variables."""
     known = [one.removeprefix("environment.") for one in SETTINGS if one.startswith("environment.")]
     found = {}
     for name, value in table.items():
         if name not in known:
             raise ConfigError(f"[environment] has no {name[:80]!r}", where=where, hint=f"it has {', '.join(known)}")
-        if name in NAMED_ONLY and not named and not (name == "events" and value in (0, "0")):
-            hint = f"export {variable_of(f'environment.{name}')}=…, or {PLACE}={where}"
-            raise ConfigError(f"[environment] {name} counts only in a file that is named", where=where, hint=hint)
         found[variable_of(f"environment.{name}")] = _as_text(name, value, where)
     return found
 

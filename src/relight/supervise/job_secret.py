@@ -44,9 +44,11 @@ def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -
 
     A variable that holds the secret itself is removed from ``environment``, so that no rank and no process of a script inherits it.
     """
-    if nodes == 1:
-        return b""
     spec = environment.get(VARIABLE, "")
+    if nodes == 1:
+        if spec.startswith("env:"):
+            environment.pop(spec.removeprefix("env:"), None)
+        return b""
     if spec == NONE:
         return b""
     if not spec:

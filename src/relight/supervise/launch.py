@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from torch.distributed.launcher.api import LaunchConfig
 
 from relight.errors import ConfigError
+from relight.observe.masking import mask_arguments
 from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
@@ -89,7 +90,7 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
         raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
     if not options.no_python:
         arguments = [*child_command(WORKER, unbuffered=True)[1:], *arguments[1:]]  # in place of -u, before [-m] script
-    name = " ".join([options.training_script, *options.training_script_args])[:200]
+    name = " ".join([options.training_script, *mask_arguments(options.training_script_args)])[:200]
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
     gauges = find_nvml() if settings.foreseen.foresee else None
