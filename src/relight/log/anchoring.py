@@ -71,9 +71,10 @@ def check(anchor: Anchor, view: View, memory: Memory, unread: Collection[int]) -
             _refuse(anchor, view, f"record {seq} is not the one that was seen there")
     adopted = _gaps(view, old[0], old[-1], known.gaps) if old else []
     if first:
-        anchor.confirmed[view.run] = known
+        known = known._replace(gaps=tuple(sorted({*known.gaps, *adopted})))
+        anchor.confirmed[view.run], anchor.owed[view.run] = known, adopted
     if first or view.run not in anchor.writes:
-        _move(anchor, view, known, adopted, unread)
+        _move(anchor, view, known, unread)
     if adopted:
         what = f"anchor of an earlier version accepted for run {view.run}: {len(old)} records before its newest do not count"
         emit("anchor.adopted", what, run=view.run, count=len(old))
@@ -151,24 +152,22 @@ def _check_counted(anchor: Anchor, view: View, hashes: dict[int, str], known: Kn
             _refuse(anchor, view, f"record {gap.first - 1} is not the one that was seen there")
 
 
-def _move(anchor: Anchor, view: View, known: Known, adopted: list[Gap], unread: Collection[int]) -> None:
+def _move(anchor: Anchor, view: View, known: Known, unread: Collection[int]) -> None:
     """Move the anchor as far as a reader may. The log was compared with ``known``.
 
     A reader without trusted signers cannot judge a signed log, so it leaves that log's anchor where it is.
     """
     top, raw = known.top, known.newest
     if anchor.trust is None and raw is not None and raw.signature is not None:
-        if adopted:  # for this process alone
-            anchor.confirmed[view.run] = known._replace(gaps=tuple(sorted({*known.gaps, *adopted})))
         return
     newest = _furthest(anchor, view, top, unread)
     found = anchor.raw(view.run, newest) if newest > top else None
     hash = next((one.file_hash for one in reversed(view.records) if one.seq == newest), "")
     if found is not None and found.trusted and found.chain_hash == hash and (anchor.trust is not None or found.signature is None):
-        anchor.move(view.run, newest, found, [*adopted, *_gaps(view, top + 1, newest - 1)])
+        anchor.move(view.run, newest, found, _gaps(view, top + 1, newest - 1))
         return
     if raw is not None and (len(known.pins) > 1 or not known.pins[-1].whole):
-        anchor.move(view.run, top, raw, adopted)
+        anchor.move(view.run, top, raw)
 
 
 def _furthest(anchor: Anchor, view: View, top: int, unread: Collection[int]) -> int:

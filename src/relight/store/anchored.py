@@ -100,6 +100,8 @@ class Anchor:
         """The highest record that counted in any log of this process, by run: a log that is read again must still have it."""
         self.writes: set[str] = set()
         """Runs to which this process has appended: it moves their pins as it writes."""
+        self.owed: dict[str, list[Gap]] = {}
+        """Gaps that are confirmed and not in the anchor yet, by run: the next move writes them first."""
         self.untrusted: dict[str, set[int]] = {}
         """Records of this process that no trusted signer signed, by run: its other logs do not count them."""
         self._written: tuple[str, bytes] = "", b""
@@ -142,10 +144,11 @@ class Anchor:
         """
         before, pin, folder = self.confirmed.get(run, Known()), Pin(seq, raw.hash), self.folder(run)
         try:
-            for gap in gaps:
+            for gap in (*self.owed.get(run, ()), *gaps):
                 self._memory.put_once(f"{folder}/{gap.name}", b"")
             self._memory.put_once(f"{folder}/{pin.name}", b"")
             self.confirmed[run] = Known((pin,), tuple(sorted({*before.gaps, *gaps})), raw)
+            self.owed.pop(run, None)
             for old in before.pins:
                 if old != pin:
                     self._memory.delete(f"{folder}/{old.name}")
