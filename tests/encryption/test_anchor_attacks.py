@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -17,16 +18,18 @@ from tests.encryption.test_key_ring import save
 import relight
 from relight.catalog.run import list_runs, open_run
 from relight.cli import cli
-from relight.errors import CorruptCheckpoint, RelightError
+from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.names import record_file
 from relight.format.records import NoteBody
 from relight.keys import Guard
 from relight.keys.signing import write_signing_key
-from relight.log import Log
+from relight.log import Log, fold
+from relight.observe import subscribe
 from relight.reclaim.rebuild import plan_rebuild
 from relight.serve.reader import Reader
-from relight.store import ByteStore, open_bytes
+from relight.store import ByteStore, LocalStore, open_bytes
+from relight.store.anchored import anchor_of
 
 RUN = "run"
 
@@ -71,6 +74,12 @@ class Lab:
         made = msgspec.structs.replace(last, seq=seq, prev=last.file_hash, body=NoteBody(topic="forged", data={}), **changed)
         (self.log() / record_file(seq)).write_bytes(encode_record(made))
         return seq
+
+    def forge_wrong_prev(self) -> None:
+        """Put a record above the head that claims another one below it."""
+        head = self.head()
+        made = msgspec.structs.replace(self.record(head), seq=head + 1, prev="ab" * 32, body=NoteBody(topic="forged", data={}))
+        (self.log() / record_file(head + 1)).write_bytes(encode_record(made))
 
     def roll_back(self, keep: int, also: int | None = None) -> None:
         """Remove the records from ``keep`` on, but ``also``, and all that they committed."""
@@ -124,7 +133,12 @@ def refused_by_all(lab: Lab) -> None:
             read()
         assert raised.value.kind == "corrupt", name
     assert RUN in list_runs(lab.open())
-    for words in (("show", f"{lab.path}/{RUN}@latest"), ("ls", f"{lab.path}/{RUN}"), ("log", f"{lab.path}/{RUN}"), ("verify", f"{lab.path}/{RUN}")):
+    for words in (
+        ("show", f"{lab.path}/{RUN}@latest"),
+        ("ls", f"{lab.path}/{RUN}"),
+        ("log", f"{lab.path}/{RUN}"),
+        ("verify", f"{lab.path}/{RUN}"),
+    ):
         code, out, err = command(*words)
         assert code != 0 and "rolled back" in out + err and "no run" not in out + err, (words, out, err)
     for whole in (("ls", str(lab.path)), ("verify", str(lab.path)), ("top", str(lab.path), "--once")):
@@ -244,3 +258,201 @@ def test_a_trusting_reader_follows_signed_records_past_junk(tmp_path: Path, monk
     assert max(int(name[:12]) for name in lab.pins()) == lab.head()
     lab.roll_back(2)
     refused_by_all(lab)
+
+
+@pytest.fixture
+def unsigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """An anchored run with two checkpoints, without signatures."""
+    lab = Lab(tmp_path, False, monkeypatch)
+    for step in (1, 2):
+        save(lab.open(), step)
+    return lab
+
+
+def note(log: Log, text: str = "x") -> None:
+    log.append(lambda view: (NoteBody(topic="note", data={"text": text}), fold(view).epoch))
+
+
+def failing(name: str, key_end: str, times: int = 1) -> Any:
+    """Let a local store fail the first calls of one operation for keys that end so."""
+    real, calls = getattr(LocalStore, name), list[str]()
+
+    def fail(self: LocalStore, key: str, *rest: Any) -> Any:
+        if key_end in key and len(calls) < times:
+            calls.append(key)
+            raise StoreUnavailable("away for a moment", where=key)
+        return real(self, key, *rest)
+
+    return mock.patch.object(LocalStore, name, fail)
+
+
+def test_a_reader_that_stays_refuses_a_record_that_refutes_the_anchored_one(unsigned: Lab) -> None:
+    """A forged record above the head that does not chain to it moves no anchor at a later look, and every later look refuses the log."""
+    store = unsigned.open()
+    reader, before = Log(store, RUN), unsigned.pins()
+    reader.read()
+    unsigned.forge_wrong_prev()
+    for log in (reader, reader, Log(store, RUN)):
+        with pytest.raises(CorruptCheckpoint, match="rolled back"):
+            log.read()
+    assert unsigned.pins() == before
+
+
+def test_a_reader_that_stays_refuses_another_record_in_place_of_the_anchored_one(unsigned: Lab) -> None:
+    """A log that is opened again in a process must have the anchored record itself, not another one of that number."""
+    store, head = unsigned.open(), unsigned.head()
+    Log(store, RUN).read()
+    below = unsigned.record(head - 1)
+    made = msgspec.structs.replace(below, seq=head, prev=below.file_hash, body=NoteBody(topic="forged", data={}))
+    (unsigned.log() / record_file(head)).unlink()
+    (unsigned.log() / record_file(head)).write_bytes(encode_record(made))
+    unsigned.forge()
+    with pytest.raises(CorruptCheckpoint, match="rolled back"):
+        Log(store, RUN).read()
+
+
+def test_a_trainer_does_not_save_above_a_record_that_refutes_the_anchored_one(unsigned: Lab) -> None:
+    """A save that no process could resume fails: the writer refuses the log before it appends."""
+    model = torch.nn.Linear(2, 2)
+    with relight.Checkpointer(unsigned.path / "live", model=model, background=False, signals=False, **unsigned.options) as ckpt:
+        assert ckpt.save(1).id is not None
+        log = unsigned.path / "live" / "log"
+        head = len(list(log.iterdir())) - 1
+        last = decode_record((log / record_file(head)).read_bytes(), head, "")
+        made = msgspec.structs.replace(last, seq=head + 1, prev="ab" * 32, body=NoteBody(topic="forged", data={}))
+        (log / record_file(head + 1)).write_bytes(encode_record(made))
+        for step in (2, 3):
+            failed = ckpt.save(step)
+            assert isinstance(failed.error, CorruptCheckpoint) and "rolled back" in str(failed.error)
+    assert not (log / record_file(head + 2)).exists()
+
+
+def test_a_writer_reports_records_that_its_anchor_does_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer whose records readers would not trust emits anchor.failed, once for each run, and its own logs still agree."""
+    lab = Lab(tmp_path, True, monkeypatch)
+    save(lab.open(), 1)
+    for changed in ({"sign": ""}, {"sign": "", "trust": ()}):
+        seen = list[str]()
+        store = lab.open(**changed)
+        undo = subscribe(lambda event, seen=seen: seen.append(event.name))  # type: ignore[misc]
+        log = Log(store, RUN)
+        for _ in range(2):
+            note(log)
+            log.read()
+        Log(store, RUN).read()
+        undo()
+        assert seen.count("anchor.failed") == 1, changed
+
+
+def test_an_append_does_not_fail_because_its_anchor_cannot_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that was appended counts as appended, though a read for the anchor fails after it."""
+    lab = Lab(tmp_path, False, monkeypatch)
+    save(lab.open(anchor=""), 1)
+    shutil.rmtree(lab.anchor, ignore_errors=True)
+    store = lab.open()
+    log = Log(store, RUN)
+    log.read()
+    anchor = anchor_of(store)
+    assert anchor is not None
+    with mock.patch.object(anchor, "raw", side_effect=StoreUnavailable("away")):
+        note(log)
+    note(log)
+    assert max(int(name[:12]) for name in lab.pins()) == lab.head()
+
+
+def test_a_record_that_could_not_be_read_for_a_moment_becomes_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The anchor moves past no record that the store failed to return; it counts later, and must count from then on."""
+    lab = Lab(tmp_path, True, monkeypatch)
+    save(lab.open(), 1)
+    writer = Log(lab.open(anchor=""), RUN)
+    note(writer)
+    note(writer)
+    head, before = lab.head(), lab.pins()
+    store = lab.open()
+    reader = Log(store, RUN)
+    with failing("get", record_file(head - 1), times=99):
+        reader.read()
+    assert lab.pins() == before and not list(lab.anchor.rglob("gap-*"))
+    reader.read()
+    assert max(int(name[:12]) for name in lab.pins()) == head and not list(lab.anchor.rglob("gap-*"))
+    (lab.log() / record_file(head - 1)).unlink()
+    refused_by_all(lab)
+
+
+@pytest.mark.parametrize("how", ["beyond the anchor", "below the anchor"])
+def test_a_record_that_a_listing_lacks_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A stale listing neither makes a gap of a record nor refuses a sound log."""
+    monkeypatch.setattr("relight.log.chain.TORN_MAX", 1)
+    lab = Lab(tmp_path, True, monkeypatch)
+    save(lab.open(), 1)
+    writer = Log(lab.open(anchor="" if how == "beyond the anchor" else str(lab.anchor)), RUN)
+    for _ in range(4):
+        note(writer)
+    real, hidden = LocalStore.list, record_file(lab.head() - 3)
+    with mock.patch.object(LocalStore, "list", lambda self, prefix: (one for one in real(self, prefix) if one.name != hidden)):
+        view = Log(lab.open(), RUN).read()
+    assert not view.faults and not list(lab.anchor.rglob("gap-*"))
+    assert max(int(name[:12]) for name in lab.pins()) == lab.head()
+
+
+def test_a_head_that_does_not_come_just_now_is_not_gone(unsigned: Lab) -> None:
+    """A listing that lacks the newest record, and a read of it that fails, are an outage and not a roll-back."""
+    store, hidden = unsigned.open(), record_file(unsigned.head())
+    log, real = Log(store, RUN), LocalStore.list
+    log.read()
+    with (
+        mock.patch.object(LocalStore, "list", lambda self, prefix: (one for one in real(self, prefix) if one.name != hidden)),
+        failing("get", hidden, times=99),
+        pytest.raises(StoreUnavailable),
+    ):
+        log.read()
+    log.read()
+
+
+@pytest.mark.parametrize("what", ["gap-", "-whole"])
+def test_a_gap_that_was_not_written_is_written_before_the_next_pin(unsigned: Lab, what: str) -> None:
+    """An anchor that is away for a moment loses no gap, and has no pin whose gaps it lacks."""
+    log, head = Log(unsigned.open(), RUN), unsigned.head()
+    log.read()
+    (unsigned.log() / record_file(head + 1)).write_bytes(b"torn")
+    with failing("put_once", what):
+        note(log)
+        assert max(int(name[:12]) for name in unsigned.pins()) == head
+    note(log)
+    assert [int(name[:12]) for name in unsigned.pins()] == [unsigned.head()]
+    assert len(list(unsigned.anchor.rglob("gap-*"))) == 1
+    assert len(Log(unsigned.open(), RUN).read().faults) == 1
+
+
+def test_an_anchor_of_an_earlier_version_is_adopted_once(unsigned: Lab) -> None:
+    """A pin without gaps of an earlier version refuses no sound store: what was damaged before is recorded, and bound from then on."""
+    torn = unsigned.head() + 1
+    (unsigned.log() / record_file(torn)).write_bytes(b"")
+    save(unsigned.open(anchor=""), 3)
+    for one in list(unsigned.anchor.rglob("*")):
+        if one.is_file():
+            one.unlink()
+    folder, head = next(one for one in unsigned.anchor.rglob(RUN) if one.is_dir()), unsigned.head()
+    (folder / f"{head:012d}-{hexdigest((unsigned.log() / record_file(head)).read_bytes())}").write_bytes(b"")
+    seen = list[str]()
+    undo = subscribe(lambda event: seen.append(event.name))
+    with failing("put_once", "gap-"):
+        log = Log(unsigned.open(), RUN)
+        log.read()
+    note(log)
+    for _ in range(2):
+        assert len(open_run(unsigned.open(), RUN).history().live) == 3
+    undo()
+    assert seen.count("anchor.adopted") == 1 and len(list(unsigned.anchor.rglob("gap-*"))) == 1
+    assert [name.endswith("-whole") for name in unsigned.pins()] == [True]
+    (unsigned.log() / record_file(torn - 1)).write_bytes(b"junk")
+    refused_by_all(unsigned)
+
+
+def test_junk_that_was_cleaned_away_was_never_seen(unsigned: Lab) -> None:
+    """A process remembers the highest record that counts, not the highest file."""
+    log, junk = Log(unsigned.open(), RUN), unsigned.log() / record_file(unsigned.head() + 3)
+    junk.write_bytes(b"")
+    log.read()
+    junk.unlink()
+    assert log.read().head == unsigned.head()

@@ -2,18 +2,20 @@
 
 The anchor moves only to a record that counts for this reader: of this store and run, chained, and signed by a trusted signer where signers
 are named. A reader moves it along the unbroken chain. Only the writer of a new record, and a reader that trusts named signers, moves it
-past records that do not count; these are remembered as a gap, with the record before them. So all that counted once must count for good.
+past records that do not count; these are remembered as a gap, with the record before them. So all that counted once must count for good:
+each log that has changed is compared with what is remembered before anything moves, for readers and writers alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from relight.errors import CorruptCheckpoint, StoreUnavailable
+from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Record
 from relight.format.digest import ZERO_HEX
-from relight.store.anchored import Anchor, Gap, Known, Pin
+from relight.observe import emit
+from relight.store.anchored import Anchor, Gap, Known, RawRecord, Seen
 
 if TYPE_CHECKING:
     from relight.log.chain import View
@@ -21,132 +23,172 @@ if TYPE_CHECKING:
 _SHOWN = 8
 
 
-def expected_head(anchor: Anchor, run: str) -> int:
-    """Return the highest record that the anchor or this process has seen; −1 if none. Cost: one listing for each run and process."""
-    return max(_known(anchor, run).top, anchor.seen.get(run, -1))
+class Memory(NamedTuple):
+    """What was remembered of a run before its log was listed: a listing must have that much."""
+
+    known: Known
+    seen: Seen
+    first: bool
+    """Whether this process has not confirmed ``known`` yet."""
+
+    @property
+    def top(self) -> int:
+        """The highest record that the anchor or this process has seen; −1 if none."""
+        return max(self.known.top, self.seen.seq)
 
 
-def check(anchor: Anchor, view: View, unread: Collection[int]) -> None:
-    """Raise ``CorruptCheckpoint`` if the log lacks what the anchor remembers. Move the anchor on to what this reader has seen.
+def recall(anchor: Anchor, run: str) -> Memory:
+    """Return what is remembered of a run. Cost: one listing for each run and process."""
+    known = anchor.confirmed.get(run)
+    return Memory(anchor.read(run) if known is None else known, anchor.seen.get(run, Seen()), known is None)
 
-    ``unread``: records that the store failed to return just now. Cost: the first look reads one record for each pin. Where the log has
-    grown, a reader that does not write reads the new head, and writes one small file.
+
+def doubtful(memory: Memory, view: View) -> list[int]:
+    """The records that do not count and are in no gap: those that a listing lacks are asked for by name before ``check``."""
+    return _uncounted(view, memory.known, view.head)
+
+
+def check(anchor: Anchor, view: View, memory: Memory, unread: Collection[int]) -> None:
+    """Raise ``CorruptCheckpoint`` if the log lacks what is remembered. Move the anchor on to what this reader has seen.
+
+    ``unread``: records that the store failed to return just now: ``StoreUnavailable`` if they are among those that must count. Cost: the
+    first look reads one record for each pin. Where the log has grown, a reader that does not write reads the new head, and writes one
+    small file.
     """
-    known, seen = anchor.confirmed.get(view.run), anchor.seen.get(view.run, -1)
-    if known is None:
-        _check_first(anchor, view, unread)
-    elif view.head < max(known.top, seen):
-        gone = max(known.top, seen)
-        _refuse(anchor, view, f"the log ends at record {view.head}; record {gone}, which was seen there, is gone")
-    elif view.head > seen and view.run not in anchor.writes:
-        raw = anchor.raw(view.run, known.top) if known.pins and anchor.trust is None else None
-        pin, gaps = _furthest(anchor, view, known, raw is None or raw.signature is None)
-        if pin is not None:
-            anchor.move(view.run, pin, gaps)
-    anchor.seen[view.run] = max(view.head, seen)
-
-
-def _check_first(anchor: Anchor, view: View, unread: Collection[int]) -> None:
-    known = anchor.read(view.run)
-    unsigned = _check_pins(anchor, view, known)
-    missing = _uncounted(view, known)
-    if any(seq in unread for seq in missing):
+    known, seen, first = memory
+    if view.head < memory.top:
+        _refuse(anchor, view, f"the log ends at record {view.head}; record {memory.top}, which was seen there, is gone")
+    if first and known.pins:
+        known = known._replace(newest=_confirm_pins(anchor, view, known))
+    hashes = {record.seq: record.file_hash for record in view.records}
+    missing = _uncounted(view, known, known.top)
+    if any(seq in unread for seq in (*missing, seen.seq)):
         raise StoreUnavailable("the log cannot be compared with its anchor: a record cannot be read just now", where=f"{view.run}")
-    _check_counted(anchor, view, known, missing)
-    anchor.confirmed[view.run] = known
-    pin, gaps = _furthest(anchor, view, known, unsigned)
-    if pin is not None or len(known.pins) > 1:
-        anchor.move(view.run, pin or max(known.pins), gaps)
+    old = _passed_unrecorded(known, missing) if first else []
+    _check_counted(anchor, view, hashes, known, [seq for seq in missing if seq not in old] if old else missing)
+    for seq, hash in ((seen.seq, seen.hash), *([(known.top, known.newest.chain_hash)] if known.newest else [])):
+        if seq >= 0 and hashes.get(seq) != hash:
+            _refuse(anchor, view, f"record {seq} is not the one that was seen there")
+    adopted = _gaps(view, old[0], old[-1], known.gaps) if old else []
+    if first:
+        known = known._replace(gaps=tuple(sorted({*known.gaps, *adopted})))
+        anchor.confirmed[view.run], anchor.owed[view.run] = known, adopted
+    if first or view.run not in anchor.writes:
+        _move(anchor, view, known, unread)
+    if adopted:
+        what = f"anchor of an earlier version accepted for run {view.run}: {len(old)} records before its newest do not count"
+        emit("anchor.adopted", what, run=view.run, count=len(old))
+    newest = max(hashes.keys() - anchor.untrusted.get(view.run, ()), default=-1)
+    if newest > anchor.seen.get(view.run, Seen()).seq:
+        anchor.seen[view.run] = Seen(newest, hashes[newest])
 
 
 def wrote(anchor: Anchor, view: View, record: Record) -> None:
-    """Move the anchor to ``record``, which this process appended to ``view``. Not if readers would not trust it."""
+    """Move the anchor to ``record``, which this process appended to ``view``; ``anchor.failed`` reports why it stays where it is."""
     anchor.writes.add(view.run)
-    known = anchor.confirmed.get(view.run, Known())
-    raw = anchor.raw(view.run, record.seq)
-    if raw is None or raw.chain_hash != record.file_hash or not raw.trusted or record.seq <= known.top:
+    try:
+        why = _follow(anchor, view, record)
+    except RelightError as error:  # the record is there: its save must not fail
+        anchor.failed(view.run, error.kind, str(error))
         return
+    if why:
+        anchor.failed(view.run, "untrusted", why, once=True)
+
+
+def _follow(anchor: Anchor, view: View, record: Record) -> str:
+    """Move the anchor to a record that was appended. Return why readers would not trust it, if so."""
+    known = anchor.confirmed.get(view.run, Known())
+    if record.seq <= known.top:
+        return ""
+    raw = anchor.raw(view.run, record.seq)
+    if raw is None or raw.chain_hash != record.file_hash:
+        return f"record {record.seq} is not what was written there"
+    if not raw.trusted:
+        anchor.untrusted.setdefault(view.run, set()).add(record.seq)
+        return "this writer's records have no signature of a trusted signer"
     if known.pins and not any(one.seq == known.top for one in reversed(view.records)):
-        return  # the record that is remembered no longer counts: what was appended does not chain to it
-    below = known.top if known.pins else view.head
-    if raw.signature is None and below >= 0:
-        last = anchor.raw(view.run, below)
-        if last is not None and last.signature is not None:  # readers that trust the signers would not believe this one
-            return
-    anchor.move(view.run, Pin(record.seq, raw.hash), _gaps(view, known.top + 1, record.seq - 1))
+        return f"record {known.top}, which was seen there, does not count any more"
+    if raw.signature is None:
+        below = known.newest if known.pins else anchor.raw(view.run, view.head) if view.head >= 0 else None
+        if below is not None and below.signature is not None:
+            return "this writer's records are unsigned, and those before them are signed"
+    anchor.move(view.run, record.seq, raw, _gaps(view, known.top + 1, record.seq - 1))
+    return ""
 
 
-def _known(anchor: Anchor, run: str) -> Known:
-    known = anchor.confirmed.get(run)
-    return anchor.read(run) if known is None else known
-
-
-def _check_pins(anchor: Anchor, view: View, known: Known) -> bool:
-    """Raise unless every pinned record is there. Return whether the newest of them is unsigned, or none is pinned."""
-    unsigned = True
+def _confirm_pins(anchor: Anchor, view: View, known: Known) -> RawRecord | None:
+    """Raise unless every pinned record is there. Return the highest."""
+    raw = None
     for pin in known.pins:
         raw = anchor.raw(view.run, pin.seq)
         if raw is None or raw.hash != pin.hash:
-            gone = view.head < pin.seq
-            _refuse(
-                anchor, view,
-                f"the log ends at record {view.head}; record {pin.seq}, which was seen there, is gone"
-                if gone else f"record {pin.seq} is not the one that was seen there",
-            )  # fmt: skip
-        unsigned = raw.signature is None
-    return unsigned
+            _refuse(anchor, view, f"record {pin.seq} is not the one that was seen there")
+    return raw
 
 
-def _uncounted(view: View, known: Known) -> list[int]:
-    """The records up to the anchored one that do not count, and are in no gap."""
-    top = known.top
-    counted = {record.seq for record in view.records if record.seq <= top}
-    if len(counted) == top + 1:
+def _uncounted(view: View, known: Known, last: int) -> list[int]:
+    """The records up to ``last`` that do not count, and are in no gap."""
+    counted = {record.seq for record in view.records if record.seq <= last}
+    if len(counted) == last + 1:
         return []
-    return [seq for seq in range(top + 1) if seq not in counted and not any(gap.first <= seq <= gap.last for gap in known.gaps)]
+    passed = {seq for gap in known.gaps for seq in range(gap.first, min(gap.last, last) + 1)}
+    return sorted(set(range(last + 1)) - counted - passed)
 
 
-def _check_counted(anchor: Anchor, view: View, known: Known, missing: list[int]) -> None:
+def _passed_unrecorded(known: Known, missing: list[int]) -> list[int]:
+    """Those of ``missing`` that an earlier version passed without a gap: no pin of this version is above them, and none pins them."""
+    bound = max((pin.seq for pin in known.pins if pin.whole), default=-1)
+    pinned = {pin.seq for pin in known.pins}
+    return [seq for seq in missing if seq > bound and seq not in pinned]
+
+
+def _check_counted(anchor: Anchor, view: View, hashes: dict[int, str], known: Known, missing: list[int]) -> None:
     if missing:
         why = {fault.seq: fault.reason for fault in view.faults}
         shown = [f"record {seq}: {why.get(seq, 'the record is missing')}" for seq in missing[:_SHOWN]]
         _refuse(anchor, view, f"{len(missing)} of its records counted once and do not now", (*shown, *(["…"] if missing[_SHOWN:] else [])))
-    hashes = {record.seq: record.file_hash for record in view.records} if known.gaps else {}
     for gap in known.gaps:
         if gap.first and hashes.get(gap.first - 1, gap.below) != gap.below:
             _refuse(anchor, view, f"record {gap.first - 1} is not the one that was seen there")
 
 
-def _furthest(anchor: Anchor, view: View, known: Known, unsigned: bool) -> tuple[Pin | None, list[Gap]]:
-    """How far a reader may move the anchor, and past which gaps; None if it may not.
+def _move(anchor: Anchor, view: View, known: Known, unread: Collection[int]) -> None:
+    """Move the anchor as far as a reader may. The log was compared with ``known``.
 
     A reader without trusted signers cannot judge a signed log, so it leaves that log's anchor where it is.
     """
-    if anchor.trust is None and not unsigned:
-        return None, []
-    counted = {record.seq: record for record in view.records}
+    top, raw = known.top, known.newest
+    if anchor.trust is None and raw is not None and raw.signature is not None:
+        return
+    newest = _furthest(anchor, view, top, unread)
+    found = anchor.raw(view.run, newest) if newest > top else None
+    hash = next((one.file_hash for one in reversed(view.records) if one.seq == newest), "")
+    if found is not None and found.trusted and found.chain_hash == hash and (anchor.trust is not None or found.signature is None):
+        anchor.move(view.run, newest, found, _gaps(view, top + 1, newest - 1))
+        return
+    if raw is not None and (len(known.pins) > 1 or not known.pins[-1].whole):
+        anchor.move(view.run, top, raw)
+
+
+def _furthest(anchor: Anchor, view: View, top: int, unread: Collection[int]) -> int:
+    """The highest record to which a reader may move the anchor from ``top``, which counts: never past one that was not read just now."""
+    end = min((seq for seq in unread if seq > top), default=view.head + 1)
+    counted = {record.seq: record for record in view.records if top <= record.seq < end}
     if anchor.trust is not None:
-        newest = max(counted, default=-1)
-    else:
-        newest = known.top
-        while newest + 1 in counted:
-            newest += 1
-    if newest <= known.top:
-        return None, []
-    raw = anchor.raw(view.run, newest)
-    if raw is None or raw.chain_hash != counted[newest].file_hash or not raw.trusted:
-        return None, []
-    if anchor.trust is None and raw.signature is not None:
-        return None, []
-    return Pin(newest, raw.hash), _gaps(view, known.top + 1, newest - 1)
+        return max(counted, default=top)
+    newest = top
+    while newest + 1 in counted and (newest < 0 or counted[newest + 1].prev == counted[newest].file_hash):
+        newest += 1
+    return newest
 
 
-def _gaps(view: View, first: int, last: int) -> list[Gap]:
-    """The runs of records from ``first`` to ``last`` that do not count."""
+def _gaps(view: View, first: int, last: int, besides: Collection[Gap] = ()) -> list[Gap]:
+    """The runs of records from ``first`` to ``last`` that do not count, and are in no gap of ``besides``."""
     hashes = {record.seq: record.file_hash for record in view.records if record.seq >= first - 1}
+    passed = {seq for gap in besides for seq in range(gap.first, gap.last + 1)}
     found: list[Gap] = []
     for seq in range(first, last + 1):
-        if seq in hashes:
+        if seq in hashes or seq in passed:
             continue
         if found and found[-1].last == seq - 1:
             found[-1] = found[-1]._replace(last=seq)

@@ -96,6 +96,10 @@ class Log:
         self._looked = False
         self._judged: View | None = None
         """The last view, as long as nothing was read or written since."""
+        self._checked: View | None = None
+        """The last view that was compared with the anchor."""
+        self._absent: set[int] = set()
+        """Numbers below the head that were asked for by name, and are missing."""
         self._texts: dict[str, str] = {}
 
     @property
@@ -272,10 +276,33 @@ class Log:
         """The log as it is now. ``CorruptCheckpoint`` if the store's anchor remembers what the log lacks."""
         if self._anchor is None:
             return self._look()
-        self._newest = max(self._newest, anchoring.expected_head(self._anchor, self._run))  # before the listing, which may be older
+        memory = anchoring.recall(self._anchor, self._run)  # before the listing, which must have that much
+        self._newest = max(self._newest, memory.top)
         view = self._look()
-        anchoring.check(self._anchor, view, self._unread)
+        if view.head >= memory.top and view is self._checked:
+            return view
+        view = self._with_unlisted(view, anchoring.doubtful(memory, view))
+        anchoring.check(self._anchor, view, memory, self._unread)
+        self._checked = view
         return view
+
+    def _with_unlisted(self, view: View, numbers: list[int]) -> View:
+        """Ask by name, once, for each of ``numbers`` that a listing lacked: it may have been older. Return the log with those found."""
+        for seq in numbers:
+            if seq in self._slots or seq in self._absent:
+                continue
+            if len(self._absent) >= GAP_MAX:  # no accident of a listing
+                break
+            slot = self._load(seq)
+            if slot.unreadable:
+                raise StoreUnavailable(f"cannot tell whether this record is there: {slot.reason}", where=self._key(seq))
+            if slot.file_hash is None:
+                self._absent.add(seq)
+            else:
+                self._put(seq, slot)
+        if self._judged is None:
+            self._judged = self._judge(view.head)
+        return self._judged
 
     def _look(self) -> View:
         numbers = set()
@@ -306,6 +333,8 @@ class Log:
         before it counts as gone, and so is, at the first look, what comes behind the last one listed."""
         if self._newest > head:
             slot = self._load(self._newest)
+            if slot.unreadable and self._anchor is not None:  # else the log would count as rolled back
+                raise StoreUnavailable(f"cannot tell whether this record is there: {slot.reason}", where=self._key(self._newest))
             if slot.file_hash is not None:
                 head = self._newest
                 if head not in self._slots or head in self._unread:  # somebody else's, of which only the number was known

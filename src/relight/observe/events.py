@@ -100,6 +100,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "cache.read": (logging.DEBUG, "a file was read through the cache"),
     "cache.off": (logging.WARNING, "the cache's disk refuses: nothing more is cached"),
     "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
+    "anchor.adopted": (logging.WARNING, "an anchor of an earlier version was accepted, with damaged records below it"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),
     "signal.worker": (logging.WARNING, "the signal that ends the job has ended a data loader worker, too"),

@@ -178,6 +178,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "cache.read": ("key", "hits", "misses", "hit_bytes", "missed_bytes"),
     "cache.off": ("folder", "error"),
     "anchor.failed": ("kind", "run"),
+    "anchor.adopted": ("run", "count"),
     "store.alone": ("url",),
     "signal.received": ("signal",),
     "signal.worker": ("signal", "step"),

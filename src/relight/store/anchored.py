@@ -1,8 +1,9 @@
 """Rollback protection: another store, the *anchor*, remembers how far each run's log has come.
 
 The anchor is best a store that a writer of this store cannot write to. Its folder for a run has empty files, whose names are the facts:
-``<number>-<hash>``, a *pin*: this record was there; ``gap-<first>-<last>-<hash>``: these records did not count when the anchor moved past
-them, and the record before them has that hash. Folders are ``<hash of the store's URL>/<run>``: the store's own id may have been replaced.
+``<number>-<hash>-whole``, a *pin*: this record was there, and all records before it counted; ``gap-<first>-<last>-<hash>``: these records
+did not count when the anchor moved past them, and the record before them has that hash. A pin without ``-whole`` is of an earlier version,
+which recorded no gaps. Folders are ``<hash of the store's URL>/<run>``: the store's own id may have been replaced.
 
 A run's log (``relight.log``) is what checks it, as readers judge it, and moves the anchor on. The store here only remembers.
 """
@@ -23,7 +24,7 @@ from relight.observe import emit
 from relight.store.around import Around
 from relight.store.base import ByteStore
 
-_PIN = re.compile(r"([0-9]{12})-([0-9a-f]{64})\Z")
+_PIN = re.compile(r"([0-9]{12})-([0-9a-f]{64})(-whole)?\Z")
 _GAP = re.compile(r"gap-([0-9]{12})-([0-9]{12})-([0-9a-f]{64})\Z")
 _ROOM = 512
 
@@ -33,11 +34,13 @@ class Pin(NamedTuple):
 
     seq: int
     hash: str
+    whole: bool = True
+    """Whether all records before it counted, but those of the gaps. False for a pin of an earlier version."""
 
     @property
     def name(self) -> str:
         """The pin's file name in the anchor."""
-        return f"{self.seq:012d}-{self.hash}"
+        return f"{self.seq:012d}-{self.hash}{'-whole' if self.whole else ''}"
 
 
 class Gap(NamedTuple):
@@ -53,18 +56,6 @@ class Gap(NamedTuple):
         return f"gap-{self.first:012d}-{self.last:012d}-{self.below}"
 
 
-class Known(NamedTuple):
-    """What the anchor remembers of one run."""
-
-    pins: tuple[Pin, ...] = ()
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def top(self) -> int:
-        """The highest record that was there; −1 if none is remembered."""
-        return max((pin.seq for pin in self.pins), default=-1)
-
-
 class RawRecord(NamedTuple):
     """A record's file: the hash of all its bytes, the hash that the next record chains to, and its signature."""
 
@@ -75,6 +66,27 @@ class RawRecord(NamedTuple):
     """Whether a trusted signer signed it. True for every record if no signers are named."""
 
 
+class Known(NamedTuple):
+    """What the anchor remembers of one run."""
+
+    pins: tuple[Pin, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    newest: RawRecord | None = None
+    """The record of the highest pin, once this process has confirmed it."""
+
+    @property
+    def top(self) -> int:
+        """The highest record that was there; −1 if none is remembered."""
+        return max((pin.seq for pin in self.pins), default=-1)
+
+
+class Seen(NamedTuple):
+    """The highest record that counted in a log of this process, and its chain hash."""
+
+    seq: int = -1
+    hash: str = ""
+
+
 class Anchor:
     """The memory of one store's runs. Not thread-safe for one run. ``trust``: the signers that readers of the store trust."""
 
@@ -83,12 +95,17 @@ class Anchor:
         self.url = memory.url
         self._place = hexdigest(inner.url.encode())[:16]
         self.confirmed: dict[str, Known] = {}
-        """What this process found confirmed, by run."""
-        self.seen: dict[str, int] = {}
-        """The highest record that any log of this process has had, by run: a log that is read again must still have it."""
+        """What is in the anchor and was confirmed by this process, by run."""
+        self.seen: dict[str, Seen] = {}
+        """The highest record that counted in any log of this process, by run: a log that is read again must still have it."""
         self.writes: set[str] = set()
         """Runs to which this process has appended: it moves their pins as it writes."""
+        self.owed: dict[str, list[Gap]] = {}
+        """Gaps that are confirmed and not in the anchor yet, by run: the next move writes them first."""
+        self.untrusted: dict[str, set[int]] = {}
+        """Records of this process that no trusted signer signed, by run: its other logs do not count them."""
         self._written: tuple[str, bytes] = "", b""
+        self._reported: set[tuple[str, str]] = set()
 
     def runs(self, besides: Collection[str] = ()) -> list[str]:
         """The runs that have a pin, without ``besides``, sorted. Cost: a listing, and one for each of them."""
@@ -102,7 +119,7 @@ class Anchor:
     def read(self, run: str) -> Known:
         """Read what is remembered of a run. Cost: one listing."""
         names = [entry.name for entry in self._memory.list(self.folder(run))]
-        pins = sorted(Pin(int(match[1]), match[2]) for name in names if (match := _PIN.match(name)))
+        pins = sorted(Pin(int(match[1]), match[2], match[3] is not None) for name in names if (match := _PIN.match(name)))
         gaps = sorted(Gap(int(match[1]), int(match[2]), match[3]) for name in names if (match := _GAP.match(name)))
         return Known(tuple(pins), tuple(gaps))
 
@@ -118,23 +135,31 @@ class Anchor:
         trusted = self.trust is None or (signature is not None and self.trust.believes(record, signature))
         return RawRecord(hexdigest(data), hexdigest(record), signature, trusted)
 
-    def move(self, run: str, pin: Pin, gaps: Sequence[Gap] = ()) -> None:
-        """Remember ``pin`` in place of the pins that were confirmed. The old pins go last, so a crash leaves one pin too many, never none.
+    def move(self, run: str, seq: int, raw: RawRecord, gaps: Sequence[Gap] = ()) -> None:
+        """Remember the record in place of the pins that were confirmed. Its gaps are written first, and the old pins go last.
 
-        A failure is reported by ``anchor.failed`` and stops no save. Cost: one small file, one more for each gap, and the deletions.
+        So a crash leaves one pin too many, never none, and no pin without its gaps. If the pin was not written, nothing is confirmed: the
+        next move finds the same gaps again. ``anchor.failed`` reports it, and no save stops. Cost: one small file, one more for each gap,
+        and the deletions.
         """
-        before = self.confirmed.get(run, Known())
-        self.confirmed[run] = Known((pin,), tuple(sorted({*before.gaps, *gaps})))
-        folder = self.folder(run)
+        before, pin, folder = self.confirmed.get(run, Known()), Pin(seq, raw.hash), self.folder(run)
         try:
-            for gap in gaps:
+            for gap in (*self.owed.get(run, ()), *gaps):
                 self._memory.put_once(f"{folder}/{gap.name}", b"")
             self._memory.put_once(f"{folder}/{pin.name}", b"")
+            self.confirmed[run] = Known((pin,), tuple(sorted({*before.gaps, *gaps})), raw)
+            self.owed.pop(run, None)
             for old in before.pins:
                 if old != pin:
                     self._memory.delete(f"{folder}/{old.name}")
         except RelightError as error:
-            emit("anchor.failed", f"the log's end could not be written down in {self.url}: {error}", kind=error.kind, run=run)
+            self.failed(run, error.kind, str(error))
+
+    def failed(self, run: str, kind: str, why: str, *, once: bool = False) -> None:
+        """Report that the anchor does not remember the log's end. ``once``: once for each kind, run and process."""
+        if not once or (run, kind) not in self._reported:
+            self._reported.add((run, kind))
+            emit("anchor.failed", f"the log's end could not be written down in {self.url}: {why}", kind=kind, run=run)
 
     def folder(self, run: str) -> str:
         """The key of a run's folder in the anchor."""
