@@ -32,7 +32,11 @@ OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``; no count of requests closes them."""
 UNCOUNTED = ("/healthz", "/readyz", "/events")
 """Answered without a slot: health must never wait, and event streams last; they have a bound of their own."""
-BODY_BYTES_MAX = 64 << 10
+LOGIN = "/login"
+"""Takes no slot either: once its body has been read, it never waits but for the delay of a wrong token, and requests without credentials
+must not keep others from logging in."""
+BODY_BYTES_MAX, LOGIN_BYTES_MAX = 64 << 10, 4 << 10
+"""Bytes of a request's body: with credentials, and without any, which only ``/login`` takes."""
 _TOKEN_CHARS_MAX = 200
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _IN_THE_QUERY = {"token", "access_token", "auth", "authorization", "api_key"}
@@ -124,6 +128,13 @@ class Doors:
             if scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
                 self._limit(asker)
             self._check_origin(scope, headers)
+            if who is None and scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
+                raise Refused(401, "authentication required: log in, or send Authorization: Bearer rl_…")
+            if scope["path"] not in UNCOUNTED:  # a slow sender must hold its connection only, and no slot
+                received = await _whole(receive, BODY_BYTES_MAX if who is not None else LOGIN_BYTES_MAX)
+                if received is None:
+                    return
+                receive = received
         except Refused as refused:
             await answer(refused, headers)(scope, receive, sender)
             return
@@ -132,9 +143,11 @@ class Doors:
         with asking(who.scope if who is not None else NOTHING, asker), suppress(ClientDisconnect):
             if scope["path"] in UNCOUNTED:
                 await self._app(scope, _bounded(receive), sender)
+            elif scope["path"] == LOGIN:
+                await self._app(scope, receive, sender)
             elif await self.slots.take(asker):
                 try:
-                    await self._app(scope, _bounded(receive), sender)
+                    await self._app(scope, receive, sender)
                 finally:
                     self.slots.give(asker)
             else:
@@ -257,6 +270,26 @@ def answer(refused: Refused, headers: Headers) -> Response:
             return RedirectResponse("/login", 303)
         extra["www-authenticate"] = "Bearer"
     return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra)
+
+
+async def _whole(receive: Receive, most: int) -> Receive | None:
+    """Read a request's body and return a channel that repeats it; None if the client hung up. ``Refused`` for more than ``most`` bytes."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise Refused(413, f"more than {most} bytes")
+        if not message.get("more_body", False):
+            break
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def repeated() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return repeated
 
 
 def _bounded(receive: Receive) -> Receive:
