@@ -39,14 +39,15 @@ class Task:
     asker: str = ""
     """What quotas count it by."""
     tells: Callable[[], None] = lambda: None
-    _then: Callable[[Done], None] | None = None
+    _then: list[Callable[[Done], None]] = field(default_factory=list)
+    """One of each asker: several may have asked for the same task, and each has an audit entry to end."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def when_over(self, then: Callable[[Done], None]) -> None:
-        """Once, with how it ended; at once if it has."""
+        """Call ``then`` once, with how it ended; at once if it has."""
         with self._lock:
-            self._then = then
             if self.done is None:
+                self._then.append(then)
                 return
         then(self.done)
 
@@ -54,10 +55,16 @@ class Task:
         """It has ended so."""
         with self._lock:
             self.ended, self.done = now, done
-            then = self._then
+            then, self._then = self._then, []
         self.tells()
-        if then is not None:
-            then(done)
+        failed: list[Exception] = []
+        for one in then:
+            try:
+                one(done)
+            except Exception as error:  # noqa: BLE001 (the other askers' entries must end all the same)
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     @property
     def state(self) -> str:
