@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.serve.pages_actions import Done
-from relight.serve.scope import asker, reaches
+from relight.serve.scope import asker, masked, reaches
 
 KEPT_MAX, LINES_MAX, RUNNING_MAX, OF_ONE_MAX = 200, 100, 8, 3
 """Tasks that are kept, lines of each, tasks that run at a time, and of them those of one asker."""
@@ -77,11 +77,12 @@ class Task:
         self.tells()
 
     def shown(self, now: float) -> dict[str, object]:
-        """For programs."""
+        """For programs, without names of runs that the asker does not reach."""
         return {
             "id": self.id, "verb": self.verb, "store": self.store, "run": self.run, "who": self.who, "state": self.state,
-            "began": self.began, "seconds": round((self.ended or now) - self.began, 1), "lines": self.lines,
-            "says": self.done.says if self.done is not None else "", "details": self.done.details if self.done is not None else "",
+            "began": self.began, "seconds": round((self.ended or now) - self.began, 1), "lines": [masked(one) for one in self.lines],
+            "says": masked(self.done.says) if self.done is not None else "",
+            "details": masked(self.done.details) if self.done is not None else "",
         }  # fmt: skip
 
 
