@@ -11,7 +11,6 @@ import ipaddress
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -37,7 +36,7 @@ LOGIN = "/login"
 must not keep others from logging in."""
 BODY_BYTES_MAX, LOGIN_BYTES_MAX = 64 << 10, 4 << 10
 """Bytes of a request's body: with credentials, and without any, which only ``/login`` takes."""
-_TOKEN_CHARS_MAX = 200
+_TOKEN_CHARS_MAX, _COOKIES_MAX = 200, 4
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _IN_THE_QUERY = {"token", "access_token", "auth", "authorization", "api_key"}
 FORM = {"max_files": 0, "max_fields": 12}
@@ -181,7 +180,10 @@ class Doors:
 
     async def _who(self, scope: Scope, headers: Headers) -> tuple[Who | None, str]:
         """Who is asking, and his word for forms. ``Refused`` for credentials that are none: they never fall back to less."""
+        scope["state"]["bearer"] = False
         told = headers.getlist("authorization")
+        if self._proxies.trusts(_address(scope)):  # a proxy that logs people in forwards the credentials it was given, such as Basic
+            told = [one for one in told if _is_bearer(one)]
         if told:
             scheme, _, token = told[0].partition(" ")
             who = None if len(told) > 1 or scheme.lower() != "bearer" or len(token) > _TOKEN_CHARS_MAX else self._state.who(token.strip())
@@ -190,28 +192,30 @@ class Doors:
                 if wait := await self.failures.wrong(scope["state"]["client"], token):
                     raise Refused(429, "too many wrong tokens", wait)
                 raise Refused(401, "no valid token: Authorization: Bearer rl_…, once")
+            scope["state"]["bearer"] = True
             return who, ""
         if self.rules.proxy_header and self._proxies.trusts(_address(scope)):
             names = headers.getlist(self.rules.proxy_header)
             if len(names) == 1 and 0 < len(names[0]) <= 80 and names[0].isprintable():
                 word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
                 return Who(names[0], self.rules.proxy_role, session="proxy"), word
-        cookie = self._cookie(headers)
-        found = self._state.of_session(cookie) if cookie else None
-        if found is not None:
-            return found
+        for cookie in self._cookies(headers):
+            if (found := self._state.of_session(cookie)) is not None:
+                return found
         return (Who("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
 
-    def _cookie(self, headers: Headers) -> str:
-        try:
-            found = SimpleCookie("; ".join(headers.getlist("cookie"))[:8192]).get(self.rules.cookie)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
+    def _cookies(self, headers: Headers) -> list[str]:
+        """Return the values of cookies with this server's exact name.
+
+        Programs on other ports of this host send their cookies here as well. A strict parser stops at the first odd one, and the user
+        would be logged out.
+        """
+        pairs = [pair.strip().partition("=") for line in headers.getlist("cookie") for pair in line.split(";")]
+        return [value for name, _, value in pairs if name == self.rules.cookie and 0 < len(value) <= _TOKEN_CHARS_MAX][:_COOKIES_MAX]
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Whether a page of this very server sends this; programs with a token are not asked."""
-        if scope["method"] in _SAFE or "authorization" in headers:
+        if scope["method"] in _SAFE or scope["state"]["bearer"]:
             return
         origins = headers.getlist("origin")
         here = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
@@ -246,7 +250,7 @@ def needs(role: str) -> Any:
             raise Refused(401, "who are you? A token is needed here")
         if not who.may(role):
             raise Refused(403, f"this takes the role {role}; {who.name} has {who.role}")
-        if request.method not in _SAFE and "authorization" not in request.headers:
+        if request.method not in _SAFE and not request.state.bearer:
             await check_csrf(request)
 
     check.role = role  # type: ignore[attr-defined] # the matrix of routes and roles is made from it
@@ -266,7 +270,7 @@ def answer(refused: Refused, headers: Headers) -> Response:
     """As a program, or a browser, reads it."""
     extra = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
     if refused.status == 401:
-        if "text/html" in headers.get("accept", "") and "authorization" not in headers:
+        if "text/html" in headers.get("accept", "") and not any(_is_bearer(one) for one in headers.getlist("authorization")):
             return RedirectResponse("/login", 303)
         extra["www-authenticate"] = "Bearer"
     return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra)
@@ -319,6 +323,10 @@ def _asker(who: Who | None, client: str) -> str:
     if who is not None and who.token:
         return f"token {who.token}"
     return f"user {who.name}" if who is not None and who.session else f"{ANONYMOUS}{client}"
+
+
+def _is_bearer(authorization: str) -> bool:
+    return authorization.partition(" ")[0].lower() == "bearer"
 
 
 def _address(scope: Scope) -> str:
