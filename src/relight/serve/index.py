@@ -21,7 +21,7 @@ from relight.policy.tiers import decode_tiers
 from relight.run_names import dir_of
 from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
-from relight.serve.pieces import thinned
+from relight.serve.pieces import short_audit, thinned
 from relight.serve.reader import NOT_YET, Reader, RunState
 from relight.serve.scope import ANONYMOUS, asker, everything, masked, reaches
 from relight.serve.spread import statistics_of
@@ -288,7 +288,7 @@ class Index:
             rows = [replace(one, token="", fields={}) for one in rows if reaches(*_place_of(one.on))]
         rows.sort(key=lambda one: -one.seq)
         picked, more = _page(rows, [f"{one.seq:012d}" for one in rows], after, limit, reverse=True, known=_seq)
-        return Page(picked, more, len(rows))
+        return Page([short_audit(one) for one in picked], more, len(rows))
 
     def settings(self) -> SettingsDetail:
         """Tokens without their secrets, and what further tiers keep as runs have said."""
