@@ -104,7 +104,7 @@ def test_what_is_masked_depends_on_the_text_and_the_scope_alone() -> None:
         f"{SECRET}/{FILE}: gone": f"{ANOTHER}/{FILE}: gone", f"run-000/{FILE}: gone": f"run-000/{FILE}: gone",
         f"/data/my 'ü' run/{FILE}": f"/data/{ANOTHER}/{FILE}", f"no file /data/run-000/{FILE}": f"no file /data/run-000/{FILE}",
         f"it is lost [{SECRET}/log/000000000001.json]": f"it is lost [{ANOTHER}/log/000000000001.json]",
-        f"not-run-000/{FILE}": f"{ANOTHER}/{FILE}", "tensor model/block.0/weight": "tensor model/block.0/weight",
+        f"not-run-000/{FILE}": f"{ANOTHER}/{FILE}", f"no run-000/{FILE}": f"{ANOTHER}/{FILE}", f"'run-000/{FILE}'": f"'run-000/{FILE}'", "tensor model/block.0/weight": "tensor model/block.0/weight",
         f"a\n{SECRET}/{FILE}\nrun-000/{FILE}": f"a\n{ANOTHER}/{FILE}\nrun-000/{FILE}",
     }  # fmt: skip
     for text, expected in cases.items():

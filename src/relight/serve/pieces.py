@@ -15,9 +15,8 @@ STEPS_MAX, TAGS_MAX, LISTED_MAX = 500, 100, 500
 POINTS_MAX = 24_000
 """Points of all curves of a run together in one answer."""
 LINES_MAX, LINE_MAX = 3, 300
-AUDIT_BYTES = {"who": 100, "what": 60, "on": 300, "role": 20, "token": 20}
 AUDIT_FIELDS_BYTES, AUDIT_VALUE_BYTES = 1000, 200
-"""Bytes of JSON that a row of the audit log has in lists, for each part, for all its fields, and for one: 500 rows are less than 1 MB."""
+"""Bytes of JSON for all fields of an audit entry in a list, and for one value: 500 entries are less than 1 MB."""
 T = TypeVar("T")
 
 
@@ -92,7 +91,10 @@ def short_audit(row: AuditRow) -> AuditRow:
             fields["…"] = f"{len(row.fields) - len(fields)} more"
             break
         fields[name] = value
-    return replace(row, fields=fields, **{name: fitting(getattr(row, name), most) for name, most in AUDIT_BYTES.items()})
+    return replace(
+        row, fields=fields, who=fitting(row.who, 100), what=fitting(row.what, 60), on=fitting(row.on, 300), role=fitting(row.role, 20),
+        token=fitting(row.token, 20),
+    )  # fmt: skip
 
 
 def fitting(text: str, most: int) -> str:

@@ -98,7 +98,7 @@ def masked(text: str) -> str:
     def hide(match: re.Match[str]) -> str:
         name = match[1]
         mine = next((one for one in own if name.endswith(one)), None)
-        if mine is not None and not re.match(r"[\w.-]", name[: -len(mine)][-1:]):
+        if mine is not None and name[: -len(mine)][-1:] in ("", "'", '"', "(", "["):
             return match[0]
         return f"{ANOTHER}/"
 
