@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
@@ -22,6 +23,8 @@ from relight.cli.audited import WITH
 from relight.cli.audited_facts import facts_of
 from relight.format.records import NoteBody
 from relight.log import Log
+from relight.serve.pieces import short_audit
+from relight.serve.values import AuditRow
 from relight.store import open_bytes
 
 GIVEN: dict[str, dict[str, str]] = {
@@ -197,3 +200,45 @@ def test_arguments_of_a_run_that_cannot_be_read_are_recorded(tmp_path: Path) -> 
     """The record does not depend on the run: its arguments are there, too, if it is gone."""
     found = facts_of("tag", {"path": str(tmp_path / "none" / "run"), "name": "good"})
     assert found.run.endswith("none/run") and found.given["name"] == "good"
+
+
+def test_a_refused_plan_is_recorded_with_known_arguments_alone(server: Server) -> None:
+    """Who plans what he may not do leaves an entry; names of arguments that no action has are not in it."""
+    operator = {"store": "runs", "run": "run-000", "which": "latest", "name": "production"}
+    other = {"store": "runs", "run": "secret", "which": "latest", "name": "x"}
+    for role, fields in (("operator", operator), ("scoped", other), ("operator", operator | {f"odd-{n}": "x" * 400 for n in range(6)})):
+        assert server.post("/api/v1/actions/tag", role, json={"fields": fields}).status_code in (404, 422)
+        entry = server.app.state.book.entries()[-1]
+        assert (entry.who, entry.what, entry.how) == (role, "tag", "refused") and entry.says.startswith("planned only: ")
+        given = {name for name, _ in entry.fields if name.startswith("given.")}
+        assert given == {f"given.{name}" for name in operator}
+    assert server.post("/api/v1/actions/tag", "operator", json={"fields": operator | {"odd": "1"}, "confirm": "x"}).status_code == 422
+    assert "given.odd" not in dict(server.app.state.book.entries()[-1].fields)
+    assert len(server.app.state.book.entries()) == 4
+    assert server.post("/api/v1/actions/tag", "operator", json={"fields": operator | {"name": "fine"}}).status_code == 200
+    assert len(server.app.state.book.entries()) == 4, "a plan that may be done is not recorded until it is"
+
+
+def test_a_piece_of_the_audit_log_has_a_bound_in_bytes() -> None:
+    """500 rows of the longest values, of letters that JSON or UTF-8 writes long, are less than 1 MB; short values are left alone."""
+    for letter in ("x", "\U0001f600", "\x01", '"'):
+        long = {f"{letter}{n}" * 40: letter * 2000 for n in range(40)}
+        row = AuditRow(7, "2026-11-26T10:00:00Z", letter * 500, "tag", letter * 380, "refused", letter * 300, letter * 300, long)
+        short = short_audit(row)
+        assert len(msgspec.json.encode(short)) < 1900
+        assert list(short.fields)[-1] == "…" and short.seq == 7
+    row = AuditRow(7, "2026-11-26T10:00:00Z", "anna", "tag", "runs/run-000@latest", "ok", "operator", "abcdefghij", {"run": "run-000", "before": ""})
+    assert short_audit(row) == row
+
+
+def test_a_path_that_is_not_utf_8_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of a path that are not UTF-8 are recorded by their numbers; neither the entry nor its end fails."""
+    book = Book(open_bytes(tmp_path / "audit"))
+    path = "/data/\udcff/run"
+    book.end(book.begin("me", "tag", path, facts=Facts(run=path, given={path: path, "list": [path]})), "failed", f"no store at {path}")
+    (entry,) = book.entries()
+    assert entry.on == "/data/\\udcff/run" == dict(entry.fields)["given./data/\\udcff/run"] and entry.says.endswith("/data/\\udcff/run")
+    monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
+    ended = CliRunner().invoke(cli, ["tag", f"{tmp_path}/\udcff/run@latest", "good"])
+    assert ended.exit_code == 2 or not isinstance(ended.exception, UnicodeError), ended.exception
+    assert book.entries()[-1].what == "tag" and book.entries()[-1].how in ("failed", "refused")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import os
 import pickle
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from tests.encryption.vault_server import TOKEN, vault
 
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
@@ -284,3 +289,39 @@ def test_a_key_service_does_not_redirect_to_plain_http(monkeypatch: pytest.Monke
         monkeypatch.setenv("VAULT_TOKEN", TOKEN)
         assert "vault.lab" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID)))
         server.shutdown()
+
+
+def private_authority(folder: Path) -> Path:
+    """A certificate of ``localhost`` that signs itself, and its key in ``key.pem``."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(7)
+    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(*pem))
+    (folder / "ca.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return folder / "ca.pem"
+
+
+@pytest.mark.parametrize("variable", ["VAULT_CACERT", "VAULT_CAPATH"])
+def test_a_vault_with_a_private_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """Vault's own variables name the authority of its certificate; without them it is refused."""
+    ca = private_authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(ca, tmp_path / "key.pem")
+    authorities = tmp_path / "authorities"
+    authorities.mkdir()
+    hashed = subprocess.run(["openssl", "x509", "-hash", "-noout", "-in", ca], capture_output=True, text=True, check=True).stdout.strip()
+    (authorities / f"{hashed}.0").write_bytes(ca.read_bytes())
+    for name in ("VAULT_CACERT", "VAULT_CAPATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    with vault("training", tls=context) as address:
+        monkeypatch.setenv("VAULT_ADDR", address)
+        monkeypatch.setenv("VAULT_TOKEN", TOKEN)
+        refuses(StoreUnavailable, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+        monkeypatch.setenv(variable, str(ca if variable == "VAULT_CACERT" else authorities))
+        opens(resolve("vault:transit/training"), "vault:transit/training")
+        monkeypatch.setenv(variable, str(tmp_path / "none"))
+        assert "VAULT_CACERT" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID)))

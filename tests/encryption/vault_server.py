@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ TOKEN = "hvs.a-token-for-tests-61c2"  # noqa: S105
 
 
 @contextmanager
-def vault(*names: str) -> Iterator[str]:
-    """Its address, while it is there; with keys of these names."""
+def vault(*names: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Its address, while it is there; with keys of these names. With ``tls`` it speaks https as ``localhost``."""
     keys = {name: AESGCM(secrets.token_bytes(32)) for name in names}
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,10 +56,12 @@ def vault(*names: str) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"https://localhost:{server.server_port}" if tls is not None else f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -83,6 +83,8 @@ HOPS = [
     ("10.0.0.7", ["198.51.100.9"], "198.51.100.9"), ("10.0.0.7", ["1.2.3.4, 198.51.100.9"], "198.51.100.9"),
     ("10.0.0.7", ["1.2.3.4", "198.51.100.9, 10.0.0.8"], "198.51.100.9"), ("fd00::7", ["2001:db8::1"], "2001:db8::1"),
     ("::ffff:10.0.0.7", ["::ffff:198.51.100.9"], "198.51.100.9"), ("10.0.0.7", [], "10.0.0.7"), ("10.0.0.7", ["", "x" * 9000], "10.0.0.7"),
+    ("10.0.0.7", ["1.2.3.4:5555"], "1.2.3.4"), ("10.0.0.7", ["[2001:db8::1]:443"], "2001:db8::1"), ("10.0.0.7", ["[2001:db8::1]"], "2001:db8::1"),
+    ("10.0.0.7", ["9.9.9.9, 1.2.3.4:80, 10.0.0.8:443"], "1.2.3.4"), ("10.0.0.7", ["1.2.3.4:x"], "10.0.0.7"), ("10.0.0.7", ["2001:db8::1"], "2001:db8::1"),
     ("10.0.0.7", ["198.51.100.9, evil"], "10.0.0.7"), ("203.0.113.5", ["1.2.3.4"], "203.0.113.5"), ("10.0.1.7", ["1.2.3.4"], "10.0.1.7"),
 ]  # fmt: skip
 
@@ -112,6 +114,7 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
     """An http address, a path, every address as a proxy: each is a mistake that opens the server."""
     assert public_origin("https://Relight.LAB:443/") == PUBLIC
     assert public_origin("https://relight.lab:8443") == PUBLIC + ":8443"
+    assert public_origin("https://relight.lab.") == PUBLIC and public_origin("https://node_7.lab:8443/") == "https://node_7.lab:8443"
     for text in ("http://relight.lab", "relight.lab", "https://", "https://a/b", "https://u:p@a", "https://a?b", "https://a b", "https://a:99999"):
         with pytest.raises(ConfigError):
             public_origin(text)
@@ -119,6 +122,46 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
     for text in ("0.0.0.0/0", "::/0", "proxy.lab", ""):
         with pytest.raises(ConfigError):
             check_proxies([text])
+
+
+def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
+    """Credentials that a proxy asked for are its own: only Bearer is read from it, and only Bearer needs no word of a form."""
+    rules = Rules(public=PUBLIC, proxy_from=("testclient",), proxy_header="X-Remote-User", proxy_role="operator")
+    with serving([make_store(tmp_path / "runs", 1, 2)], tmp_path, rules) as server:
+        anna = {"host": "relight.lab", "x-remote-user": "anna", "authorization": "Basic YW5uYTp4"}
+        assert server.client.get("/api/v1/runs", headers=anna).status_code == 200
+        fields = {"store": "runs", "run": "run-000", "which": "latest", "name": "x"}
+        for headers in (anna, anna | {"origin": PUBLIC}, anna | {"origin": "https://evil.example"}):
+            assert server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=headers).status_code == 403
+        page = server.client.get("/", headers=anna).text
+        word = re.search(r'name="csrf" value="([0-9a-f]+)"', page)
+        assert word is not None
+        sent = anna | {"origin": PUBLIC, "x-csrf-token": word[1]}
+        assert server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=sent).status_code == 200
+        wrong = server.client.get("/api/v1/runs", headers=anna | {"authorization": "Bearer rl_x"})
+        assert wrong.status_code == 401
+        bearer = anna | {"authorization": f"bearer {server.tokens['operator']}"}
+        assert server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=bearer).status_code == 200
+        away = server.client.get("/", headers={"host": "relight.lab", "authorization": "Basic x", "accept": "text/html"}, follow_redirects=False)
+        assert away.status_code == 303, "who has no name from the proxy logs in here"
+    (tmp_path / "two").mkdir()
+    with serving([make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", Rules(anonymous_read=True)) as server:
+        assert server.client.get("/api/v1/runs", headers={"authorization": "Basic YW5uYTp4"}).status_code == 401
+
+
+ODD = ['prefs={"theme":"dark"}', "x=a b", "_xsrf=2|a,b", "a[b]=1", "flag", "=", "relightx=1", 'q="a\\"b', "é=1", "x" * 9000 + "=1"]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=[str(n) for n in range(len(ODD))])
+def test_cookies_of_other_programs_log_nobody_out(tmp_path: Path, odd: str) -> None:
+    """Browsers send the cookies of every port of this host: those of other programs change nothing, whatever their form."""
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules()) as server:
+        entered = log_in(server, HOST, "127.0.0.1:8484")
+        ours = entered.headers["set-cookie"].partition(";")[0]
+        server.client.cookies.clear()
+        for text in (f"{odd}; {ours}", f"{ours}; {odd}", f"{ours.lower()}x; {odd};{ours}"):
+            assert server.client.get("/api/v1/runs", headers={"cookie": text.encode("latin-1")}).status_code == 200, text[:40]
+        assert server.client.get("/api/v1/runs", headers={"cookie": odd.encode("latin-1")}).status_code == 401
 
 
 class Site:

@@ -177,3 +177,35 @@ def test_whether_somebody_watches_is_known_from_the_last_account() -> None:
     assert told_last([]) is None
     assert told_last([one]) == 1767225690.0
     assert told_last([one, later]) == 1767225720.0
+
+
+def test_every_asker_of_a_task_hears_its_end() -> None:
+    """A second asker of the same task does not take the first one's place, nor does one whose entry cannot be written."""
+    tasks, go, heard = Tasks(), threading.Event(), list[str]()
+    task = tasks.begin("drill", "runs", "run-000", "anna", lambda task: Done(go.wait(10), ""))
+
+    def fails(done: Done) -> None:
+        raise StoreUnavailable("the audit store is away")
+
+    for one in (lambda done: heard.append("first"), fails, lambda done: heard.append("second")):
+        task.when_over(one)
+    go.set()
+    ends = time.monotonic() + 10
+    while len(heard) < 2 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert heard == ["first", "second"]
+    tasks.close()
+
+
+def test_each_audit_entry_of_one_task_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operators verify the same checkpoint at the same time: both entries have how it ended."""
+    go = threading.Event()
+    monkeypatch.setattr("relight.serve.actions.verify", lambda task, run, one, verified: Done(not go.wait(10), "damaged: 3 findings"))
+    ids = [act(server, "verify", role=role)["task"] for role in ("admin", "operator")]
+    assert ids[0] == ids[1]
+    go.set()
+    over(server, ids[0])
+    ends = time.monotonic() + 10
+    while [one.how for one in server.app.state.book.entries()] != ["failed"] * 2 and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert [(one.who, one.how, one.says) for one in server.app.state.book.entries()] == [(role, "failed", "damaged: 3 findings") for role in ("admin", "operator")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -48,3 +49,28 @@ def test_idle_connections_do_not_keep_a_scraper_out(port: int) -> None:
         assert held[0].recv(1) == b"", "the oldest was closed"
         workers = [one for one in threading.enumerate() if "process_request_thread" in one.name]
         assert len(workers) <= CONNECTIONS_MAX + 4
+
+
+class Long(Collector):
+    """An answer that no socket's buffers hold."""
+
+    def text(self) -> bytes:
+        """20 MB."""
+        return b"x" * (20 << 20)
+
+
+def test_clients_that_do_not_read_their_answer_keep_no_scraper_out() -> None:
+    """Of clients that leave their answer unread, the one that has for longest is closed for a new connection."""
+    with make_server(Long(lambda now: []), "127.0.0.1:0") as server, ExitStack() as stack:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        port = server.server_address[1]
+        for _ in range(CONNECTIONS_MAX):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            one.sendall(b"GET /metrics HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        ends = time.monotonic() + 5
+        while len(server.open) < CONNECTIONS_MAX or any(server.open.values()):  # type: ignore[attr-defined]
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        for _ in range(3):
+            assert ask(port, "localhost") == 200
+        server.shutdown()

@@ -33,7 +33,7 @@ class Facts:
         """The fields of the record: every name of this class, and each argument under its own name."""
         found = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
         for name, value in list(self.given.items())[:GIVEN_MAX]:
-            found[f"{GIVEN}{name[:80]}"] = MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
+            found[f"{GIVEN}{_encodable(name[:80])}"] = MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
         return found
 
 
@@ -42,8 +42,15 @@ FIELDS = ("who", "role", "token", "what", "on", *_NAMES)
 
 
 def without_secrets(text: str) -> str:
-    """Return ``text`` without secrets of tokens and without the user information of URLs."""
-    return mask_users(_TOKEN.sub(rf"\1.{MASK}", text))
+    """Return ``text`` without secrets of tokens and without the user information of URLs.
+
+    A byte of a path that is not UTF-8 becomes ``\\udcXX``, since records are UTF-8.
+    """
+    return mask_users(_TOKEN.sub(rf"\1.{MASK}", _encodable(text)))
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def cut(text: str, longest: int = VALUE_MAX) -> str:

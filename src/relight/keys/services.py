@@ -54,7 +54,8 @@ class KmsKey(NamedKey):
 
 
 class VaultKey(NamedKey):
-    """``vault:MOUNT/KEY`` of the transit engine; address, token and namespace from ``VAULT_ADDR``, ``VAULT_TOKEN``, ``VAULT_NAMESPACE``."""
+    """``vault:MOUNT/KEY`` of the transit engine; address, token and namespace from ``VAULT_ADDR``, ``VAULT_TOKEN``, ``VAULT_NAMESPACE``,
+    a private CA from ``VAULT_CACERT`` or ``VAULT_CAPATH``, a client's certificate from ``VAULT_CLIENT_CERT`` and ``VAULT_CLIENT_KEY``."""
 
     kind = "vault"
 
@@ -80,7 +81,8 @@ class VaultKey(NamedKey):
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
         hvac, requests = _library("vault", "hvac", "requests")
         try:
-            client = hvac.Client(timeout=_TIMEOUT_S, session=_session(requests, self.spec))
+            session = _session(requests, self.spec)
+            client = hvac.Client(timeout=_TIMEOUT_S, session=session, verify=session.verify, cert=session.cert)
             check_private(client.url, self.spec)
             answer = getattr(client.secrets.transit, call)(name=self._name, mount_point=self._mount, **options)
             return answer["data"]
@@ -88,6 +90,8 @@ class VaultKey(NamedKey):
             raise WrongKey(f"Vault refuses: {type(error).__name__}", where=where or self.spec) from None
         except (hvac.exceptions.VaultError, requests.RequestException) as error:
             raise StoreUnavailable(f"Vault does not answer: {type(error).__name__}", where=self.spec) from None
+        except OSError as error:  # requests raises it for a certificate file that does not exist
+            raise ConfigError(f"TLS to Vault failed: {error}"[:300], where=self.spec, hint="correct VAULT_CACERT or VAULT_CAPATH") from None
 
 
 def check_private(url: str, spec: str) -> None:
@@ -110,7 +114,10 @@ def check_private(url: str, spec: str) -> None:
 
 
 def _session(requests: Any, spec: str) -> Any:
-    """Return a session that follows redirects only to where keys may go: Vault's token is sent along."""
+    """Return a session that follows redirects only to where keys may go: Vault's token is sent along.
+
+    hvac applies neither Vault's variables nor its own arguments for TLS to a session that it is given, so this function does.
+    """
 
     class Session(requests.Session):  # type: ignore[misc]
         def get_redirect_target(self, response: Any) -> str | None:
@@ -119,7 +126,11 @@ def _session(requests: Any, spec: str) -> Any:
                 check_private(urljoin(response.url, target), spec)
             return target
 
-    return Session()
+    made = Session()
+    made.verify = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH") or True
+    if cert := os.environ.get("VAULT_CLIENT_CERT"):
+        made.cert = (cert, os.environ["VAULT_CLIENT_KEY"]) if os.environ.get("VAULT_CLIENT_KEY") else cert
+    return made
 
 
 def _library(extra: str, *names: str) -> list[Any]:

@@ -22,6 +22,7 @@ from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_run_name
 from relight.log import Checkpoint
 from relight.log.identity import seconds_since_epoch
+from relight.observe import emit
 from relight.policy import keep
 from relight.policy.best_by import is_best
 from relight.reclaim import PrunePlan, execute, plan_prune
@@ -64,15 +65,23 @@ class Actions:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Who) -> Planned:
-        """What it would do; changes nothing."""
-        return self._prepared(verb, fields, who)[0]
+        """What it would do; changes nothing. A plan that is refused is recorded: it shows what a caller tried."""
+        try:
+            return self._prepared(verb, fields, who)[0]
+        except (ConfigError, CheckpointNotFound) as error:
+            try:
+                seq = self._book.begin(who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields))
+                self._book.end(seq, "refused", f"planned only: {type(error).__name__}: {error}")
+            except (RelightError, OSError) as unwritten:
+                emit("audit.failed", f"a refused plan to {verb} is not in the audit log: {unwritten}", error=str(unwritten)[:500])
+            raise
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Who, digest: str = "") -> Done:
         """Do it. With ``digest``: only if it is still what that plan said, else ``Fenced``."""
         on = self._on(fields)
         if not who.may(ACTIONS.get(verb, "admin")):
             raise ConfigError(f"{verb[:20]!r} takes the role {ACTIONS.get(verb, 'admin')}")
-        prepared, refused, facts = None, None, Facts(run=fields.get("run", ""), why=fields.get("why", ""), given=fields)
+        prepared, refused, facts = None, None, _given(verb, fields)
         try:
             prepared = self._prepared(verb, fields, who)  # changes nothing; the first record has what it found
             found = prepared[2]
@@ -333,6 +342,12 @@ def told_last(accounts: Sequence[Account]) -> float | None:
     """When a supervisor of the run wrote down last where the time went; None if none ever did."""
     ends = [began + one.seconds for one in accounts if (began := seconds_since_epoch(one.began)) is not None]
     return max(ends, default=None)
+
+
+def _given(verb: str, fields: Mapping[str, str]) -> Facts:
+    """Return the fields that the action has: a caller chooses the names of any others, and so could fill the log."""
+    known = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
+    return Facts(run=known.get("run", ""), why=known.get("why", ""), given=known)
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:

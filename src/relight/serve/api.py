@@ -19,7 +19,7 @@ from relight.run_names import shown_json
 from relight.serve import pieces
 from relight.serve.doors import Refused, needs
 from relight.serve.pages_views import ACTIONS
-from relight.serve.scope import Who
+from relight.serve.scope import Who, masked_error
 from relight.serve.values import Working
 
 PREFIX = "/api/v1"
@@ -82,7 +82,8 @@ def told(value: Any, status: int = 200) -> Response:
 
 
 def error_answer(error: RelightError) -> JSONResponse:
-    """What, where, and what to do."""
+    """What, where, and what to do; without names of runs that the asker does not reach."""
+    error = masked_error(error)
     body = {
         "error": {
             "kind": error.kind,

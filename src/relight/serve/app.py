@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -174,7 +175,7 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 
     @app.get("/login", include_in_schema=False)
-    def login(request: Request) -> HTMLResponse:
+    async def login(request: Request) -> HTMLResponse:  # in the loop: it waits for no thread and no slot
         return HTMLResponse(_login_page(""))
 
     @app.post("/login", include_in_schema=False)
@@ -201,6 +202,7 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
         return made
 
 
+@lru_cache(4)
 def _login_page(wrong: str) -> str:
     """A form, and what was wrong."""
     return render("login.html", "", wrong=wrong)

@@ -11,7 +11,6 @@ import ipaddress
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -32,8 +31,12 @@ OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``; no count of requests closes them."""
 UNCOUNTED = ("/healthz", "/readyz", "/events")
 """Answered without a slot: health must never wait, and event streams last; they have a bound of their own."""
-BODY_BYTES_MAX = 64 << 10
-_TOKEN_CHARS_MAX = 200
+LOGIN = "/login"
+"""Takes no slot either: once its body has been read, it never waits but for the delay of a wrong token, and requests without credentials
+must not keep others from logging in."""
+BODY_BYTES_MAX, LOGIN_BYTES_MAX = 64 << 10, 4 << 10
+"""Bytes of a request's body: with credentials, and without any, which only ``/login`` takes."""
+_TOKEN_CHARS_MAX, _COOKIES_MAX = 200, 4
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _IN_THE_QUERY = {"token", "access_token", "auth", "authorization", "api_key"}
 FORM = {"max_files": 0, "max_fields": 12}
@@ -124,6 +127,13 @@ class Doors:
             if scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
                 self._limit(asker)
             self._check_origin(scope, headers)
+            if who is None and scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
+                raise Refused(401, "authentication required: log in, or send Authorization: Bearer rl_…")
+            if scope["path"] not in UNCOUNTED:  # a slow sender must hold its connection only, and no slot
+                received = await _whole(receive, BODY_BYTES_MAX if who is not None else LOGIN_BYTES_MAX)
+                if received is None:
+                    return
+                receive = received
         except Refused as refused:
             await answer(refused, headers)(scope, receive, sender)
             return
@@ -132,9 +142,11 @@ class Doors:
         with asking(who.scope if who is not None else NOTHING, asker), suppress(ClientDisconnect):
             if scope["path"] in UNCOUNTED:
                 await self._app(scope, _bounded(receive), sender)
+            elif scope["path"] == LOGIN:
+                await self._app(scope, receive, sender)
             elif await self.slots.take(asker):
                 try:
-                    await self._app(scope, _bounded(receive), sender)
+                    await self._app(scope, receive, sender)
                 finally:
                     self.slots.give(asker)
             else:
@@ -168,7 +180,10 @@ class Doors:
 
     async def _who(self, scope: Scope, headers: Headers) -> tuple[Who | None, str]:
         """Who is asking, and his word for forms. ``Refused`` for credentials that are none: they never fall back to less."""
+        scope["state"]["bearer"] = False
         told = headers.getlist("authorization")
+        if self._proxies.trusts(_address(scope)):  # a proxy that logs people in forwards the credentials it was given, such as Basic
+            told = [one for one in told if _is_bearer(one)]
         if told:
             scheme, _, token = told[0].partition(" ")
             who = None if len(told) > 1 or scheme.lower() != "bearer" or len(token) > _TOKEN_CHARS_MAX else self._state.who(token.strip())
@@ -177,28 +192,30 @@ class Doors:
                 if wait := await self.failures.wrong(scope["state"]["client"], token):
                     raise Refused(429, "too many wrong tokens", wait)
                 raise Refused(401, "no valid token: Authorization: Bearer rl_…, once")
+            scope["state"]["bearer"] = True
             return who, ""
         if self.rules.proxy_header and self._proxies.trusts(_address(scope)):
             names = headers.getlist(self.rules.proxy_header)
             if len(names) == 1 and 0 < len(names[0]) <= 80 and names[0].isprintable():
                 word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
                 return Who(names[0], self.rules.proxy_role, session="proxy"), word
-        cookie = self._cookie(headers)
-        found = self._state.of_session(cookie) if cookie else None
-        if found is not None:
-            return found
+        for cookie in self._cookies(headers):
+            if (found := self._state.of_session(cookie)) is not None:
+                return found
         return (Who("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
 
-    def _cookie(self, headers: Headers) -> str:
-        try:
-            found = SimpleCookie("; ".join(headers.getlist("cookie"))[:8192]).get(self.rules.cookie)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
+    def _cookies(self, headers: Headers) -> list[str]:
+        """Return the values of cookies with this server's exact name.
+
+        Programs on other ports of this host send their cookies here as well. A strict parser stops at the first odd one, and the user
+        would be logged out.
+        """
+        pairs = [pair.strip().partition("=") for line in headers.getlist("cookie") for pair in line.split(";")]
+        return [value for name, _, value in pairs if name == self.rules.cookie and 0 < len(value) <= _TOKEN_CHARS_MAX][:_COOKIES_MAX]
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Whether a page of this very server sends this; programs with a token are not asked."""
-        if scope["method"] in _SAFE or "authorization" in headers:
+        if scope["method"] in _SAFE or scope["state"]["bearer"]:
             return
         origins = headers.getlist("origin")
         here = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
@@ -233,7 +250,7 @@ def needs(role: str) -> Any:
             raise Refused(401, "who are you? A token is needed here")
         if not who.may(role):
             raise Refused(403, f"this takes the role {role}; {who.name} has {who.role}")
-        if request.method not in _SAFE and "authorization" not in request.headers:
+        if request.method not in _SAFE and not request.state.bearer:
             await check_csrf(request)
 
     check.role = role  # type: ignore[attr-defined] # the matrix of routes and roles is made from it
@@ -253,10 +270,30 @@ def answer(refused: Refused, headers: Headers) -> Response:
     """As a program, or a browser, reads it."""
     extra = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
     if refused.status == 401:
-        if "text/html" in headers.get("accept", "") and "authorization" not in headers:
+        if "text/html" in headers.get("accept", "") and not any(_is_bearer(one) for one in headers.getlist("authorization")):
             return RedirectResponse("/login", 303)
         extra["www-authenticate"] = "Bearer"
     return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra)
+
+
+async def _whole(receive: Receive, most: int) -> Receive | None:
+    """Read a request's body and return a channel that repeats it; None if the client hung up. ``Refused`` for more than ``most`` bytes."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise Refused(413, f"more than {most} bytes")
+        if not message.get("more_body", False):
+            break
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def repeated() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return repeated
 
 
 def _bounded(receive: Receive) -> Receive:
@@ -286,6 +323,10 @@ def _asker(who: Who | None, client: str) -> str:
     if who is not None and who.token:
         return f"token {who.token}"
     return f"user {who.name}" if who is not None and who.session else f"{ANONYMOUS}{client}"
+
+
+def _is_bearer(authorization: str) -> bool:
+    return authorization.partition(" ")[0].lower() == "bearer"
 
 
 def _address(scope: Scope) -> str:

@@ -21,9 +21,9 @@ from relight.policy.tiers import decode_tiers
 from relight.run_names import dir_of
 from relight.serve.heard import Around
 from relight.serve.jobs import Jobs, Progress
-from relight.serve.pieces import thinned
+from relight.serve.pieces import short_audit, thinned
 from relight.serve.reader import NOT_YET, Reader, RunState
-from relight.serve.scope import ANONYMOUS, asker, everything, reaches
+from relight.serve.scope import ANONYMOUS, asker, everything, masked, reaches
 from relight.serve.spread import statistics_of
 from relight.serve.values import (
     AuditRow,
@@ -112,7 +112,10 @@ class Index:
 
     def choose(self, store: str, run: str, which: str) -> Chosen:
         """Return a checkpoint by id, step, tag, ``latest``, ``best`` or ``best:METRIC``; ``step=N`` for N."""
-        return choose(self.state(store, run).history, which.removeprefix("step="))
+        history = self.state(store, run).history
+        if hidden := set(self.hidden_branches(store, run)):  # whether a hidden run exists must not show in which tags there are
+            history = replace(history, tags={name: one for name, one in history.tags.items() if name not in hidden})
+        return choose(history, which.removeprefix("step="))
 
     def stores(self) -> list[StoreRow]:
         """All that are followed."""
@@ -149,7 +152,7 @@ class Index:
             self._row(store, state, self._clock()),
             {name: thinned(points, SERIES_MAX) for name, points in self._series(store, state).items()},
             saves,
-            list(reversed(state.incidents)),
+            [_masked_incident(one) for one in reversed(state.incidents)],
             parts,
             [pair for pair in tags if pair[0] not in STAGES],
             [branch for branch in branches if reaches(store, branch)],
@@ -203,8 +206,10 @@ class Index:
             said = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
             raise ConfigError(said, hint="log in, or at a terminal: relight diff")
         key = "diff " + " ".join(f"{store}/{state.name}@{one.id}" for store, state, one in sides)
-        job = self.jobs.ask(key, total, lambda advance: self._diff(a, b, sides, advance), rows=lambda found: len(found.tensors))
-        return job.result_within(DIFF_GLANCE_S) or Working(job.done, "tensors that differ are being read")
+        job = self.jobs.ask(key, total, lambda advance: self._diff(sides, advance), rows=lambda found: len(found.tensors))
+        found = job.result_within(DIFF_GLANCE_S)
+        # the job may be another asker's, and so would be the words that name the two
+        return replace(found, a=a, b=b) if found is not None else Working(job.done, "tensors that differ are being read")
 
     def lineage(self, store: str) -> list[LineageRow]:
         """The runs of a store, parents before their branches."""
@@ -261,14 +266,14 @@ class Index:
             (one for _, _, state in self._all() for one in state.incidents), key=lambda one: (one.id, one.store, one.run), reverse=True
         )
         picked, more = _page(found, [f"{one.id}/{one.store}/{one.run}" for one in found], after, limit, reverse=True)
-        return Page(picked, more, len(found))
+        return Page([_masked_incident(one) for one in picked], more, len(found))
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
         """One, whole."""
         found = next((one for one in self.state(store, run).incidents if one.id == which), None)
         if found is None:
             raise CheckpointNotFound(f"no incident {which[:80]!r} of run {run[:80]!r}")
-        return found
+        return _masked_incident(found)
 
     def risk(self) -> list[RiskRow]:
         """Runs whose machine looks like failing, as processes of this machine tell: stores do not say."""
@@ -283,7 +288,7 @@ class Index:
             rows = [replace(one, token="", fields={}) for one in rows if reaches(*_place_of(one.on))]
         rows.sort(key=lambda one: -one.seq)
         picked, more = _page(rows, [f"{one.seq:012d}" for one in rows], after, limit, reverse=True, known=_seq)
-        return Page(picked, more, len(rows))
+        return Page([short_audit(one) for one in picked], more, len(rows))
 
     def settings(self) -> SettingsDetail:
         """Tokens without their secrets, and what further tiers keep as runs have said."""
@@ -319,7 +324,7 @@ class Index:
             return rows
         url = self._readers[store].store.url
         bad = self._around.damage(url, run)
-        whys = [row.why or bad.get(row.id, "") for row in rows]
+        whys = [row.why or masked(bad.get(row.id, "")) for row in rows]
         return [replace(row, seconds=self._around.save(url, run, row.id)[0], good=not why, why=why) for row, why in zip(rows, whys)]
 
     def _row(self, store: str, state: RunState, now: float) -> RunRow:
@@ -334,12 +339,12 @@ class Index:
             max(0.0, now - state.good_at) if state.good_at is not None else None,
             bool(live) and state.good is live[-1],
             health,
-            why,
+            masked(why),
             merged(list(state.accounts)).goodput if state.accounts else None,
             self._around.risk(self._readers[store].store.url, state.name) if self._around is not None else None,
             len(live),
             state.bytes,
-            f"{last.kind}: {last.why}"[:200] if last is not None else None,
+            f"{last.kind}: {masked(last.why)}"[:200] if last is not None else None,
         )
 
     def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
@@ -410,7 +415,7 @@ class Index:
             store, name = (holders[0] if holders else ""), run
         return store, self.state(store, name), self.find(store, name, which)
 
-    def _diff(self, a: str, b: str, sides: Sequence[tuple[str, RunState, Checkpoint]], advance: Progress) -> DiffDetail:
+    def _diff(self, sides: Sequence[tuple[str, RunState, Checkpoint]], advance: Progress) -> DiffDetail:
         left, right = (self._open(*side) for side in sides)
         found = diff(left, right, progress=advance)
         rows = []
@@ -420,7 +425,7 @@ class Index:
             size = _bytes_of(of.shape, of.dtype) if of is not None else 0
             rows.append(DiffRow(one.name, _STATES.get(one.state, "changed"), changed, apart.largest if apart is not None else None, size))
         values = [(one.path, one.a if one.in_a else None, one.b if one.in_b else None) for one in [*found.values, *found.facts]]
-        return DiffDetail(a, b, rows, [(path, _short(one), _short(other)) for path, one, other in values])
+        return DiffDetail("", "", rows, [(path, _short(one), _short(other)) for path, one, other in values])
 
 
 def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) -> float | None:
@@ -452,8 +457,12 @@ def _seq(text: str) -> str:
 def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: Checked | None) -> CheckpointRow:
     why = "suspect: its loss was odd" if one.body.suspect else "rolled back: training went on from before it" if one.id in set_aside else ""
     if known is not None:
-        why = f"damaged: {known.damage} (found by {known.by})"
+        why = f"damaged: {masked(known.damage)} (found by {known.by})"
     return CheckpointRow(one.id, one.step, one.time, one.body.stored_bytes, None, not why, tags, why)
+
+
+def _masked_incident(one: IncidentRow) -> IncidentRow:
+    return replace(one, why=masked(one.why), reason=masked(one.reason), words=masked(one.words))
 
 
 def _tags_by_id(store: str, tags: dict[str, str]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
-from relight.serve.scope import Who
+from relight.serve.scope import Who, masked_error
 from relight.serve.values import Statistics, Working
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
@@ -126,7 +126,7 @@ def _values(index: Any, store: str, run: str, which: str, tensor: str) -> Statis
     try:
         found: Statistics | Working = index.values(store, run, which, tensor)
     except RelightError as error:
-        return str(error)
+        return str(masked_error(error))
     return found
 
 
@@ -139,7 +139,7 @@ def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
         try:
             context |= contents.compared(request.app.state.index.diff(a, b))
         except (CheckpointNotFound, ConfigError) as error:
-            return shown(request, "compare.html", "/compare", a=a, b=b, status=404, **context | {"wrong": str(error)})
+            return shown(request, "compare.html", "/compare", a=a, b=b, status=404, **context | {"wrong": str(masked_error(error))})
     live = "?" if context["waiting"] else ""
     return shown(request, "compare.html", "/compare", live=live, a=a, b=b, **context)
 
@@ -225,5 +225,6 @@ def settings(request: Request) -> HTMLResponse:
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
     """An error of ours as a page: what, why, what to do."""
     return shown(
-        request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(error), todo="", status=status
-    )
+        request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(masked_error(error)), todo="",
+        status=status,
+    )  # fmt: skip

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from relight.errors import ConfigError
-from relight.serve.values import CheckpointDetail, DiffDetail, IncidentRow, LineageRow, Page, RunDetail, StorageDetail
+from relight.serve.values import AuditRow, CheckpointDetail, DiffDetail, IncidentRow, LineageRow, Page, RunDetail, StorageDetail
 
 STEPS_MAX, TAGS_MAX, LISTED_MAX = 500, 100, 500
 POINTS_MAX = 24_000
 """Points of all curves of a run together in one answer."""
 LINES_MAX, LINE_MAX = 3, 300
+AUDIT_FIELDS_BYTES, AUDIT_VALUE_BYTES = 1000, 200
+"""Bytes of JSON for all fields of an audit entry in a list, and for one value: 500 entries are less than 1 MB."""
 T = TypeVar("T")
 
 
@@ -72,6 +76,39 @@ def short_task(shown: dict[str, Any]) -> dict[str, Any]:
     """A task as lists have it: its last lines, cut; its own answer has all that is kept."""
     lines = [line[:LINE_MAX] for line in shown["lines"][-LINES_MAX:]]
     return shown | {"lines": lines, "says": shown["says"][:LINE_MAX], "details": shown["details"][:LINE_MAX]}
+
+
+def short_audit(row: AuditRow) -> AuditRow:
+    """An entry of the audit log as lists have it: long values are cut; ``relight audit show`` has all of it."""
+    fields, left = dict[str, str](), AUDIT_FIELDS_BYTES
+    for name, value in row.fields.items():
+        if not value:
+            fields[name] = value
+            left -= _size(name) + 4
+            continue
+        name, value = fitting(name, 100), fitting(value, AUDIT_VALUE_BYTES)
+        if (left := left - _size(name) - _size(value) - 2) < 0:
+            fields["…"] = f"{len(row.fields) - len(fields)} more"
+            break
+        fields[name] = value
+    return replace(
+        row, fields=fields, who=fitting(row.who, 100), what=fitting(row.what, 60), on=fitting(row.on, 300), role=fitting(row.role, 20),
+        token=fitting(row.token, 20),
+    )  # fmt: skip
+
+
+def fitting(text: str, most: int) -> str:
+    """Return the beginning of ``text`` whose JSON has at most ``most`` bytes; an ellipsis shows that some is missing."""
+    if _size(text) <= most:
+        return text
+    text = text[:most]
+    while text and (size := _size(text) + 3) > most:
+        text = text[: min(len(text) - 1, len(text) * most // size)]
+    return f"{text}…"
+
+
+def _size(text: str) -> int:
+    return len(msgspec.json.encode(text))
 
 
 def thinned(points: Sequence[T], most: int) -> list[T]:

@@ -11,7 +11,9 @@ from relight.errors import ConfigError
 
 HOPS_MAX = 16
 """Entries of ``X-Forwarded-For`` that are read, from the right."""
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\Z")
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\Z")
+_HOP = re.compile(r"\[([0-9a-f:.]+(?:%[^\]]*)?)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+"""An address as proxies forward it with a port, which some do: ``[2001:db8::1]:443``, ``1.2.3.4:5555``."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -21,7 +23,7 @@ def public_origin(text: str) -> str:
     try:
         parts = urlsplit(text.strip().lower())
         port = parts.port
-        name = (parts.hostname or "").encode("idna").decode()
+        name = (parts.hostname or "").removesuffix(".").encode("idna").decode()
     except (ValueError, UnicodeError):
         raise ConfigError(f"{text[:80]!r} is not an https address", hint=hint) from None
     if parts.scheme == "http":
@@ -71,12 +73,18 @@ class Proxies:
         client = peer
         for hop in reversed(",".join(forwarded).rsplit(",", HOPS_MAX)[-HOPS_MAX:]):
             try:
-                client = str(unmapped(hop.strip().strip("[]")))
+                client = str(unmapped(_address_of(hop.strip())))
             except ValueError:
                 break  # not an address: the last valid hop counts
             if not self.trusts(client):
                 break
         return client
+
+
+def _address_of(hop: str) -> str:
+    """Return an entry of ``X-Forwarded-For`` without brackets and port."""
+    found = _HOP.fullmatch(hop)
+    return hop if found is None else found[1] or found[2]
 
 
 def check_proxies(trusted: Sequence[str]) -> None:

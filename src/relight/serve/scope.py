@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,11 +10,15 @@ from dataclasses import dataclass
 
 from relight.audit.effects import EFFECTS, role_of
 from relight.audit.effects import ROLES as ROLES
-from relight.errors import CheckpointNotFound, ConfigError
-from relight.run_names import dir_of
+from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.run_names import dir_of, run_name
 
 NOTHING = "\0"
 """A scope that no run is in."""
+ANOTHER = "(another run)"
+"""Shown in place of the name of a run that the asker does not reach."""
+_IN_A_RUN = re.compile(r"(?:(?<= \[)|(?<![^/\n]))((?:(?! \[)[^/\n])+)/(?=[0-9]{10,16}-[0-9a-z]{10}-e[0-9]|log(?![A-Za-z0-9_-]))")
+"""A run's name before a file of it. Names may have spaces and quotes, so the match begins at a slash, a line or a bracket."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,33 @@ def in_scope(scope: str, store: str, runs: Collection[str]) -> bool:
     """Return whether a change of these runs, of a whole store (no runs) or of anything (no store) concerns an asker of that scope."""
     in_store, _, in_run = scope.partition("/")
     return not scope or not store or (store == in_store and (not in_run or not runs or dir_of(in_run) in runs))
+
+
+def masked(text: str) -> str:
+    """Return ``text`` with ``ANOTHER`` for each run before a file's path that the asker does not reach.
+
+    A checkpoint of a branch has its files in the run that it was made in, so errors name that run. What is masked depends on the text and
+    the scope alone, not on which runs there are: else it would show whether a run of that name exists.
+    """
+    run = _scope.get().partition("/")[2]
+    if not run or "/" not in text:
+        return text
+    own = {dir_of(run), run_name(dir_of(run))}
+
+    def hide(match: re.Match[str]) -> str:
+        name = match[1]
+        mine = next((one for one in own if name.endswith(one)), None)
+        if mine is not None and name[: -len(mine)][-1:] in ("", "'", '"', "(", "["):
+            return match[0]
+        return f"{ANOTHER}/"
+
+    return _IN_A_RUN.sub(hide, text)
+
+
+def masked_error(error: RelightError) -> RelightError:
+    """Return ``error`` with all its texts ``masked``."""
+    details = [masked(one) for one in error.details]
+    return type(error)(masked(error.what), where=masked(error.where), hint=masked(error.hint), details=details, retryable=error.retryable)
 
 
 def scope_now() -> str:

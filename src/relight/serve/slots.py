@@ -10,7 +10,9 @@ from relight.serve.scope import ANONYMOUS
 MOST, OF_ONE, OF_ANONYMOUS = 24, 6, 3
 """Fewer than the threads that requests run in (40), so that no request waits for a thread. Pages are made by Python code, which runs one
 thread at a time: more threads for strangers only slow down the loop, which answers health."""
-WAITING_MAX, WAITING_OF_ONE_MAX, WAIT_S = 32, 12, 5.0
+OF_ONE_ANONYMOUS = OF_ANONYMOUS - 1
+"""One client without credentials never has the last slot of those clients."""
+WAITING_MAX, WAITING_OF_ONE_MAX, WAITING_OF_ANONYMOUS_MAX, WAIT_S = 32, 12, 16, 5.0
 
 
 class Slots:
@@ -31,7 +33,10 @@ class Slots:
             self._taken[asker] += 1
             return True
         mine = sum(one == asker for one, _ in self._waiting)
+        strangers = sum(one.startswith(ANONYMOUS) for one, _ in self._waiting)
         if len(self._waiting) >= WAITING_MAX or mine >= WAITING_OF_ONE_MAX:
+            return False
+        if asker.startswith(ANONYMOUS) and strangers >= WAITING_OF_ANONYMOUS_MAX:
             return False
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((asker, turn))
@@ -65,7 +70,8 @@ class Slots:
                 one[1].set_result(None)
 
     def _may(self, asker: str) -> bool:
-        strangers = sum(count for one, count in self._taken.items() if one.startswith(ANONYMOUS))
-        if asker.startswith(ANONYMOUS) and strangers >= OF_ANONYMOUS:
-            return False
+        if asker.startswith(ANONYMOUS):
+            strangers = sum(count for one, count in self._taken.items() if one.startswith(ANONYMOUS))
+            if strangers >= OF_ANONYMOUS or self._taken[asker] >= OF_ONE_ANONYMOUS:
+                return False
         return self._taken.total() < MOST and self._taken[asker] < OF_ONE

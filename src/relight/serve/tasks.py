@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.serve.pages_actions import Done
-from relight.serve.scope import asker, reaches
+from relight.serve.scope import asker, masked, reaches
 
 KEPT_MAX, LINES_MAX, RUNNING_MAX, OF_ONE_MAX = 200, 100, 8, 3
 """Tasks that are kept, lines of each, tasks that run at a time, and of them those of one asker."""
@@ -39,14 +39,15 @@ class Task:
     asker: str = ""
     """What quotas count it by."""
     tells: Callable[[], None] = lambda: None
-    _then: Callable[[Done], None] | None = None
+    _then: list[Callable[[Done], None]] = field(default_factory=list)
+    """One of each asker: several may have asked for the same task, and each has an audit entry to end."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def when_over(self, then: Callable[[Done], None]) -> None:
-        """Once, with how it ended; at once if it has."""
+        """Call ``then`` once, with how it ended; at once if it has."""
         with self._lock:
-            self._then = then
             if self.done is None:
+                self._then.append(then)
                 return
         then(self.done)
 
@@ -54,10 +55,16 @@ class Task:
         """It has ended so."""
         with self._lock:
             self.ended, self.done = now, done
-            then = self._then
+            then, self._then = self._then, []
         self.tells()
-        if then is not None:
-            then(done)
+        failed: list[Exception] = []
+        for one in then:
+            try:
+                one(done)
+            except Exception as error:  # noqa: BLE001 (the other askers' entries must end all the same)
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     @property
     def state(self) -> str:
@@ -70,11 +77,12 @@ class Task:
         self.tells()
 
     def shown(self, now: float) -> dict[str, object]:
-        """For programs."""
+        """For programs, without names of runs that the asker does not reach."""
         return {
             "id": self.id, "verb": self.verb, "store": self.store, "run": self.run, "who": self.who, "state": self.state,
-            "began": self.began, "seconds": round((self.ended or now) - self.began, 1), "lines": self.lines,
-            "says": self.done.says if self.done is not None else "", "details": self.done.details if self.done is not None else "",
+            "began": self.began, "seconds": round((self.ended or now) - self.began, 1), "lines": [masked(one) for one in self.lines],
+            "says": masked(self.done.says) if self.done is not None else "",
+            "details": masked(self.done.details) if self.done is not None else "",
         }  # fmt: skip
 
 

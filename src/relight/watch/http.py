@@ -16,7 +16,7 @@ from relight.watch.exposition import CONTENT_TYPE, Collector
 
 REQUEST_S = 10.0
 CONNECTIONS_MAX = 16
-"""Connections at a time. One more closes the oldest that has not asked yet, or else is refused."""
+"""Connections at a time. One more closes the one whose client this server has waited for longest: for a request, or to read an answer."""
 
 
 def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -> ThreadingHTTPServer:
@@ -31,7 +31,7 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
 
         def do_GET(self) -> None:  # the name that http.server calls
             """One page, or 404."""
-            self.server.asked(self.request)  # type: ignore[attr-defined] # of our own server
+            self.server.mark(self.request, busy=True)  # type: ignore[attr-defined] # of our own server
             path = self.path.partition("?")[0]
             if not is_host(self.headers.get_all("host") or [], names):
                 self._answer(400, b"unknown host name: relight metrics --host NAME permits it\n")
@@ -49,6 +49,7 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            self.server.mark(self.request, busy=False)  # type: ignore[attr-defined] # from here on it waits for its client
             self.end_headers()
             self.wfile.write(body)
 
@@ -58,14 +59,14 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.open: OrderedDict[Any, bool] = OrderedDict()
-            """Open connections, the oldest first, and whether each has sent its request."""
+            """Open connections, and whether the server makes an answer for each; those that wait for their client longest come first."""
             self._lock = threading.Lock()
 
         def verify_request(self, request: Any, client_address: Any) -> bool:
-            """Whether there is room, which the oldest connection without a request makes."""
+            """Return whether there is room. The connection that waits for its client longest is closed to make some."""
             with self._lock:
                 if len(self.open) >= CONNECTIONS_MAX:
-                    oldest = next((one for one, has_asked in self.open.items() if not has_asked), None)
+                    oldest = next((one for one, busy in self.open.items() if not busy), None)
                     if oldest is None:
                         return False
                     del self.open[oldest]
@@ -74,11 +75,12 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
                 self.open[request] = False
                 return True
 
-        def asked(self, request: Any) -> None:
-            """Its request has come."""
+        def mark(self, request: Any, busy: bool) -> None:
+            """Note that the server works on a connection's answer, or waits for its client from now on."""
             with self._lock:
                 if request in self.open:
-                    self.open[request] = True
+                    self.open[request] = busy
+                    self.open.move_to_end(request)
 
         def shutdown_request(self, request: Any) -> None:
             """The connection ends."""
