@@ -234,7 +234,7 @@ def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None
         assert may_answer.wait(20)
         return {"commit": "c", "changes": None}
 
-    monkeypatch.setattr(module, "_code", slow)
+    monkeypatch.setattr(module, "code_revision", slow)
     given = environment_soon()
     assert asked.wait(20)
     found: list[object] = []
@@ -246,7 +246,7 @@ def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None
     for thread in threads:
         thread.join()
     assert found == [{"commit": "c", "changes": None}] * 3
-    monkeypatch.setattr(module, "_GIT_S", -0.5)
+    monkeypatch.setattr(module, "_CODE_S", 0.0)
     may_answer.clear()
     assert environment_soon()()["code"] is None
     may_answer.set()

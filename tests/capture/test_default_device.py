@@ -24,7 +24,7 @@ OWN_PROCESSES = {"bench", "demo", "drill", "testing", "foresee"}
 @pytest.fixture(autouse=True)
 def _default_device() -> Iterator[None]:
     yield
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)  # any device, "cpu" too, would be a mode that each call of torch goes through
 
 
 def parts(seed: int) -> dict[str, Any]:
