@@ -48,7 +48,7 @@ VALUES: dict[str, Any] = {
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",
 }  # fmt: skip
-BOOLEANS = ("environment.core_dumps", "environment.single_writer", "environment.debug")
+BOOLEANS = ("environment.core_dumps", "environment.single_writer", "environment.keys_over_http", "environment.debug")
 
 
 def value_for(one: Setting) -> Any:

@@ -33,7 +33,8 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     \b
     Examples:
       relight run --nproc-per-node 8 train.py --batch-size 32
-      RELIGHT_JOB_SECRET=file:job.key relight run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint head train.py
+      RELIGHT_JOB_SECRET=file:job.key relight run --nnodes 2:4 \\
+        --rdzv-backend c10d --rdzv-endpoint head train.py
     """
     from relight.settings.file import PLACE, take_environment
     from relight.supervise.launch import SAVED, UNSAVED, launch, parse

@@ -128,7 +128,7 @@ def _judge_all(variables: Mapping[str, str]) -> None:
 def _judge(variable: str, text: str) -> None:
     """The value of a variable that is read as text, by the rules of who reads it."""
     name = VARIABLES[variable].name.rpartition(".")[2]
-    if name in ("background", "core_dumps", "single_writer") and text.lower() not in _YES:
+    if name in ("background", "core_dumps", "single_writer", "keys_over_http") and text.lower() not in _YES:
         raise ConfigError(f"{name} is one of {', '.join(_YES)}, not {text[:40]!r}")
     if name in ("grace_s", "store_patience_s"):
         _seconds(name, text)

@@ -37,7 +37,7 @@ TOLD = (
     "RELIGHT_SPIKES",
 )  # fmt: skip
 """Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
-_PROTECTION = ("job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "peers_host", "events", "cache")
+_PROTECTION = ("job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host", "events", "cache")
 NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model"})
 """Settings for protection, and of paths that are read, written and tidied. They count only in a file that is named, not in one that lies in
 the working directory."""
@@ -222,6 +222,7 @@ _ENVIRONMENT = (
         ("audit", "a store", "none", "where it is written down who did what"),
         ("core_dumps", _YES, "false", "whether processes that hold keys may leave core dumps"),
         ("single_writer", _YES, "false", "a promise: one process at most writes to the store"),
+        ("keys_over_http", _YES, "false", "whether key services on other machines may be asked without TLS"),
         ("debug", _YES, "false", "whether commands show tracebacks"),
         ("log", "quiet, warnings, default, info or debug", "default", "which events go to stderr if no logging is configured"),
     ),
