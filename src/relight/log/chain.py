@@ -124,7 +124,7 @@ class Log:
             self._view()  # first, as a store that was emptied must not be made again under another id
         try:
             self._store_id = require_store(self._store).id
-        except CorruptCheckpoint:
+        except (CorruptCheckpoint, UnsafeContent):
             self._store_id = ""  # the records know: a damaged relight.json must not stop a run
         self._judged = None
         view = self._view()
@@ -397,7 +397,7 @@ class Log:
         if not self._store_id:
             try:
                 self._store_id = read_store(self._store).id
-            except (CheckpointNotFound, CorruptCheckpoint):
+            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
         stores = {slot.record.store for slot in slots.values() if slot.record}
         if len(stores) == 1:  # a run that was moved or copied into another store keeps the id of its own

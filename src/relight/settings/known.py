@@ -37,7 +37,10 @@ TOLD = (
     "RELIGHT_SPIKES",
 )  # fmt: skip
 """Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
-_PROTECTION = ("job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host", "events", "cache")
+_PROTECTION = (
+    "job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host",
+    "events", "cache",
+)  # fmt: skip
 NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model"})
 """Settings for protection, and of paths that are read, written and tidied. They count only in a file that is named, not in one that lies in
 the working directory."""
