@@ -96,7 +96,7 @@ def test_no_process_that_relight_starts_imports_from_the_working_directory(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", *filter(None, [os.environ.get("PYTHONPATH")])]))  # "" is the working directory
     monkeypatch.chdir(trap.parent / "trap")
     starts = _each_start(monkeypatch, tmp_path / "output")
-    os.chdir(trap.parent / "trap")
+    monkeypatch.chdir(trap.parent / "trap")
     for command, environment, directory in starts:
         at = next(index for index, word in enumerate(command) if word.startswith("relight"))
         probe = [*command[:at], "relight.world.node"]  # imports most of the names, and ends

@@ -32,6 +32,7 @@ BROAD_MAY_STAND = {
     "store/object_writer.py": "an upload's own thread: kept, and raised where the writer is",
     "store/objects.py": "a library's errors are of any kind: made ours",
     "serve/jobs.py": "whatever a job raises is its client's answer",
+    "serve/tasks.py": "one asker's entry that fails does not stop the others': raised after them",
     "supervise/joining.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
