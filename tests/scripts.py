@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import tempfile
-import weakref
+import threading
 from pathlib import Path
-from typing import IO
 
 from relight.testing.warm import IMPORTED, Warm
 
@@ -20,52 +18,27 @@ def warm() -> Warm:
     return Warm(IMPORTED, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-class Script:
-    """A script that runs. ``stdout`` is a pipe of text, as of ``subprocess.Popen``; standard error goes to a file."""
-
-    def __init__(self, source: str | Path, *arguments: str, cwd: Path | None = None, leads: bool = False, **environment: str) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="relight-script-"))
-        weakref.finalize(self, shutil.rmtree, folder, True)
-        self._errors, path = folder / "errors", source if isinstance(source, Path) else folder / "script.py"
-        if isinstance(source, str):
-            path.write_text(source)
-        readable, writable = os.pipe()
-        with self._errors.open("wb") as errors:
-            self.process = warm().start(
-                [str(path), *arguments], writable, errors.fileno(), {**os.environ, **environment}, leads=leads, directory=cwd and str(cwd)
-            )
-        os.close(writable)
-        self.stdout: IO[str] = os.fdopen(readable, "r")
-        weakref.finalize(self, self.stdout.close)
-
-    def errors(self) -> str:
-        """Return what it has written to standard error."""
-        return self._errors.read_text(errors="replace")
-
-    def ends(self, timeout_s: float = 90) -> tuple[int, str, str]:
-        """Wait for the end. Return exit code, the rest of the output, errors."""
-        code = self.process.wait(timeout_s)
-        with self.stdout:
-            output = self.stdout.read()
-        return code, output, self.errors()
-
-    def kill(self) -> None:
-        """Send SIGKILL, and wait."""
-        self.process.kill()
-        self.process.wait()
-        self.stdout.close()
-
-
 def run_script(
     source: str | Path, *arguments: str, timeout_s: float = 90, cwd: Path | None = None, leads: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, as ``subprocess.run`` does."""
-    script = Script(source, *arguments, cwd=cwd, leads=leads, **environment)
-    output: list[str] = []
-    with script.stdout:
-        output += script.stdout  # until the last process that has the pipe ends
-    try:
-        code = script.process.wait(timeout_s)
-    finally:
-        script.process.kill()
-    return subprocess.CompletedProcess(list(arguments), code, "".join(output), script.errors())
+    """Run a script, by its text or its path, to its end and that of all that have its output. It is killed after ``timeout_s``."""
+    with tempfile.TemporaryDirectory(prefix="relight-script-") as folder:
+        path, errors = source if isinstance(source, Path) else Path(folder) / "script.py", Path(folder) / "errors"
+        if isinstance(source, str):
+            path.write_text(source)
+        readable, writable = os.pipe()
+        with errors.open("wb") as file:
+            script = warm().start(
+                [str(path), *arguments], writable, file.fileno(), {**os.environ, **environment}, leads=leads, directory=cwd and str(cwd)
+            )
+        os.close(writable)
+        late = threading.Timer(timeout_s, script.kill)
+        late.start()
+        try:
+            with os.fdopen(readable, "r") as stdout:
+                output = stdout.read()
+            code = script.wait(timeout_s)
+        finally:
+            late.cancel()
+            script.kill()
+        return subprocess.CompletedProcess(list(arguments), code, output, errors.read_text(errors="replace"))

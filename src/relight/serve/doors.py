@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from relight.serve.proxies import Proxies, asker_of, host_of
 from relight.serve.scope import ANONYMOUS, NOTHING, Who, asking
 from relight.serve.slots import Slots
 from relight.serve.state import State
+from relight.watch.http import is_host
 
 OPEN = ("/login", "/healthz", "/readyz")
 """Addresses that answer whoever asks, besides ``/static``; no count of requests closes them."""
@@ -156,7 +156,7 @@ class Doors:
         """What does not depend on who it is."""
         if scope["method"] not in ("GET", "HEAD", "POST"):
             raise Refused(405, "this server knows GET and POST")
-        if not _is_our_host(headers.getlist("host"), self.rules.names):
+        if not is_host(headers.getlist("host"), ("localhost", *self.rules.names)):
             raise Refused(400, "this server is not called that: relight serve --host NAME says what it is called")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
@@ -332,18 +332,3 @@ def _is_bearer(authorization: str) -> bool:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else "local"
-
-
-def _is_our_host(told: list[str], names: tuple[str, ...]) -> bool:
-    """A name that somebody else's DNS could point here is none of ours; an address cannot be pointed anywhere."""
-    if len(told) != 1:
-        return False
-    host = told[0].lower()
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] if ":" in host else host
-    if name == "localhost" or name in names:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

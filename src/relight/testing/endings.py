@@ -192,7 +192,7 @@ def _forked(cell: Cell, rng: random.Random, warm: Warm, arguments: list[str], er
 def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child, output: IO[bytes], run: Path) -> list[str]:
     """End the job at a random step. Return what is wrong then."""
     with output:
-        finished = _steps(job.pid, output, cell, rng)
+        finished = _steps(job, output, cell, rng)
     try:
         code = job.wait(GRACE_S)
     except subprocess.TimeoutExpired:
@@ -202,10 +202,10 @@ def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child
     return [*_unsaved(run, finished), *_untrue(cell, code), *_left(run, job.pid)]
 
 
-def _steps(pid: int, output: IO[bytes], cell: Cell, rng: random.Random) -> int:
+def _steps(job: subprocess.Popen[bytes] | Child, output: IO[bytes], cell: Cell, rng: random.Random) -> int:
     """Read the steps that the job reports until its end, and end it at a random one. Return the last."""
     finished, at, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
-    late = threading.Timer(GRACE_S, os.kill, (pid, signal.SIGKILL))
+    late = threading.Timer(GRACE_S, job.kill)
     late.start()
     for line in output:
         word, _, number = line.decode(errors="replace").rpartition(" ")
@@ -214,7 +214,7 @@ def _steps(pid: int, output: IO[bytes], cell: Cell, rng: random.Random) -> int:
         finished = int(number)
         if finished == at:
             time.sleep(delay_s)
-            _end(pid, cell.way)
+            _end(job.pid, cell.way)
     late.cancel()
     return finished
 

@@ -33,7 +33,7 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
             """One page, or 404."""
             self.server.mark(self.request, busy=True)  # type: ignore[attr-defined] # of our own server
             path = self.path.partition("?")[0]
-            if not is_host(self.headers.get_all("host") or [], names):
+            if not is_host([one.strip() for one in self.headers.get_all("host") or []], names):
                 self._answer(400, b"unknown host name: relight metrics --host NAME permits it\n")
             elif path == "/metrics":
                 self._answer(200, collector.text(), CONTENT_TYPE)
@@ -110,7 +110,7 @@ def is_host(headers: Sequence[str], names: Iterable[str]) -> bool:
     by a web page's owner (DNS rebinding)."""
     if len(headers) != 1:
         return False
-    host = headers[0].strip().lower()
+    host = headers[0].lower()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] if ":" in host else host
     if name in names:
         return True
