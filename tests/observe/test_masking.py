@@ -22,7 +22,7 @@ SECRET = "hunter2-s3cr3t"
         ["--aws-secret-access-key", SECRET], ["--passphrase", SECRET], ["--accessKey=" + SECRET], ["--credentials", SECRET],
         [f"--opts=lr=1,api_key={SECRET}"], [f'{{"api_key": "{SECRET}", "lr": 1}}'], ["-H", f"Authorization: Bearer {SECRET}"], ["--password", "-" + SECRET],
         ["--dbpassword", SECRET], ["--hftoken", SECRET], ["--secretkey", SECRET], ["--tokens", SECRET], ["--keys", "abc", SECRET],
-        ["--private-key", f"-----BEGIN KEY----- {SECRET}"], [f"postgres://u:p/{SECRET}@host/db"], [f"postgres://u:{SECRET}@x@host/db"],
+        ["--private-key", f"-----BEGIN KEY----- {SECRET}"], [f"postgres://u:p/{SECRET}@host/db"], [f"postgres://u:{SECRET}?x@host/db"], [f"postgres://u:{SECRET}#x@host/db"], [f"postgres://u:{SECRET}@x@host/db"],
         ["--password=abc," + SECRET], ["--password=a&" + SECRET], ["--passwords", "one", SECRET], ["--cookie", f"session={SECRET}"], ["--pass", SECRET],
         [f"https://host/x?sig={SECRET}"],
     ],

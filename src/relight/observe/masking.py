@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 MASK = "…"
 LENGTH_MAX = 4000
 """Characters of one argument or text that are looked at: the rest is cut off, so that no secret is in it, and no text takes long."""
-_URL_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*+://)[^\s?#]*@")
+_URL_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*+://)(?:[^\s?#]*|[^/\s@]*)@")
 _TEXT_NAME = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]\s*+")
 _TEXT_END = re.compile(r"\s|$")
 _SECRET_PART = re.compile(r"(?i)secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential")
