@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import mmap
 import os
 import socket
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -26,6 +30,7 @@ from relight.world.local_sockets import Listener, LocalDirectory, NotPrivate, na
 from relight.world.proof import ProofFailed, prove_as_caller, prove_as_listener
 
 OTHER = 65534
+TOPS = local_sockets._tops
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can act as another user")
 
 
@@ -250,7 +255,7 @@ def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: 
         first.close()
         directory.connect(name, 1.0).close()
         second.close()
-        assert sorted(os.listdir(directory.fd)) == ["lock"]
+        assert sorted(os.listdir(directory.fd)) == ["lock", "secret"]
         dead = [directory.listen(name_of(str(number)), 1) for number in range(3)]
         for one in dead[:2]:
             one.socket.close()
@@ -259,7 +264,7 @@ def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: 
         os.mkdir(f"{directory.path}/{name_of('9')}.sock")
         (Path(directory.path) / "mine.sock").write_text("not a socket of ours")
         directory.listen(name, 1).close()
-        left = {f"{dead[0].name}.sock", f"{dead[2].name}.sock", f"{name_of('9')}.sock", "mine.sock", "lock"}
+        left = {f"{dead[0].name}.sock", f"{dead[2].name}.sock", f"{name_of('9')}.sock", "mine.sock", "lock", "secret"}
         assert set(os.listdir(directory.fd)) == left  # only the old one that no process listens at is removed
         dead[2].close()
 
@@ -330,3 +335,161 @@ def test_both_ends_of_a_proof_agree() -> None:
         prove_as_caller(ours, b"s" * 32, "name", 0.1)
     ours.close()
     theirs.close()
+
+
+@pytest.fixture
+def tops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Two candidates."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.setattr(local_sockets, "_tops", lambda: [str(first), str(second)])
+    return str(first), str(second)
+
+
+def fails_in(top: str, call: Callable[..., object], code: int) -> Callable[..., object]:
+    """Return ``call`` that fails with ``code`` if its first argument is a descriptor in ``top``; short: with 0."""
+
+    def failing(fd: int, *rest: object) -> object:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(top):
+            if code == 0:
+                return 5
+            raise OSError(code, os.strerror(code))
+        return call(fd, *rest)
+
+    return failing
+
+
+CODES = [errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.EACCES]
+
+
+@pytest.mark.parametrize(("call", "code"), [*[("write", code) for code in CODES], ("write", 0), ("fsync", errno.ENOSPC)])
+def test_a_candidate_counts_once_its_secret_is_there(tops: tuple[str, str], monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    """A directory in which the secret cannot be made is not used: the next one is, and without one the reason is stated at once."""
+    monkeypatch.setattr(os, call, fails_in(tops[0], getattr(os, call), code))
+    with LocalDirectory() as directory:
+        assert directory.path.startswith(tops[1]) and len(directory.secret()) == 32
+    monkeypatch.setattr(local_sockets, "_tops", lambda: [tops[0]])
+    gc.collect()
+    before = descriptors()
+    with pytest.raises(StoreUnavailable, match=f"{tops[0]}/.*/secret cannot be read or made \\({os.strerror(code or errno.ENOSPC)}"):
+        launch.connect("store", "run")
+    assert descriptors() == before
+    assert os.listdir(f"{tops[0]}/relight-{os.geteuid()}/sockets") == ["lock"]
+
+
+def test_a_directory_on_a_read_only_file_system_is_not_used(tops: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that was usable before its file system was mounted read-only gives way to the next one."""
+    with LocalDirectory() as directory:
+        assert directory.path.startswith(tops[0])
+    fstatvfs = os.fstatvfs
+    read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: read_only if os.readlink(f"/proc/self/fd/{fd}").startswith(tops[0]) else fstatvfs(fd))
+    with LocalDirectory() as directory:
+        assert directory.path.startswith(tops[1])
+
+
+@pytest.mark.parametrize("malformed", [b"", b"x" * 31, b"x" * 64])
+def test_a_malformed_secret_is_replaced(agent: serve.Server, malformed: bytes) -> None:
+    """A secret of another length, as a power loss may leave it, is made again, and all processes then have the same one."""
+    with LocalDirectory() as directory:
+        path = Path(directory.path) / "secret"
+        path.write_bytes(malformed)
+        found: list[bytes] = []
+        threads = [threading.Thread(target=lambda: found.append(directory.secret())) for _ in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert len(found) == 8 and set(found) == {path.read_bytes()} and len(found[0]) == 32
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.write_bytes(malformed)
+        launch.connect("store", "run").close()
+
+
+def test_a_secret_is_on_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss leaves the whole secret or none; file systems without hard links will do."""
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(os, "rename", lambda *of, **at: (calls.append("rename"), rename(*of, **at))[1])
+    monkeypatch.setattr(os, "link", lambda *_, **__: pytest.fail("a hard link was made"))
+    with LocalDirectory():
+        assert calls == ["fsync", "rename"]
+
+
+def test_what_is_wrong_with_the_secret_is_not_blamed_on_the_agent(agent: serve.Server) -> None:
+    """If the secret cannot be used, the error names its file and no process."""
+    with LocalDirectory() as directory:
+        os.chmod(f"{directory.path}/secret", 0o640)
+        with pytest.raises(StoreUnavailable, match=r"^the agent's secret is not usable: .*/secret is not a file that only") as caught:
+            launch._connect(directory, launch.address_of("store", "run"), 5.0)
+    assert "process" not in caught.value.what and "end process" not in (caught.value.hint or "")
+
+
+def test_candidates_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative TMPDIR is no candidate, nor is the working directory: trainer and agent have different ones."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    for name in ("TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", "scratch")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    here = TOPS()
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert here == TOPS() and not [top for top in here if top.startswith(str(tmp_path))]
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: pytest.fail("it may be the working directory"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    assert TOPS()[1] == str(tmp_path / "scratch")
+
+
+def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A started agent listens where its trainer looks, whatever its own candidates are; a path of another form or a link is refused."""
+    commands: list[list[str]] = []
+
+    def popen(command: list[str], **_: object) -> None:
+        commands.append(command)
+        raise OSError(errno.EAGAIN, "it need not start here")
+
+    monkeypatch.setattr(launch.subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="need not start"):
+        launch.connect("store", "run")
+    monkeypatch.setattr(local_sockets, "_tops", lambda: pytest.fail("the directory was given"))
+    (tmp_path / "link").symlink_to(tmp_path)
+    own = f"relight-{os.geteuid()}/sockets"
+    command = commands[0]
+    assert command[-1] == f"{tmp_path}/{own}"
+    for one in ("signal.signal", "faulthandler.enable", "lower_priority"):
+        monkeypatch.setattr(f"relight.agent.serve.{one}", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", command[command.index("relight.agent.serve") :])
+    listening: list[bool] = []
+    monkeypatch.setattr(serve.Server, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket()))
+    assert serve.main() == 0 and listening == [True]
+    with LocalDirectory(f"{tmp_path}/{own}") as directory:
+        assert directory.path == f"{tmp_path}/{own}"
+    for path in (str(tmp_path), f"{tmp_path}/link/{own}", f"{tmp_path}/x/../{own}", own, f"{tmp_path}/gone/{own}"):
+        with pytest.raises(NotPrivate):
+            LocalDirectory(path)
+
+
+def test_the_next_directory_is_used_if_no_agent_can_listen_in_the_first(
+    tops: tuple[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that became full after its secret was made gives way to the next; if all are, the error names them."""
+    started: list[str] = []
+    monkeypatch.setattr(
+        launch, "_start", lambda *of: (started.append(of[3]), SimpleNamespace(poll=lambda: 4, returncode=launch.UNUSABLE))[1]
+    )
+    with pytest.raises(StoreUnavailable, match=f"no process can listen in {tops[0]}.*no process can listen in {tops[1]}"):
+        launch.connect("store", "run", deadline_s=5.0)
+    assert [path.startswith(top) for path, top in zip(started, tops, strict=True)] == [True, True]
+    with LocalDirectory(started[1]) as directory:
+        listener = directory.listen(name, 4)
+    server = serve.Server(listener.socket, 60.0, name, started[1])
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    launch.connect("store", "run", deadline_s=5.0).close()
+    server.end(0, None)
+    thread.join(10)
+    listener.close()

@@ -1,4 +1,4 @@
-"""A process of this host whose sockets cannot be seen is not taken for dead."""
+"""A process of this host that is not proved to have ended is not taken for dead."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 import relight
 from relight.checkpointer import takeover
-from relight.checkpointer.out_of_sight import out_of_sight
+from relight.checkpointer.out_of_sight import may_live
 from relight.store import LocalStore
 from relight.world import local_sockets
+from relight.world.local_sockets import LocalDirectory, name_of
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can act as another user")
 SLEEPS = ["sh", "-c", "echo && exec sleep 60"]
@@ -24,11 +25,12 @@ SLEEPS = ["sh", "-c", "echo && exec sleep 60"]
 def process(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """One that sleeps: as this user, as another user, or with another directory of sockets."""
     monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
+    kind = getattr(request, "param", "this user")
     command, user = list(SLEEPS), None
-    if request.param == "other user":
+    if kind == "other user":
         user = 65534
-    elif request.param == "other directory":
-        command = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none {tmp_path} && exec \"$@\"", "sh", *command]
+    elif kind == "other directory":
+        command = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {tmp_path} && exec "$@"', "sh", *command]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, user=user)
     assert started.stdout is not None
     if not started.stdout.readline():
@@ -41,33 +43,118 @@ def process(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("process", "hidden"),
-    [("this user", False), pytest.param("other user", True, marks=AS_ROOT), pytest.param("other directory", True, marks=AS_ROOT)],
-    indirect=["process"],
+    "process", ["this user", pytest.param("other user", marks=AS_ROOT), pytest.param("other directory", marks=AS_ROOT)], indirect=True
 )
-def test_who_cannot_be_seen_is_known_by_its_id_and_start(process: subprocess.Popen[str], hidden: bool) -> None:
-    """It lives, has another private directory, and began before its record: a later process with its id is another one."""
-    assert out_of_sight(process.pid, time.time()) is hidden
-    assert not out_of_sight(process.pid, time.time() - 1000)
+def test_a_process_without_a_socket_is_known_by_its_id_and_start(process: subprocess.Popen[str]) -> None:
+    """It may live if it began before its record: a later process with its id is another one."""
+    address = name_of("attempt")
+    assert may_live(process.pid, time.time(), address)
+    assert not may_live(process.pid, time.time() - 1000, address)
     process.kill()
     process.wait()
-    assert not out_of_sight(process.pid, time.time())
-    assert not out_of_sight(os.getpid(), time.time()) and not out_of_sight(0, time.time())
+    assert not may_live(process.pid, time.time(), address)
+    assert not may_live(os.getpid(), time.time(), address) and not may_live(0, time.time(), address)
 
 
-@pytest.mark.parametrize("process", [pytest.param("other user", marks=AS_ROOT)], indirect=True)
-def test_a_second_start_waits_for_another_users_process(process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that another user's process of this host saved seconds ago shows a sign of life, as on another host."""
-    ckpt = relight.Checkpointer(tmp_path / "store" / "run", state={"x": 1}, save=relight.every(steps=1))
+def test_a_left_socket_proves_that_its_attempt_has_ended(process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live process has ended its attempt if the file is there and has no listener; a lock that is held proves nothing."""
+    address = name_of("attempt")
+    with LocalDirectory() as directory:
+        listener = directory.listen(address, 1)
+        assert may_live(process.pid, time.time(), address)
+        listener.leave()
+        assert not may_live(process.pid, time.time(), address) and not may_live(process.pid, time.time(), address)
+        assert may_live(process.pid, time.time(), name_of("another attempt"))
+        monkeypatch.setattr(local_sockets, "_LOCK_S", 0.01)
+        with directory._locked():
+            assert may_live(process.pid, time.time(), address)
+        directory.listen(address, 1).close()  # as a cleaner does: the file is gone
+        assert may_live(process.pid, time.time(), address)
+
+
+@pytest.mark.parametrize("unreadable", ["stat", "boot"])
+def test_a_process_that_cannot_be_read_may_live(process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, unreadable: str) -> None:
+    """If /proc hides a process or its start, its id alone decides."""
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: "0 (sleep) S" if unreadable == "boot" else open("/nonexistent").read())
+    assert may_live(process.pid, time.time() - 1000, name_of("attempt"))
+    process.kill()
+    process.wait()
+    assert not may_live(process.pid, time.time(), name_of("attempt"))
+
+
+@pytest.fixture
+def trained(process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[relight.Checkpointer]:
+    """A run that was saved a moment ago. Its records seem to be of ``process``."""
+    ckpt = relight.Checkpointer(tmp_path / "store" / "run", state={"x": 1}, save=relight.every(steps=1), background=False)
     ckpt.restore()
     ckpt.step(0)
-    ckpt._takeover.release()  # its socket is not to be seen here
-    store = LocalStore(tmp_path / "store")
-    assert takeover.look(store, "run") is None
     monkeypatch.setattr(takeover, "process_of", lambda writer: (takeover._host(), process.pid))
+    yield ckpt
+    ckpt.close()
+
+
+@pytest.mark.parametrize("way", ["other network", "squatted", "no directory", "cleaned", "never listened"])
+def test_a_second_start_waits_for_a_process_whose_socket_is_not_found(
+    trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A live process of this host without a socket here shows a sign of life, as one of another host does; a dead one shows none."""
+    listener = trained._takeover._listener
+    assert listener is not None
+    file = Path(listener._path) / f"{listener.name}.sock"
+    store = LocalStore(tmp_path / "store")
+    sign = takeover.look(store, "run")
+    assert sign is not None and sign.certain
+    if way == "other network":
+        monkeypatch.setattr(local_sockets, "_network", lambda: "net:[1]")
+    elif way == "squatted":
+        file.parent.parent.chmod(0o777)
+    elif way == "no directory":
+        monkeypatch.setattr(local_sockets, "_tops", list)
+    else:
+        if way == "never listened":
+            trained._takeover.release()
+        file.unlink()
+    assert not takeover._goes(sign._replace(pid=process.pid, address=takeover.name_of("x")), 0.0)
     sign = takeover.look(store, "run")
     assert sign is not None and not sign.certain and sign.pid == process.pid
     process.kill()
     process.wait()
     assert takeover.look(store, "run") is None
-    ckpt.close()
+    if way == "squatted":
+        file.parent.parent.chmod(0o700)
+
+
+def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a cleaner removed its socket's file, a process that trains can soon be connected to again."""
+    listener, store = trained._takeover._listener, LocalStore(tmp_path / "store")
+    assert listener is not None
+    (Path(listener._path) / f"{listener.name}.sock").unlink()
+    monkeypatch.setattr(takeover, "FOUND_S", 0.0)
+    trained.step(1)
+    sign = takeover.look(store, "run")
+    assert sign is not None and sign.certain
+    kept = trained._takeover._listener
+    trained.step(2)
+    assert trained._takeover._listener is kept
+
+
+def test_a_second_start_does_not_wait_for_an_attempt_that_ended(trained: relight.Checkpointer, tmp_path: Path) -> None:
+    """A process that lives after it gave the run up is not in the way, and its socket's file proves it for an hour."""
+    trained._takeover.release()
+    assert takeover.look(LocalStore(tmp_path / "store"), "run") is None
+
+
+@pytest.mark.parametrize("process", [pytest.param("other user", marks=AS_ROOT)], indirect=True)
+def test_a_second_start_waits_for_another_users_process(
+    trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """A run that another user's process of this host saved seconds ago shows a sign of life, as on another host."""
+    listener = trained._takeover._listener
+    assert listener is not None
+    listener.close()  # its socket is not to be seen here
+    store = LocalStore(tmp_path / "store")
+    sign = takeover.look(store, "run")
+    assert sign is not None and not sign.certain and sign.pid == process.pid
+    process.kill()
+    process.wait()
+    assert takeover.look(store, "run") is None

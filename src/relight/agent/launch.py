@@ -24,7 +24,7 @@ from relight.world.proof import ProofFailed, prove_as_caller
 
 START_S = 20.0
 UNUSABLE = 4
-"""Exit status of an agent that cannot listen at all; 3: another agent listens already."""
+"""Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -63,61 +63,88 @@ def connect(
 
     ``seen`` gets the process that listens before it has proved itself: one that has stopped never does.
     """
-    name = address_of(url, run)
     ends = time.monotonic() + deadline_s
+    full: list[str] = []
+    while True:
+        try:
+            directory = LocalDirectory(without=full)
+        except NotPrivate as error:
+            hint = "free space and inodes in the named directories, or remove them, or have the administrator remove them"
+            raise StoreUnavailable(f"there is no private directory for the agent's socket: {error.strerror}", hint=hint) from error
+        with directory:
+            agent = _find_or_start(directory, address_of(url, run), nice, linger_s, (deadline_s, ends), seen)
+        if agent is not None:
+            return agent
+        full.append(directory.path)
+
+
+def _find_or_start(
+    directory: LocalDirectory, name: str, nice: int, linger_s: float, deadline: tuple[float, float], seen: Callable[[int], None],
+) -> Agent | None:  # fmt: skip
+    """Return the agent that listens in ``directory``; None if none can listen there. ``deadline``: seconds, and when they end."""
+    (deadline_s, ends), failures = deadline, list[str]()
     started: subprocess.Popen[bytes] | None = None
+    while True:
+        agent = _connect(directory, name, max(1.0, ends - time.monotonic()), seen, failures)
+        if agent is not None:
+            return agent
+        if started is None or started.poll() is not None:
+            if started is not None and started.returncode == UNUSABLE:
+                return None
+            if started is not None and time.monotonic() > ends - deadline_s / 2:
+                raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
+            started = _start(name, nice, linger_s, directory.path)
+        if time.monotonic() > ends:
+            why = f": {failures[-1]}" if failures else ""
+            raise StoreUnavailable(f"no agent within {deadline_s:.0f} s{why}", where=f"{directory.path}/{name}.sock")
+        time.sleep(0.01)
+
+
+def _connect(
+    directory: LocalDirectory, name: str, timeout_s: float, seen: Callable[[int], None] = lambda pid: None,
+    failures: list[str] | None = None,
+) -> Agent | None:  # fmt: skip
+    """Return the agent that listens; None if none does. What else went wrong is added to ``failures``."""
     try:
-        directory = LocalDirectory()
-    except NotPrivate as error:
-        hint = "remove the named directories, or have the administrator remove them"
-        raise StoreUnavailable(f"there is no private directory for the agent's socket: {error.strerror}", hint=hint) from error
-    with directory:
-        while True:
-            agent = _connect(directory, name, max(1.0, ends - time.monotonic()), seen)
-            if agent is not None:
-                return agent
-            if started is None or started.poll() is not None:
-                if started is not None and started.returncode == UNUSABLE:
-                    raise StoreUnavailable(f"the agent cannot listen in {directory.path}", hint="free space and inodes there")
-                if started is not None and time.monotonic() > ends - deadline_s / 2:
-                    raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
-                started = _start(name, nice, linger_s)
-            if time.monotonic() > ends:
-                raise StoreUnavailable(f"no agent within {deadline_s:.0f} s")
-            time.sleep(0.01)
-
-
-def _connect(directory: LocalDirectory, name: str, timeout_s: float, seen: Callable[[int], None] = lambda pid: None) -> Agent | None:
+        secret = directory.secret()  # before connecting: what is wrong with it is not the agent's fault
+    except OSError as error:
+        hint = f"free space and inodes in {directory.path}, or remove the named file"
+        raise StoreUnavailable(f"the agent's secret is not usable: {error.strerror or error}", where=directory.path, hint=hint) from error
+    failures = [] if failures is None else failures
     try:
         found = directory.connect(name, timeout_s)
-    except OSError:
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except OSError as error:
+        failures.append(f"connecting failed ({error.strerror or error})")
         return None
     pid = 0
     try:
         pid, _ = peer_of(found)
         seen(pid)
-        prove_as_caller(found, directory.secret(), name, timeout_s)
+        prove_as_caller(found, secret, name, timeout_s)
         found.settimeout(None)
         return Agent(found, pid)
     except TimeoutError as error:
         found.close()
         raise StoreUnavailable(f"the agent (process {pid}) did not answer within {timeout_s:.0f} s") from error
-    except (ProofFailed, NotPrivate) as error:
+    except ProofFailed as error:
         found.close()
         where = f"{directory.path}/{name}.sock"
         what = f"process {pid} is not this run's agent: {error.strerror or error}"
         raise StoreUnavailable(what, where=where, hint=f"end process {pid}") from error
-    except OSError:  # it ended meanwhile
+    except OSError as error:  # it ended meanwhile, or it has no descriptor or secret to prove itself with
         found.close()
+        failures.append(f"process {pid} ended the proof ({error.strerror or error})")
         return None
 
 
-def _start(name: str, nice: int, linger_s: float) -> subprocess.Popen[bytes]:
+def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen[bytes]:
     # Its own session, so that Ctrl-C at the terminal does not reach it.
     environment = child_environment(OMP_NUM_THREADS="1")
     command = child_command("relight.agent.serve", name, str(nice), str(linger_s))
     words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
-    command.append(str(words))
+    command += [str(words), path]
     try:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -1,4 +1,6 @@
-"""The agent's process: ``python -m relight.agent.serve NAME NICE LINGER [WORDS]``. ``NAME``: of its socket, see ``world.local_sockets``.
+"""The agent's process: ``python -m relight.agent.serve NAME NICE LINGER [WORDS DIRECTORY]``.
+
+``NAME`` and ``DIRECTORY``: of its socket, see ``world.local_sockets``. The trainer chose the directory.
 
 One thread accepts; for each connection one listens to a trainer and one writes its saves, so that ranks which wait for each other's parts
 do not wait for each other's turn. The process ends by itself: at once when the last trainer has said
@@ -129,7 +131,8 @@ class Job:
 class Server:
     """All there is in this process."""
 
-    def __init__(self, listener: socket.socket, linger_s: float, name: str = "") -> None:
+    def __init__(self, listener: socket.socket, linger_s: float, name: str = "", path: str | None = None) -> None:
+        self._path = path
         self._listener, self._linger_s, self._name = listener, linger_s, name
         self._lock = threading.RLock()
         self._sessions: set[Session] = set()
@@ -197,7 +200,7 @@ class Server:
             pid, user = peer_of(connection)
             if user != os.geteuid():
                 raise PermissionError("another user's")
-            with LocalDirectory() as directory:  # read at each connection: it may have been tidied away, and made again
+            with LocalDirectory(self._path) as directory:  # read at each connection: it may have been tidied away, and made again
                 secret = directory.secret()
             prove_as_listener(connection, secret, self._name, PROOF_S)
             connection.settimeout(None)
@@ -531,14 +534,15 @@ def main() -> int:
         faulthandler.enable(int(sys.argv[4]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    path = sys.argv[5] if len(sys.argv) > 5 else None
     try:
-        with LocalDirectory() as directory:
+        with LocalDirectory(path) as directory:
             listener = directory.listen(address, 128)
     except OSError as error:
         print(f"relight agent: {error}", file=sys.stderr)
         return 3 if error.errno in (errno.EADDRINUSE, errno.ETIMEDOUT) else 4
     lower_priority(nice)
-    server = Server(listener.socket, linger, address)
+    server = Server(listener.socket, linger, address, path)
     signal.signal(signal.SIGTERM, server.end)
     server.run()
     listener.close()

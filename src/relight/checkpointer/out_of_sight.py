@@ -1,9 +1,8 @@
-"""Recognise a process of this host whose sockets this process cannot see: another user's, or one with another temporary directory."""
+"""Decide whether a process of this host that cannot be connected to may still be in charge of a run."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from relight.world.local_sockets import LocalDirectory
@@ -12,32 +11,36 @@ _CLOCK_S = 2.0
 """Seconds by which the kernel's start time of a process may differ from the wall clock of a record."""
 
 
-def out_of_sight(pid: int, at_s: float) -> bool:
-    """Return whether a process with that id lives that may have written a record at ``at_s``, and has another private directory.
+def may_live(pid: int, at_s: float, address: str) -> bool:
+    """Return whether the attempt that wrote a record at ``at_s`` (seconds since the epoch) as process ``pid`` may still be in charge.
 
-    ``at_s``: seconds since the epoch. A process that started later has the id of one that is gone.
+    It is not if that process is gone, or if its socket ``address`` is in this directory and has no listener. The name has the boot and the
+    network namespace, and each attempt has its own. So only that attempt made the file, as a process that this one could connect to.
+    Without the file the process may have listened elsewhere, a cleaner may have removed the file, or there never was one.
     """
-    if pid <= 0 or pid == os.getpid():
+    if pid <= 0 or pid == os.getpid() or not _is_alive(pid, at_s):
         return False
-    with suppress(OSError, ValueError, IndexError, StopIteration):
-        top = Path(f"/proc/{pid}")
-        fields = (top / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        if fields[0] in "ZX" or _booted_s() + int(fields[19]) / os.sysconf("SC_CLK_TCK") > at_s + _CLOCK_S:
-            return False
-        lines = (top / "status").read_text(encoding="utf-8", errors="replace").splitlines()
-        words = next(line for line in lines if line.startswith("Uid:"))
-        if int(words.split()[2]) != os.geteuid():
-            return True
+    try:
         with LocalDirectory() as directory:
-            mine = os.fstat(directory.fd)
-            try:
-                theirs = os.stat(f"{top}/root{directory.path}")
-            except FileNotFoundError:
-                return True
-            except OSError:  # a process with keys does not let another one look
-                return False
-            return (mine.st_dev, mine.st_ino) != (theirs.st_dev, theirs.st_ino)
-    return False
+            return not directory.has_ended(address)
+    except OSError:  # another user may have taken the directory's place: that proves nothing
+        return True
+
+
+def _is_alive(pid: int, at_s: float) -> bool:
+    """Return whether a process with that id lives that may have begun before ``at_s``. A later one has the id of one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0] not in "ZX" and _booted_s() + int(fields[19]) / os.sysconf("SC_CLK_TCK") <= at_s + _CLOCK_S
+    except (OSError, ValueError, IndexError, StopIteration):
+        pass
+    try:
+        os.kill(pid, 0)  # /proc may hide the processes of other users
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _booted_s() -> float:

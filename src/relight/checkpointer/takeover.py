@@ -1,9 +1,9 @@
 """Take over a run, but not from a process that still trains it.
 
 Two signs of life are read. On the same node a Checkpointer in charge of a run listens at a socket in this user's private directory. Its
-name follows from store, run and epoch. When the process dies, however it dies, the kernel refuses connections. Of a process on another
-host, or one that has another directory, only the log is known: a checkpoint that was committed seconds ago. That is no proof, so this
-process waits for another record, ``WAIT_MAX_S`` at most.
+name follows from store, run and epoch. When the process dies, however it dies, the kernel refuses connections; one that ends its attempt
+leaves the socket's file as the proof. Of a process on another host, or one whose socket is not found, only the log is known: a checkpoint
+that was committed seconds ago. That is no proof, so this process waits for another record, ``WAIT_MAX_S`` at most.
 
 Clocks of other hosts decide only whether to wait. Safety is the log's: a superseded attempt can commit nothing, whatever is detected here.
 """
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed, age_text
 from relight.checkpointer.launcher_job import Job, job_of, with_agents
-from relight.checkpointer.out_of_sight import out_of_sight
+from relight.checkpointer.out_of_sight import may_live
 from relight.checkpointer.rank_0 import begin
 from relight.checkpointer.signals import ENDS
 from relight.commit import Attempt
@@ -57,6 +57,8 @@ EXITING_S = 10.0
 POLL_S = 2.0
 RECORDS_READ = 64
 """Records that are read at most to find the FENCE of the attempt in charge."""
+FOUND_S = 10.0
+"""Seconds between checks that the socket's file is still there."""
 _BACKLOG = 64
 _SUPERSEDED = b"superseded"
 _PF_EXITING = 0x4
@@ -140,6 +142,7 @@ class Takeover:
     def __init__(self, option: str | None, owner: Checkpointer) -> None:
         self._option, self._owner = check_takeover(option), weakref.ref(owner)
         self._listener: Listener | None = None
+        self._found_at = 0.0
         self._address = ""
         self._thread = threading.current_thread()
         self._known = -1
@@ -183,12 +186,17 @@ class Takeover:
         return attempt
 
     def notice(self) -> None:
-        """Raise ``Fenced`` if another process of this node has taken the run over. Cost: one system call."""
+        """Raise ``Fenced`` if another process of this node has taken the run over. Cost: one system call, two every ``FOUND_S``."""
         if self._superseded is not None:
             raise self._superseded
         if self._listener is None:
             return
-        while True:
+        if time.monotonic() - self._found_at > FOUND_S:
+            self._found_at = time.monotonic()
+            if not self._listener.is_found():
+                self._listener.leave()
+                self._listen()
+        while self._listener is not None:
             try:
                 connection, _ = self._listener.socket.accept()
             except OSError:  # no process has connected
@@ -202,7 +210,7 @@ class Takeover:
         """End what shows that this process has the run."""
         _holding.discard(self)
         if self._listener is not None:
-            self._listener.close()
+            self._listener.leave()
             self._listener = None
 
     # -- inside
@@ -316,10 +324,11 @@ class Takeover:
 
     def _listen(self) -> None:
         """Show that this process has the run. Without a free descriptor it shows nothing, and trains all the same."""
+        self._listener, self._found_at = None, time.monotonic()
         with contextlib.suppress(OSError), LocalDirectory() as directory:
             self._listener = directory.listen(self._address, _BACKLOG)
             self._listener.socket.setblocking(False)
-            weakref.finalize(self, self._listener.close)
+            weakref.finalize(self, self._listener.leave)
 
     def _read_fence(self) -> None:
         owner = self._checkpointer
@@ -359,7 +368,7 @@ def look(store: ByteStore, run: str) -> Sign | None:
         if record.epoch != newest.epoch:
             break
         if isinstance(body, FenceBody) or (isinstance(body, CommitBody) and not body.origin and not body.home):
-            if not seen and (_ended(record) or _is_gone(record) or _age(record) > WAIT_MAX_S):
+            if not seen and (_ended(record) or _is_gone(record, address) or _age(record) > WAIT_MAX_S):
                 return None
             seen.append(record)
         if isinstance(body, FenceBody):
@@ -373,11 +382,11 @@ def look(store: ByteStore, run: str) -> Sign | None:
     return None if age_s > window_s else Sign(newest.epoch, seen[0].seq, address, host, pid, age_s, certain=False, window_s=window_s)
 
 
-def _is_gone(record: Record) -> bool:
-    """Whether the record's writer was on this host and does not live: a process in charge that this one can reach listens."""
+def _is_gone(record: Record, address: str) -> bool:
+    """Return whether the record's writer was on this host and is proved to have ended. No process of this user listens at ``address``."""
     host, pid = process_of(record.writer)
     at = seconds_since_epoch(record.time)
-    return host == _host() and not out_of_sight(pid, time.time() if at is None else at)
+    return host == _host() and not may_live(pid, time.time() if at is None else at, address)
 
 
 def _ended(record: Record) -> bool:
@@ -446,7 +455,7 @@ def _goes(sign: Sign, patience_s: float) -> bool:
     """Wait for a process of this node that is ending. Return whether it has."""
     started = time.monotonic()
     while True:
-        if _listener(sign.address) is None:
+        if _listener(sign.address) is None and not may_live(sign.pid, time.time(), sign.address):
             return True
         if time.monotonic() - started > (EXITING_S if _state(sign.pid) == "exiting" else patience_s):
             return False

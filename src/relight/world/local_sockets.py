@@ -17,9 +17,8 @@ import secrets
 import socket
 import stat
 import struct
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -41,22 +40,38 @@ class NotPrivate(OSError):
 
 
 class LocalDirectory:
-    """The directory of this user's sockets on this machine, held open. A context manager. Cost: about ten system calls.
+    """The directory of this user's sockets on this machine, held open. A context manager. Cost: about twenty system calls.
 
-    Every directory on its path belongs to the superuser or this user, is no link, and lets no other user exchange what is in it.
+    Every directory on its path belongs to the superuser or this user, is no link, and lets no other user exchange what is in it. It is on a
+    file system that can be written, and has the secret.
     """
 
-    def __init__(self) -> None:
-        """``NotPrivate`` if there is none; another ``OSError`` if no descriptor is left."""
+    def __init__(self, path: str | None = None, *, without: Sequence[str] = ()) -> None:
+        """Open the first usable candidate, or ``path``, which another process chose and which is checked again.
+
+        ``without``: paths of candidates in which a process could not listen. ``NotPrivate`` if there is no candidate left; another
+        ``OSError`` if there is no descriptor left.
+        """
         reasons: list[str] = []
-        for top in _tops():
+        for top in _tops() if path is None else [_top_of(path)]:
             try:
                 self.path, self.fd = _open(top)
+            except OSError as error:
+                _note(error, reasons)
+                continue
+            try:
+                if self.path in without:
+                    raise OSError(errno.ENOSPC, f"no process can listen in {self.path}")
+                if os.fstatvfs(self.fd).f_flag & os.ST_RDONLY:
+                    raise OSError(errno.EROFS, f"{self.path} is on a file system that is mounted read-only")
+                self.secret()
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    raise
-                reasons.append(error.strerror or str(error))
+                os.close(self.fd)
+                _note(error, reasons)
+            except BaseException:
+                os.close(self.fd)
+                raise
         raise NotPrivate(errno.EACCES, "; ".join(reasons))
 
     def __enter__(self) -> LocalDirectory:
@@ -66,20 +81,25 @@ class LocalDirectory:
         os.close(self.fd)
 
     def secret(self) -> bytes:
-        """Return the secret of this user's processes on this machine; made by the first that asks."""
-        for _ in range(3):
-            with contextlib.suppress(FileNotFoundError):
-                return self._read_secret()
-            own = f"secret-{secrets.token_hex(8)}"
-            fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-            try:
-                os.write(fd, secrets.token_bytes(SECRET_BYTES))
-                with contextlib.suppress(FileExistsError):  # another process was quicker
-                    os.link(own, "secret", src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
-            finally:
-                os.close(fd)
-                os.unlink(own, dir_fd=self.fd)
-        raise NotPrivate(errno.EACCES, f"{self.path}/secret cannot be made")
+        """Return the secret of this user's processes on this machine. The first process that asks makes it.
+
+        ``OSError`` with the reason if it cannot be read or made.
+        """
+        try:
+            if (found := self._read_secret()) is not None:
+                return found
+            with self._locked():
+                if (found := self._read_secret()) is not None:  # another process was quicker
+                    return found
+                self._make_secret()
+            found = self._read_secret()
+        except NotPrivate:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, f"{self.path}/secret cannot be read or made ({os.strerror(error.errno or 0)})") from error
+        if found is None:
+            raise NotPrivate(errno.EACCES, f"{self.path}/secret was removed right after it was made")
+        return found
 
     def connect(self, name: str, timeout_s: float | None) -> socket.socket:
         """Connect to the listener of that name. ``OSError`` if there is none, or it is another user's. ``timeout_s`` None: do not block."""
@@ -111,6 +131,18 @@ class LocalDirectory:
                 found.close()
                 raise
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether a process of this user listened under that name here, and none does any more.
+
+        The file of a listener that was killed, or that left it, proves that. Without the file nothing is known.
+        """
+        with self._locked():  # else a listener may be between ``bind`` and ``listen``
+            try:
+                found = os.stat(f"{name}.sock", dir_fd=self.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() and not self._has_listener(name)
+
     # -- inside
 
     def _at(self, name: str) -> str:
@@ -134,7 +166,9 @@ class LocalDirectory:
     def _sweep(self) -> None:
         """Remove socket files of this boot that no process listens at any more: their listeners were killed."""
         own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
-        for name in own[:_SWEPT_MAX]:
+        if len(own) > _SWEPT_MAX:  # not always the same ones
+            own = secrets.SystemRandom().sample(own, _SWEPT_MAX)
+        for name in own:
             with contextlib.suppress(OSError):
                 found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
                 old = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _STALE_S
@@ -163,19 +197,43 @@ class LocalDirectory:
         os.close(fd)
         return None
 
-    def _read_secret(self) -> bytes:
-        fd = os.open("secret", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd)
+    def _read_secret(self) -> bytes | None:
+        """Return the secret; None if there is none, or the file has another length: a power loss may leave an empty one."""
         try:
-            found, data = os.fstat(fd), os.read(fd, SECRET_BYTES + 1)
+            fd = os.open("secret", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+                raise NotPrivate(errno.EACCES, f"{self.path}/secret is not a file that only this user may read")
+            data = os.read(fd, SECRET_BYTES + 1)
         finally:
             os.close(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS or len(data) != SECRET_BYTES:
-            raise NotPrivate(errno.EACCES, f"{self.path}/secret is not a file of {SECRET_BYTES} bytes that only this user may read")
-        return data
+        return data if len(data) == SECRET_BYTES else None
+
+    def _make_secret(self) -> None:
+        """Put a new secret in place of none or of an invalid one. The caller holds the lock.
+
+        A rename, not a link: it replaces, and some file systems have no links. After a power loss there is the whole secret or none.
+        """
+        own = f"secret-{secrets.token_hex(8)}"
+        fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        try:
+            if os.write(fd, secrets.token_bytes(SECRET_BYTES)) != SECRET_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+            os.rename(own, "secret", src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(own, dir_fd=self.fd)
+            raise
+        finally:
+            os.close(fd)
 
 
 class Listener:
-    """A listening socket and its file. ``close`` removes the file, unless it is called in a forked child."""
+    """A listening socket and its file. ``close`` removes the file, ``leave`` does not. A forked child changes no file."""
 
     def __init__(self, bound: socket.socket, directory: LocalDirectory, name: str) -> None:
         self.socket, self.name = bound, name
@@ -194,6 +252,20 @@ class Listener:
                     os.close(fd)
         self.socket.close()
 
+    def is_found(self) -> bool:
+        """Return whether the file is still there. A cleaner of old files may have removed it: then no process can connect."""
+        try:
+            return _identity(os.lstat(f"{self._path}/{self.name}.sock")) == self._file
+        except OSError:
+            return False
+
+    def leave(self) -> None:
+        """Stop listening, and leave the file, which proves to ``has_ended`` that this listener has ended. It is swept an hour later."""
+        if self.socket.fileno() >= 0 and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                os.utime(f"{self._path}/{self.name}.sock", follow_symlinks=False)
+        self.socket.close()
+
 
 def name_of(*words: str) -> str:
     """Return the name of the socket for what the words say; another one in each boot and each network namespace of a machine."""
@@ -207,9 +279,29 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def _tops() -> list[str]:
-    """Directories that may hold this user's. The first two do not depend on the login session, which ends before a detached job does."""
-    tops = ("/tmp", tempfile.gettempdir(), "/dev/shm", f"/run/user/{os.geteuid()}")  # noqa: S108 (what is made there is checked)
+    """Directories that may hold this user's. The first two do not depend on the login session, which ends before a detached job does.
+
+    Each is the same in every working directory. ``tempfile.gettempdir()`` is not: it may be the working directory, or relative to it.
+    """
+    variables = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    given = [top for top in variables if os.path.isabs(top)][:1]
+    tops = ("/tmp", *given, "/dev/shm", f"/run/user/{os.geteuid()}", "/var/tmp")  # noqa: S108 (what is made there is checked)
     return list(dict.fromkeys(map(os.path.realpath, tops)))
+
+
+def _top_of(path: str) -> str:
+    """Return the candidate that a directory of sockets is in. ``NotPrivate`` if its path has another form."""
+    top = path.removesuffix(f"/relight-{os.geteuid()}/sockets")
+    if top == path or (top and os.path.realpath(top) != top):
+        raise NotPrivate(errno.EACCES, f"{path} is not a directory of this user's sockets")
+    return top or "/"
+
+
+def _note(error: OSError, reasons: list[str]) -> None:
+    """Add why a candidate is not used. Raise if the reason is this process or the machine: then the next candidate is no better."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
+    reasons.append(error.strerror or str(error))
 
 
 def _open(top: str) -> tuple[str, int]:
