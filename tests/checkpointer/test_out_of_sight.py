@@ -13,6 +13,7 @@ import pytest
 import relight
 from relight.checkpointer import takeover
 from relight.checkpointer.out_of_sight import may_live
+from relight.errors import LeaseHeld
 from relight.store import LocalStore
 from relight.world import local_sockets
 from relight.world.local_sockets import LocalDirectory, name_of
@@ -94,10 +95,10 @@ def trained(process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("way", ["other network", "squatted", "no directory", "cleaned", "never listened"])
-def test_a_second_start_waits_for_a_process_whose_socket_is_not_found(
+def test_a_second_start_is_refused_if_the_socket_is_not_found(
     trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A live process of this host without a socket here shows a sign of life, as one of another host does; a dead one shows none."""
+    """A live process of this host without a socket here may still train, however seldom it saves; a dead one is not in the way."""
     listener = trained._takeover._listener
     assert listener is not None
     file = Path(listener._path) / f"{listener.name}.sock"
@@ -115,8 +116,12 @@ def test_a_second_start_waits_for_a_process_whose_socket_is_not_found(
             trained._takeover.release()
         file.unlink()
     assert not takeover._goes(sign._replace(pid=process.pid, address=takeover.name_of("x")), 0.0)
+    monkeypatch.setattr(takeover, "GOING_S", 0.0)
+    monkeypatch.setattr(takeover, "_age", lambda record: 600.0)
     sign = takeover.look(store, "run")
-    assert sign is not None and not sign.certain and sign.pid == process.pid
+    assert sign is not None and not sign.certain and sign.alive and sign.pid == process.pid
+    with pytest.raises(LeaseHeld, match=rf"process {process.pid} on this host .* may still train this run"):
+        relight.Checkpointer(tmp_path / "store" / "run", state={"x": 1}, background=False).restore()
     process.kill()
     process.wait()
     assert takeover.look(store, "run") is None
@@ -145,10 +150,8 @@ def test_a_second_start_does_not_wait_for_an_attempt_that_ended(trained: relight
 
 
 @pytest.mark.parametrize("process", [pytest.param("other user", marks=AS_ROOT)], indirect=True)
-def test_a_second_start_waits_for_another_users_process(
-    trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    """A run that another user's process of this host saved seconds ago shows a sign of life, as on another host."""
+def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path) -> None:
+    """A run that another user's process of this host saved seconds ago shows a sign of life."""
     listener = trained._takeover._listener
     assert listener is not None
     listener.close()  # its socket is not to be seen here

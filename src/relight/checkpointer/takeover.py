@@ -2,8 +2,8 @@
 
 Two signs of life are read. On the same node a Checkpointer in charge of a run listens at a socket in this user's private directory. Its
 name follows from store, run and epoch. When the process dies, however it dies, the kernel refuses connections; one that ends its attempt
-leaves the socket's file as the proof. Of a process on another host, or one whose socket is not found, only the log is known: a checkpoint
-that was committed seconds ago. That is no proof, so this process waits for another record, ``WAIT_MAX_S`` at most.
+leaves the socket's file as the proof. A process of this host without that proof may still train, so a start is refused. Of a process on
+another host only the log is known: a checkpoint that was committed seconds ago. So this process waits for another record.
 
 Clocks of other hosts decide only whether to wait. Safety is the log's: a superseded attempt can commit nothing, whatever is detected here.
 """
@@ -57,6 +57,8 @@ EXITING_S = 10.0
 POLL_S = 2.0
 RECORDS_READ = 64
 """Records that are read at most to find the FENCE of the attempt in charge."""
+ALIVE_MAX_S = 3600.0
+"""Seconds since the last record up to which a live process of this host may still train: a left socket is swept after that time."""
 FOUND_S = 10.0
 """Seconds between checks that the socket's file is still there."""
 _BACKLOG = 64
@@ -84,12 +86,14 @@ class Sign(NamedTuple):
     """Seconds since that record, by the clocks of two hosts."""
     certain: bool
     window_s: float = WAIT_MAX_S
-    """The age from which the process counts as gone, if it is not ``certain``."""
+    """The age from which the process counts as gone, if it is on another host."""
+    alive: bool = False
+    """A process of this host that may have written the record lives, and nothing proves that its attempt has ended."""
 
     @property
     def shown(self) -> str:
         """The process, and the age of its last record."""
-        host = f"this host ({self.host})" if self.certain else f"host {self.host}"
+        host = f"this host ({self.host})" if self.certain or self.alive else f"host {self.host}"
         return f"process {self.pid} on {host}, last record {age_text(self.age_s)} ago,"
 
 
@@ -108,7 +112,7 @@ def restarts(sign: Sign) -> bool:
     does not restart what was refused, and a requeue by Slurm then count as restarts of that job; a restart by torchrun waits for a record.
     """
     mine = job_of(os.environ)
-    if sign.certain:
+    if sign.certain or sign.alive:
         theirs = _job_of_process(sign.pid)
         return bool(mine.elastic or mine.slurm) if theirs is None else mine.restarts(theirs)
     return bool(mine.slurm or (mine.elastic and teller().heard)) or _replaces_pod(sign.host)
@@ -275,12 +279,12 @@ class Takeover:
         if only_warn:
             _warn(owner, sign, "this process only reads here; its first step() would have to take the run over")
             return
-        if sign.certain and _goes(sign, 0.0 if way == "take" else GOING_S):
+        if (sign.certain or sign.alive) and _goes(sign, 0.0 if way == "take" else GOING_S):
             return
         asked = way == "ask"
         if asked:
             way = "take" if _has_terminal() and _ask(owner, sign) else "refuse"
-        elif not sign.certain and way != "take":
+        elif not (sign.certain or sign.alive) and way != "take":
             shown = self._wait(owner, sign)
             if shown is None:
                 return
@@ -352,6 +356,7 @@ def look(store: ByteStore, run: str) -> Sign | None:
     numbers = sorted((seq for entry in store.list(prefix) if (seq := parse_record_file(entry.name)) is not None), reverse=True)
     newest: Record | None = None
     seen: list[Record] = []
+    alive = False
     """The trainer's records of its epoch, newest first."""
     for seq in numbers[:RECORDS_READ]:
         key = f"{prefix}/{record_file(seq)}"
@@ -368,8 +373,10 @@ def look(store: ByteStore, run: str) -> Sign | None:
         if record.epoch != newest.epoch:
             break
         if isinstance(body, FenceBody) or (isinstance(body, CommitBody) and not body.origin and not body.home):
-            if not seen and (_ended(record) or _is_gone(record, address) or _age(record) > WAIT_MAX_S):
-                return None
+            if not seen:
+                alive = process_of(record.writer)[0] == _host() and _age(record) < ALIVE_MAX_S and not _is_gone(record, address)
+                if _ended(record) or (not alive and (_is_gone(record, address) or _age(record) > WAIT_MAX_S)):
+                    return None
             seen.append(record)
         if isinstance(body, FenceBody):
             if body.reason not in _BY_TRAINERS:
@@ -379,7 +386,9 @@ def look(store: ByteStore, run: str) -> Sign | None:
         return None
     host, pid = process_of(seen[-1].writer)
     window_s, age_s = _window(seen), _age(seen[0])
-    return None if age_s > window_s else Sign(newest.epoch, seen[0].seq, address, host, pid, age_s, certain=False, window_s=window_s)
+    if age_s > window_s and not alive:
+        return None
+    return Sign(newest.epoch, seen[0].seq, address, host, pid, age_s, certain=False, window_s=window_s, alive=alive)
 
 
 def _is_gone(record: Record, address: str) -> bool:
@@ -475,7 +484,8 @@ def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
     read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
     ways = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
     where, hint = f"{owner._store.url}/{owner._run}", f"{read}{ways}; that process then fails with Fenced"
-    return LeaseHeld(f"{sign.shown} still trains this run", where=where, hint=hint)
+    state = "may still train" if sign.alive else "still trains"
+    return LeaseHeld(f"{sign.shown} {state} this run", where=where, hint=hint)
 
 
 def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
