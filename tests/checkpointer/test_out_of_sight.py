@@ -129,6 +129,27 @@ def test_a_second_start_is_refused_if_the_socket_is_not_found(
         file.parent.parent.chmod(0o700)
 
 
+def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: subprocess.Popen[str], tmp_path: Path) -> None:
+    """A copy of a run may be trained while the process that made its records trains the original."""
+    ours, theirs = name_of("copy"), name_of("original")
+    with LocalDirectory() as directory:
+        listener = directory.listen(theirs, 1)
+    read, write = os.pipe()
+    if not (child := os.fork()):  # it holds the listener, as the kernel shows
+        os.read(read, 1)
+        os._exit(0)
+    assert not may_live(child, time.time(), ours)
+    assert may_live(child, time.time(), theirs)
+    Path(listener._path, f"{theirs}.sock").unlink()  # a cleaner
+    assert may_live(child, time.time(), theirs)
+    assert may_live(process.pid, time.time(), ours)
+    os.write(write, b"x")
+    os.waitpid(child, 0)
+    os.close(read)
+    os.close(write)
+    listener.socket.close()
+
+
 def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a cleaner removed its socket's file, a process that trains can soon be connected to again."""
     listener, store = trained._takeover._listener, LocalStore(tmp_path / "store")
