@@ -356,8 +356,8 @@ def look(store: ByteStore, run: str) -> Sign | None:
     numbers = sorted((seq for entry in store.list(prefix) if (seq := parse_record_file(entry.name)) is not None), reverse=True)
     newest: Record | None = None
     seen: list[Record] = []
-    alive = False
     """The trainer's records of its epoch, newest first."""
+    alive = False
     for seq in numbers[:RECORDS_READ]:
         key = f"{prefix}/{record_file(seq)}"
         try:
