@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from relight.capture import environment, revision
+from relight.capture.environment import differences
 
 OUTSIDE = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 
@@ -100,7 +101,7 @@ def test_no_program_of_the_scripts_repository_runs(tmp_path: Path, main: Callabl
     code = environment()["code"]
     assert sorted(os.listdir(ran)) == []
     assert code["commit"] == git(folder, "rev-parse", "HEAD")
-    assert (code["changes"] is None) is partial  # without the file there is nothing to compare with
+    assert (code["changes"] == revision.UNKNOWN) is partial  # without the file there is nothing to compare with
 
 
 @pytest.mark.parametrize("name", ["", "-c", "-", "-m", "train.py"])
@@ -152,6 +153,46 @@ def test_changes_have_a_digest(tmp_path: Path, main: Callable[[Path | None], Non
         assert seen[0] == seen[2] != seen[1] and None not in seen
         git(place, "add", "train.py")  # staged is changed all the same
         assert environment()["code"]["changes"] == seen[0]
+
+
+@pytest.mark.parametrize("name, value", [("core.fileMode", "false"), ("core.autocrlf", "true"), ("core.eol", "crlf")])
+def test_what_the_repository_does_not_count_as_a_change_is_none(
+    tmp_path: Path, main: Callable[[Path | None], None], name: str, value: str
+) -> None:
+    """The repository's settings of modes and line ends decide what counts as a change."""
+    folder = repository(tmp_path / "repo")
+    (folder / ".gitattributes").write_text("*.txt text\n")
+    git(folder, "commit", "-qam", "second")
+    git(folder, "config", name, value)
+    if name == "core.fileMode":
+        (folder / "data.txt").chmod(0o755)
+    else:
+        (folder / "data.txt").write_bytes(b"data\r\n")
+    main(folder / "train.py")
+    assert git(folder, "diff", "--stat") == ""
+    assert environment()["code"]["changes"] is None
+
+
+def test_a_git_that_does_not_answer_leaves_the_changes_unknown(
+    tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison that took too long is not a clean tree, and differs from no other revision of that commit."""
+    folder = repository(tmp_path / "repo")
+    main(folder / "train.py")
+    clean = environment()
+    real = subprocess.run
+
+    def run(command: list[str], **more: object) -> object:
+        if "diff" in command:
+            raise subprocess.TimeoutExpired(command, 1.0)
+        return real(command, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", run)
+    unknown = environment()
+    assert unknown["code"] == {"commit": clean["code"]["commit"], "changes": revision.UNKNOWN}
+    assert differences(clean, unknown) == [] == differences(unknown, clean)
+    other = unknown | {"code": {"commit": "f" * 40, "changes": None}}
+    assert len(differences(other, unknown)) == 1
 
 
 def test_another_users_repository_is_refused(tmp_path: Path, main: Callable[[Path | None], None]) -> None:

@@ -74,6 +74,20 @@ def test_nothing_is_removed_where_others_could_have_put_it(tmp_path: Path, how: 
         OwnFiles(tmp_path / "top" / "events", r".*")
 
 
+def test_every_directory_above_is_checked(tmp_path: Path) -> None:
+    """A directory of this user, below one in which others may rename, can be exchanged with all that is in it."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    fill(tmp_path / "shared" / "own" / "events")
+    (tmp_path / "shared").chmod(0o777)
+    for top in ("shared", "link"):
+        with pytest.raises(PermissionError, match="others may rename in it"):
+            OwnFiles(tmp_path / top / "own" / "events", file.EVENT_FILE)
+    (tmp_path / "shared").chmod(0o755)
+    with OwnFiles(tmp_path / "link" / "own" / "events", file.EVENT_FILE) as files:
+        assert {one.name for one in files} == set(OURS)
+
+
 def test_links_and_directories_of_a_matching_name_stay(tmp_path: Path) -> None:
     """Only regular files are removed."""
     (tmp_path / "target").write_text("x")

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from operator import ne
 from typing import Any
 
 import torch
 
-from relight.capture.revision import code_revision
+from relight.capture.revision import code_revision, is_other_code
 from relight.observe.masking import mask_arguments
 from relight.version import VERSION
 
@@ -91,6 +92,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A phrase for each difference that can break exactness."""
     found = []
     for key, name in _EXACT.items():
-        if key in saved and key in now and saved[key] != now[key]:
+        differs = is_other_code if key == "code" else ne
+        if key in saved and key in now and differs(saved[key], now[key]):
             found.append(f"{name} was {saved[key]}, is {now[key]}")
     return found

@@ -7,25 +7,32 @@ So git compares under a configuration of our own: an empty temporary git directo
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from relight.format import hexdigest
 
-_GIT_S = 2.0
+GIT_S = 4.0
+"""Seconds in which all of git's processes must have answered."""
 _SHA256_LENGTH = 64
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never", "--no-pager")
-"""For the one call that reads the repository's own configuration. ``rev-parse`` runs nothing today; these keep a later git from it."""
+"""For the two calls that read the repository's own configuration. They run nothing today; these keep a later git from it."""
+UNKNOWN = "unknown"
+"""In place of a digest of changes: git could not compare in time, or objects are missing."""
+_COMPARED_BY = ("filemode", "autocrlf", "eol", "symlinks", "ignorecase", "precomposeunicode")
+"""Settings of ``core`` that decide what counts as a change, and that name no program."""
 
 
 def code_revision() -> dict[str, Any] | None:
     """Return the commit of the script's repository and a digest of uncommitted changes; None without a script or a repository.
 
-    Cost: two git processes, ``_GIT_S`` seconds each at most.
+    The digest is None for a clean tree, and ``UNKNOWN`` if git could not compare. Cost: three git processes, ``GIT_S`` seconds together.
     """
     script = _script()
     git = _git()
@@ -34,10 +41,12 @@ def code_revision() -> dict[str, Any] | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": ""}
 
+    ends = time.monotonic() + GIT_S
+
     def run(options: list[str], **more: str) -> bytes | None:
         try:
             done = subprocess.run(
-                [git, *options], capture_output=True, timeout=_GIT_S, check=False, stdin=subprocess.DEVNULL, cwd="/",
+                [git, *options], capture_output=True, timeout=max(0.1, ends - time.monotonic()), check=False, stdin=subprocess.DEVNULL, cwd="/",
                 env=environment | more,
             )  # fmt: skip
         except (OSError, ValueError, subprocess.SubprocessError):
@@ -51,16 +60,17 @@ def code_revision() -> dict[str, Any] | None:
     if len(lines) != 4 or not script.is_relative_to(lines[0]):  # core.worktree may name a directory that has nothing to do with the script
         return None
     top, objects, index, commit = lines
-    changes = None
+    listed = run(["-C", str(script.parent), *_HARMLESS, "config", "--get-regexp", rf"^core\.({'|'.join(_COMPARED_BY)})$"])
+    changes: bytes | None = None
     with suppress(OSError), tempfile.TemporaryDirectory(prefix="relight-git-") as own:
-        _make_git_directory(Path(own), sha256=len(commit) == _SHA256_LENGTH)
+        _make_git_directory(Path(own), _settings(listed or b""), sha256=len(commit) == _SHA256_LENGTH)
         changes = run(
             ["--git-dir", own, "--work-tree", top, "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--no-color",
              "--ignore-submodules=all", commit],
             GIT_OBJECT_DIRECTORY=os.path.join(script.parent, objects), GIT_INDEX_FILE=os.path.join(script.parent, index),
             GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL="/dev/null", GIT_ATTR_NOSYSTEM="1", HOME=own, XDG_CONFIG_HOME=own,
         )  # fmt: skip
-    return {"commit": commit, "changes": hexdigest(changes)[:16] if changes else None}
+    return {"commit": commit, "changes": UNKNOWN if changes is None else hexdigest(changes)[:16] if changes else None}
 
 
 def _script() -> Path | None:
@@ -84,10 +94,29 @@ def _git() -> str | None:
     return None
 
 
-def _make_git_directory(own: Path, *, sha256: bool) -> None:
+def _settings(listed: bytes) -> dict[str, str]:
+    """Return the settings that decide what counts as a change, from the lines of ``git config --get-regexp``. The last value of each counts."""
+    found = {}
+    for line in listed.decode("utf-8", "replace").splitlines():
+        name, _, value = line.removeprefix("core.").partition(" ")
+        if name in _COMPARED_BY and re.fullmatch("[a-z]{0,8}", value, re.IGNORECASE):
+            found[name] = value or "true"
+    return found
+
+
+def _make_git_directory(own: Path, settings: dict[str, str], *, sha256: bool) -> None:
     """Make the least that git takes for a repository: no refs, no hooks, no attributes, and only our configuration."""
     for name in ("objects", "refs"):
         (own / name).mkdir()
     (own / "HEAD").write_text("ref: refs/heads/none\n", encoding="ascii")
     text = f"[core]\n\trepositoryformatversion = {int(sha256)}\n\tbare = false\n\tfsmonitor = false\n\thooksPath = /dev/null\n"
+    text += "".join(f"\t{name} = {value}\n" for name, value in settings.items())
     (own / "config").write_text(text + ("[extensions]\n\tobjectformat = sha256\n" if sha256 else ""), encoding="ascii")
+
+
+def is_other_code(one: Any, other: Any) -> bool:
+    """Return whether two revisions are known to differ. What git could not compare counts as equal."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return bool(one != other)
+    unknown = UNKNOWN in (one.get("changes"), other.get("changes"))
+    return bool(one.get("commit") != other.get("commit") if unknown else one != other)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from relight.cli.common import json_option, open_run_at
-from relight.cli.output import age, emit_json, escape, facts_list, metrics_text, number, paint, size
+from relight.cli.output import age, code_text, emit_json, escape, facts_list, metrics_text, number, paint, size
 from relight.versions.describing import describe
 
 
@@ -48,7 +48,7 @@ def _shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *(("note", f"{note['text']}{_by(note['by'], '')}, {age(note['time'])}") for note in facts["notes"]),
         ("metrics", metrics_text(facts["metrics"])),
         ("metadata", ", ".join(f"{name}={_value(value)}" for name, value in facts["metadata"].items())),
-        ("code", f"{str(code.get('commit'))[:12]}{', with changes' if code.get('changes') else ''}" if code.get("commit") else ""),
+        ("code", code_text(code)),
         ("started as", " ".join(facts["arguments"] or [])),
         ("data at", ", ".join(f"{name}={_value(value)}" for name, value in list(facts["data"].items())[:8])),
         ("exact", "no: " + "; ".join(facts["exact"]) if facts["exact"] else ""),

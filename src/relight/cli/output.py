@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -191,6 +191,13 @@ def age(text: str) -> str:
 def number(value: Any) -> str:
     """A metric or statistic for people."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def code_text(code: Mapping[str, Any]) -> str:
+    """A recorded revision of the script's code: the commit, and whether there were uncommitted changes. Empty if none was recorded."""
+    changes = code.get("changes")
+    more = "" if not changes else " perhaps with changes" if changes == "unknown" else " with changes"
+    return f"{str(code['commit'])[:12]}{more}" if code.get("commit") else ""
 
 
 def metrics_text(metrics: dict[str, Any]) -> str:

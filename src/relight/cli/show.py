@@ -16,7 +16,7 @@ from relight.catalog.spread import Pieces, numbers_of, pieces_named
 from relight.catalog.stored_as import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
-from relight.cli.output import Styled, age, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table
+from relight.cli.output import Styled, age, code_text, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table
 from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format import Leaf, Tensor, decode_tree
@@ -245,7 +245,7 @@ def _software(environment: dict[str, Any]) -> str:
     named = [f"{key} {environment[key]}" for key in ("relight", "torch", "cuda", "numpy", "python") if environment.get(key)]
     code = environment.get("code")
     if isinstance(code, dict) and code.get("commit"):
-        named.append(f"code {str(code['commit'])[:10]}{' with changes' if code.get('changes') else ''}")
+        named.append(f"code {code_text(code)}")
     return ", ".join(named)
 
 

@@ -85,9 +85,13 @@ def _check_own(found: os.stat_result, directory: Path) -> None:
 
 
 def check_unexchangeable(directory: Path) -> None:
-    """``PermissionError`` if another user could exchange ``directory`` for one of his own: the directory above belongs to him, or anybody
-    may rename in it."""
-    found = directory.parent.stat()
-    exchangeable = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
-    if found.st_uid not in (0, os.getuid()) or exchangeable:
-        raise PermissionError(f"{directory.parent} belongs to another user, or others may rename in it")
+    """``PermissionError`` if another user could exchange ``directory``, or a directory or link on its path, for one of his own.
+
+    A directory above belongs to another user then, or others may rename in it. Cost: two system calls for each.
+    """
+    above = dict.fromkeys([*Path(os.path.abspath(directory)).parents, *Path(os.path.realpath(directory)).parents])
+    for path in above:
+        found = path.stat()
+        exchangeable = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.getuid()) or exchangeable:
+            raise PermissionError(f"{path} belongs to another user, or others may rename in it")
