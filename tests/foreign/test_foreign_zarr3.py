@@ -15,6 +15,7 @@ import pytest
 from foreign_state import GOLDEN
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
+from relight.foreign import held
 from relight.foreign.files import SLAB_BYTES, Files
 from relight.foreign.zarr3 import crc32c, read_zarr3
 
@@ -158,6 +159,25 @@ def test_a_small_chunk_that_decodes_to_much_costs_little_memory(tmp_path: Path, 
         assert tracemalloc.get_traced_memory()[1] < 2 * SLAB_BYTES
     finally:
         tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_number_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded chunks and indexes of all arrays share one bound, also those of a folder below."""
+    monkeypatch.setattr(held, "HELD_BYTES", 3 << 20)
+    folder = large(tmp_path, [1 << 10, 1 << 10], [1 << 10, 1 << 10], compressed(1 << 22))
+    for number in range(16):
+        shutil.copytree(folder / "packed", folder / "below" / f"a{number}")
+    files = Files(folder)
+    below = files.below("below")
+    arrays = [read_zarr3(below, f"a{number}").source() for number in range(16)]
+    tracemalloc.start()
+    try:
+        for source in arrays:
+            source.fill(0, memoryview(bytearray(1 << 16)))
+        assert tracemalloc.get_traced_memory()[0] < 2 * (1 << 22)
+    finally:
+        tracemalloc.stop()
+    assert below.held is files.held and len(files.held._values) == 1
 
 
 def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def code_revision() -> dict[str, Any] | None:
     def run(options: list[str], **more: str) -> bytes | None:
         try:
             done = subprocess.run(
-                [git, *options], capture_output=True, timeout=max(0.1, ends - time.monotonic()), check=False, stdin=subprocess.DEVNULL, cwd="/",
-                env=environment | more,
+                [git, *options], capture_output=True, timeout=max(0.1, ends - time.monotonic()), check=False, stdin=subprocess.DEVNULL,
+                cwd="/", env=environment | more,
             )  # fmt: skip
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
@@ -95,7 +95,7 @@ def _git() -> str | None:
 
 
 def _settings(listed: bytes) -> dict[str, str]:
-    """Return the settings that decide what counts as a change, from the lines of ``git config --get-regexp``. The last value of each counts."""
+    """Return the settings that decide what counts as a change, from the lines of ``git config``. The last value of each counts."""
     found = {}
     for line in listed.decode("utf-8", "replace").splitlines():
         name, _, value = line.removeprefix("core.").partition(" ")

@@ -101,7 +101,7 @@ class BucketFiles(Files):
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing", where=self.where(folder))
         inner = BucketFiles(self.listing, self._key(folder), is_folder=True)
-        inner.sums = self.sums
+        inner.sums, inner.held = self.sums, self.held
         self.within.append((folder, inner))
         return inner
 

@@ -8,13 +8,13 @@ import mmap
 import sys
 import tempfile
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from relight.errors import CorruptCheckpoint, NoSpace, UnsafeContent
 from relight.foreign.files import PIECE_BYTES, SLAB_BYTES
+from relight.foreign.held import Held
 from relight.foreign.tensors import Tiled, Whole
 from relight.format import DTYPES
 from relight.layout import Box
@@ -23,7 +23,6 @@ CHUNK_BYTES_MAX = 1 << 30
 CHUNKS_MAX = 1_000_000
 CODED_MORE = 1 << 16
 """By how much coding may make a chunk longer."""
-_HELD_BYTES = 64 << 20
 WINDOW_LOG_MAX = 25
 """Of a zstd frame: 32 MiB. Only levels 21 and 22 ask for more."""
 if TYPE_CHECKING:
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 Reader = Callable[[Box], "Elements"]
 
 
-def chunked_array(dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str) -> Whole:
+def chunked_array(dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, held: Held) -> Whole:
     """An array of such chunks. ``read`` gives the elements of one, which at the array's edges are those that are in it."""
     size = DTYPES[dtype].itemsize
     boxes = boxes_of(shape, chunks, dtype, where)
-    held = _Held(read, max(1, _HELD_BYTES // max(1, math.prod(chunks) * size)))
-    return Whole(dtype, shape, Tiled(dtype, shape, [(box, _ChunkSource(held, box, size)) for box in boxes], where), ("array", where))
+    reads = _Chunks(read, held, where)
+    return Whole(dtype, shape, Tiled(dtype, shape, [(box, _ChunkSource(reads, box, size)) for box in boxes], where), ("array", where))
 
 
 def boxes_of(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where: str) -> list[Box]:
@@ -117,32 +116,32 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
         raise CorruptCheckpoint(f"a chunk that cannot be unpacked: {str(error)[:80]}", where=where) from None
 
 
-class _Held:
-    """A few chunks that were read last, so that none is unpacked for each slab that it is in."""
+class _Chunks:
+    """The chunks of one array. None is decoded for each slab that it is in, nor by two threads at once."""
 
-    def __init__(self, read: Reader, count: int) -> None:
-        self._read, self._count = read, count
-        self._held: OrderedDict[Box, Elements] = OrderedDict()
+    def __init__(self, read: Reader, held: Held, where: str) -> None:
+        self._read, self._held, self._where = read, held, where
         self._lock = threading.Lock()
 
     def get(self, box: Box) -> Elements:
         """A chunk's elements."""
         with self._lock:
-            if box in self._held:
-                self._held.move_to_end(box)
-                return self._held[box]
-            data = self._read(box)
-            self._held[box] = data
-            while len(self._held) > self._count:
-                self._held.popitem(last=False)
-            return data
+            found: Elements = self._held.get((self._where, box), lambda: self._read(box), lambda one: int(_owner(one).nbytes))
+            return found
+
+
+def _owner(elements: Elements) -> Elements:
+    """Return the array that has the memory of a view: a whole chunk, where the view lacks what is beyond the array's edge."""
+    while isinstance(elements.base, type(elements)):
+        elements = elements.base
+    return elements
 
 
 class _ChunkSource:
     """One chunk's part of the array."""
 
-    def __init__(self, held: _Held, box: Box, itemsize: int) -> None:
-        self._held, self._box, self.length = held, box, box.elements * itemsize
+    def __init__(self, chunks: _Chunks, box: Box, itemsize: int) -> None:
+        self._chunks, self._box, self.length = chunks, box, box.elements * itemsize
 
     def view(self) -> memoryview | None:
         """None: it is read when it is wanted."""
@@ -152,7 +151,7 @@ class _ChunkSource:
         """Read and unpack it."""
         import numpy as np
 
-        held = self._held.get(self._box)
+        held = self._chunks.get(self._box)
         if held.nbytes != self.length:
             raise CorruptCheckpoint("a chunk of another length than it should be")
         first, count = start // held.itemsize, len(into) // held.itemsize

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleState, StoreUnavailable, UnsafeContent
+from relight.foreign.held import Held
 from relight.foreign.sums import Sums
 from relight.format import Digest
 from relight.format.strict import from_json
@@ -74,6 +75,7 @@ class Files:
         """Folders below that were looked at as checkpoints of their own."""
         self.sums = Sums()
         """Of what was read that has checksums."""
+        self.held = Held()
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class Files:
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing, or a link", where=self.where(folder))
         inner = Files(self.where(folder))
-        inner.sums = self.sums
+        inner.sums, inner.held = self.sums, self.held
         self.within.append((folder, inner))
         return inner
 

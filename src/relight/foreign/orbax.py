@@ -141,7 +141,7 @@ def _zarr(files: Files, prefix: str, name: str) -> Whole:
     for box in boxes_of(shape, chunks, dtype, where):
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
         files.size(f"{home}/{separator.join(map(str, numbers)) or '0'}")
-    return chunked_array(dtype, shape, chunks, read, where)
+    return chunked_array(dtype, shape, chunks, read, where, files.held)
 
 
 def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> Whole:
@@ -184,7 +184,7 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> Whole:
 
         return np.ascontiguousarray(found).view(f"V{DTYPES[dtype].itemsize}")
 
-    return chunked_array(dtype, shape, chunks, read, where)
+    return chunked_array(dtype, shape, chunks, read, where, files.held)
 
 
 def _dtype(told: Any, where: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +23,6 @@ INNER_MAX = 1 << 16
 """Chunks in one shard."""
 _NOWHERE = 2**64 - 1
 """What an index says of a chunk that was not written."""
-_INDEXES_HELD = 16
 
 
 class Codecs(NamedTuple):
@@ -66,26 +63,25 @@ def read_zarr3(files: Files, home: str) -> Whole:
 
     for box in boxes_of(shape, outer, "uint8", where):
         files.size(f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}")
-    return chunked_array(dtype, shape, inner, read, where)
+    return chunked_array(dtype, shape, inner, read, where, files.held)
 
 
 class _Shards:
-    """Chunks out of shards: their indexes are kept a while."""
+    """Chunks out of shards."""
 
     def __init__(self, files: Files, outer: tuple[int, ...], inner: tuple[int, ...], codecs: Codecs) -> None:
         self._files, self._outer, self._inner, self._codecs = files, outer, inner, codecs
         self._counts = tuple(a // b for a, b in zip(outer, inner, strict=True))
         if math.prod(self._counts) > INNER_MAX:
             raise UnsafeContent(f"{math.prod(self._counts)} chunks in a shard", where=files.path)
-        self._held: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()
 
     def chunk(self, file: str, box: Box, limit: int) -> Iterator[bytes]:
         """The bytes of the one at ``box``, as they are coded."""
-        index, number = self._index(file), 0
+        index: bytes = self._files.held.get(("index", self._files.where(file)), lambda: self._read(file), len)
+        number = 0
         for start, whole, extent, count in zip(box.start, self._outer, self._inner, self._counts, strict=True):
             number = number * count + start % whole // extent
-        offset, length = index[2 * number : 2 * number + 2]
+        offset, length = struct.unpack_from("<2Q", index, 16 * number)
         where = self._files.where(file)
         if offset == _NOWHERE or offset + length > self._files.size(file):
             raise CorruptCheckpoint("a shard without one of its chunks", where=where)
@@ -94,16 +90,7 @@ class _Shards:
         with self._files.open(file) as handle:
             yield from pieces_of(handle, offset, length, where)
 
-    def _index(self, file: str) -> tuple[int, ...]:
-        with self._lock:
-            found = self._held.get(file)
-            if found is None:
-                found = self._held[file] = self._read(file)
-                while len(self._held) > _INDEXES_HELD:
-                    self._held.popitem(last=False)
-            return found
-
-    def _read(self, file: str) -> tuple[int, ...]:
+    def _read(self, file: str) -> bytes:
         count, size, where = 2 * math.prod(self._counts), self._files.size(file), self._files.where(file)
         length = 8 * count + (4 if self._codecs.index_crc else 0)
         if length > size:
@@ -112,7 +99,7 @@ class _Shards:
             data = pread(handle, 0 if self._codecs.index_first else size - length, length, where)
         if self._codecs.index_crc and crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
             raise CorruptCheckpoint("a shard whose index has another checksum than when it was written", where=where)
-        return struct.unpack_from(f"<{count}Q", data)
+        return data[: 8 * count]
 
 
 def crc32c(data: bytes) -> int:
