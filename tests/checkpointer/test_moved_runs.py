@@ -13,7 +13,11 @@ import torch
 
 import relight
 from relight.cli import cli
+from relight.format import Record, encode_record
+from relight.format.names import record_file
+from relight.format.records import NoteBody
 from relight.log import Log
+from relight.log.identity import now_text, read_store
 from relight.store import open_bytes
 
 
@@ -95,6 +99,23 @@ def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> Non
             ckpt.step(step)
     assert [one.step for one in relight.open(tmp_path / "a" / "mine").checkpoints()] == [0, 1, 2]
     assert [one.step for one in relight.open(tmp_path / "a" / "copy").checkpoints()] == [0, 1, 2, 3]
+
+
+def test_one_record_that_names_another_store_hides_no_copied_run(tmp_path: Path) -> None:
+    """The first two records state the store: one that is appended later and names the store in which the copy lies is a fault alone."""
+    train(tmp_path / "a" / "mine", 4)
+    train(tmp_path / "b" / "other", 4)
+    path = copy_elsewhere(tmp_path)
+    before = Log(open_bytes(tmp_path / "b"), "copy").read()
+    forged = Record(
+        seq=before.head + 1, prev=before.head_hash, store=read_store(open_bytes(tmp_path / "b")).id, run=before.run_id, epoch=1, time=now_text(),
+        writer="x:1:1", body=NoteBody(topic="x", data={}),
+    )  # fmt: skip
+    (path / "log" / record_file(forged.seq)).write_bytes(encode_record(forged))
+    view = Log(open_bytes(tmp_path / "b"), "copy").read()
+    assert view.records == before.records
+    assert [(one.seq, one.reason) for one in view.faults] == [(forged.seq, "the record belongs to another store")]
+    assert train(path, 8) == 4
 
 
 def test_records_of_two_runs_in_one_log_are_still_refused(tmp_path: Path) -> None:

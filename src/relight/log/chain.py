@@ -399,9 +399,8 @@ class Log:
                 self._store_id = read_store(self._store).id
             except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
-        stores = {slot.record.store for slot in slots.values() if slot.record}
-        if len(stores) == 1:  # a run that was moved or copied into another store keeps the id of its own
-            self._store_id = stores.pop()
+        if recorded := _recorded_store(slots):  # a run that was moved or copied into another store keeps the id of its own
+            self._store_id = recorded
         if not self._run_id:
             self._run_id = _run_id(slots)
         good: list[Record] = []
@@ -454,6 +453,18 @@ def _run_id(slots: dict[int, _Slot]) -> str:
     if first and first.record and second and second.record and second.record.prev == first.file_hash:
         return first.record.run
     return _most_common([slot.record.run for slot in slots.values() if slot.record])
+
+
+def _recorded_store(slots: dict[int, _Slot]) -> str:
+    """Return the store's id in record 0, if record 1 was chained to it, or else in all records. Empty if they differ.
+
+    A later record that names another store does not count: it would hide all others.
+    """
+    first, second = slots.get(0), slots.get(1)
+    if first and first.record and second and second.record and second.record.prev == first.file_hash:
+        return first.record.store
+    stores = {slot.record.store for slot in slots.values() if slot.record}
+    return stores.pop() if len(stores) == 1 else ""
 
 
 def _most_common(values: list[str]) -> str:
