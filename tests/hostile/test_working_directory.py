@@ -71,7 +71,7 @@ def _each_start(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[lis
     starts: list[Any] = [
         lambda: tasks_work.drill(task, "file:///nothing/run"),
         lambda: warden.Warden(),
-        lambda: launch._start("relight-none", 0, 1.0),
+        lambda: launch._start("relight-none", 0, 1.0, str(folder)),
         lambda: drainer._run_once(),
         lambda: spare.Spares(1, spare.USUAL).fill(),
         lambda: drive._start(options, folder, "straight", record_from=0, stop_after=1, kill=False, run="run"),
