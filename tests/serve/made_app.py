@@ -48,6 +48,9 @@ class MadeActs:
         self.done.append((verb, dict(fields)))
         return pages_actions.Done(True, f"{verb}: done")
 
+    def refused(self, verb: str, who: Any, reason: str) -> None:
+        """Nothing: it has no audit log."""
+
 
 class MadeTasks:
     """One that has ended, one that goes on; what they say is as hostile as the index's names."""

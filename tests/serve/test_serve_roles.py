@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,15 @@ def test_tokens_are_kept_as_hashes_alone_in_a_file_of_their_owner(server: Server
     for token in server.tokens.values():
         assert token.partition(".")[2].encode() not in written
     assert state.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_refusal_by_role_of_an_action_is_in_the_audit_log(tmp_path: Path) -> None:
+    """An action that a token's role does not allow is recorded once a minute with the token, by whatever route it was asked for."""
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as made:
+        for path, who in (("/api/v1/actions/tag", "viewer"), ("/act/tag", "viewer"), ("/act/revoke", "operator"), ("/api/v1/actions/../x", "viewer")):
+            for _ in range(2):
+                asked = {"json": {"fields": {}}} if "api" in path else {"data": {}}
+                assert made.client.post(path, headers=made.headers(who), **asked).status_code in (403, 404, 405)
+        rows = made.get("/api/v1/audit", "admin").json()["rows"]
+        found = [(one["who"], one["what"], one["how"]) for one in rows]
+        assert sorted(one[1:] for one in found) == [("revoke", "refused"), ("tag", "refused")]

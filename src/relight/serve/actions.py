@@ -54,6 +54,7 @@ SAVE_S = 600.0
 """How long a save that was asked for is waited for."""
 WATCHED_S = 180.0
 """``relight run`` writes down once a minute where the time went: when that is older, it is likely not there any more."""
+RECORDED_S = 60.0
 assert FIELDS.keys() == ACTIONS.keys()
 Prepared = tuple[Planned, Callable[[], Done], Facts]
 
@@ -63,18 +64,31 @@ class Actions:
 
     def __init__(self, index: Index, state: State, book: Book, tasks: Tasks, done: Callable[[str], None] = lambda _: None) -> None:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
+        self._recorded: dict[tuple[str, str], float] = {}
+        """When a refusal by role was recorded last, by token and action."""
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Who) -> Planned:
         """What it would do; changes nothing. A plan that is refused is recorded: it shows what a caller tried."""
         try:
             return self._prepared(verb, fields, who)[0]
         except (ConfigError, CheckpointNotFound) as error:
-            try:
-                seq = self._book.begin(who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields))
-                self._book.end(seq, "refused", f"planned only: {type(error).__name__}: {error}")
-            except (RelightError, OSError) as unwritten:
-                emit("audit.failed", f"a refused plan to {verb} is not in the audit log: {unwritten}", error=str(unwritten)[:500])
+            self._record(verb, fields, who, f"planned only: {type(error).__name__}: {error}")
             raise
+
+    def refused(self, verb: str, who: Who, reason: str) -> None:
+        """Record that the role of ``who`` did not suffice, once every ``RECORDED_S`` for a token and action. Nothing is raised."""
+        verb, now = verb if verb in FIELDS else "another action", time.monotonic()
+        if now - self._recorded.get((who.token, verb), -RECORDED_S) >= RECORDED_S:
+            self._recorded[who.token, verb] = now
+            self._record(verb, {}, who, reason)
+
+    def _record(self, verb: str, fields: Mapping[str, str], who: Who, reason: str) -> None:
+        """Add a refusal to the audit log. A failure of that is an event: nothing was done that would have to be in it."""
+        try:
+            seq = self._book.begin(who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields))
+            self._book.end(seq, "refused", reason)
+        except (RelightError, OSError) as unwritten:
+            emit("audit.failed", f"a refused request to {verb} is not in the audit log: {unwritten}", error=str(unwritten)[:500])
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Who, digest: str = "") -> Done:
         """Do it. With ``digest``: only if it is still what that plan said, else ``Fenced``."""

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, StoreUnavailable
 from relight.run_names import shown_json
 from relight.serve import pieces
-from relight.serve.doors import Refused, needs
+from relight.serve.doors import needs, refuse_role
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Who, masked_error
 from relight.serve.values import Working
@@ -123,7 +123,7 @@ def router() -> APIRouter:
         if verb not in ACTIONS:
             raise CheckpointNotFound(f"no action {verb[:40]!r}", hint=f"there are {', '.join(ACTIONS)}")
         if not who.may(ACTIONS[verb]):
-            raise Refused(403, f"this takes the role {ACTIONS[verb]}; {who.name} has {who.role}")
+            raise await refuse_role(request, ACTIONS[verb])
         acts = request.app.state.acts
         if asked.confirm:
             return told((await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict())

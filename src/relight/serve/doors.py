@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -249,12 +250,21 @@ def needs(role: str) -> Any:
         if who is None:
             raise Refused(401, "who are you? A token is needed here")
         if not who.may(role):
-            raise Refused(403, f"this takes the role {role}; {who.name} has {who.role}")
+            raise await refuse_role(request, role)
         if request.method not in _SAFE and not request.state.bearer:
             await check_csrf(request)
 
     check.role = role  # type: ignore[attr-defined] # the matrix of routes and roles is made from it
     return Depends(check)
+
+
+async def refuse_role(request: Request, role: str) -> Refused:
+    """Return the refusal of a token whose role does not suffice. One of an action is in the audit log."""
+    who: Who = request.state.who
+    reason = f"this takes the role {role}; {who.name} has {who.role}"
+    if request.method not in _SAFE:
+        await run_in_threadpool(request.app.state.acts.refused, request.url.path.rpartition("/")[2], who, reason)
+    return Refused(403, reason)
 
 
 async def check_csrf(request: Request) -> None:
