@@ -15,7 +15,9 @@ import click
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, paint, plural, table
-from relight.doctor import CHECKS, Explained, Facts, Finding, FixPlan, FixReport, execute_fix, explain, judge, look, plan_fix
+from relight.doctor import Coverage, Explained, Facts, Finding, FixPlan, FixReport, coverage, execute_fix, explain, judge, look, plan_fix
+from relight.doctor.bounded import QUICK
+from relight.doctor.coverage import by_reason
 from relight.doctor.explain import read_log
 from relight.doctor.facts import NodeFacts
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
@@ -146,13 +148,23 @@ def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
         if one.fix and not fix:
             _say("fix", f"relight doctor {quote(path)} --fix")
         click.echo()
-    for what, why in list(facts.unseen.items())[:8]:
+    for what, why in [(what, why) for what, why in facts.unseen.items() if why != QUICK][:8]:
         click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")
     counts = [plural(count, severity) for severity in _COLOURS if (count := sum(one.severity == severity for one in findings))]
-    unseen = f", {plural(len(facts.unseen), 'thing')} could not be seen" if facts.unseen else ""
+    made = coverage(facts)
+    missing = len(facts.unseen) - sum(why == QUICK for why in facts.unseen.values())
+    unseen = f", {plural(missing, 'thing')} could not be seen" if missing else ""
     found = ", ".join(counts) if counts else paint("nothing wrong", "green")
     compared = f", {sum(one.there for one in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared" if facts.nodes else ""
-    click.echo(f"{escape(path)}: {found}; {plural(len(CHECKS), 'check')}{compared}{unseen}")
+    click.echo(f"{escape(path)}: {found}; {len(made.made)} of {plural(made.known, 'check')} made{_not_made(made)}{compared}{unseen}")
+
+
+def _not_made(made: Coverage) -> str:
+    """The checks that the count leaves out, and why."""
+    parts = [f"{', '.join(names)}: {why}" for why, names in by_reason(made.left_out)]
+    parts += [f"{', '.join(names)} in part: {why}" for why, names in by_reason(made.in_part)]
+    parts += [f"{len(made.idle)} had nothing to examine"] if made.idle else []
+    return "".join(f"; {escape(part)}" for part in parts)
 
 
 def _say(head: str, text: str) -> None:
@@ -193,7 +205,7 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
 def _to_dict(path: str, facts: Facts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         "path": path, "ok": all(one.severity == "note" for one in findings), "findings": [one.to_dict() for one in findings],
-        "checks": len(CHECKS), "unseen": facts.unseen,
+        **coverage(facts).to_dict(), "unseen": facts.unseen,
     }  # fmt: skip
     if facts.nodes:
         told["nodes"] = [

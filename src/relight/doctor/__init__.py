@@ -5,6 +5,7 @@ is removed again, and what could not be seen is kept with its reason, never take
 it. ``fix`` does nothing that a plan did not show, and never deletes a checkpoint. Torch-free. May import everything below it.
 """
 
+from relight.doctor.coverage import Coverage, coverage
 from relight.doctor.explain import Explained, explain
 from relight.doctor.facts import Facts
 from relight.doctor.finding import CHECKS, Check, Finding, judge
@@ -13,6 +14,6 @@ from relight.doctor.look import look
 from relight.doctor.ready import Line, Readiness, grade
 
 __all__ = [
-    "CHECKS", "Check", "Explained", "Facts", "Finding", "FixPlan", "FixReport", "Line", "Readiness", "execute_fix", "explain", "grade",
-    "judge", "look", "plan_fix",
+    "CHECKS", "Check", "Coverage", "Explained", "Facts", "Finding", "FixPlan", "FixReport", "Line", "Readiness", "coverage", "execute_fix",
+    "explain", "grade", "judge", "look", "plan_fix",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from typing import TypeVar
 from relight.errors import RelightError
 
 T = TypeVar("T")
+QUICK = "left out by --quick"
+"""The reason in ``unseen`` of a look that ``--quick`` skips."""
 SECONDS = 10.0
 """For one look: a network file system that hangs keeps nobody longer."""
 
@@ -19,6 +21,10 @@ class Looking:
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
         self.unseen: dict[str, str] = {}
+
+    def leave_out(self, *names: str) -> None:
+        """Record that ``--quick`` skips these looks, so that no check of them counts as made."""
+        self.unseen |= dict.fromkeys(names, QUICK)
 
     def at(self, name: str, look: Callable[[], T], otherwise: T, seconds: float | None = None) -> T:
         """What ``look`` gives; ``otherwise``, and a word in ``unseen``, if it fails or takes too long: its thread is left behind."""

@@ -307,6 +307,7 @@ class Config:
     """What ``OMP_NUM_THREADS`` says."""
     grace: bool = False
     """Whether it is known how long there is when the machine is wanted back."""
+    unseen: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeFacts(NamedTuple):
@@ -348,7 +349,7 @@ class Facts:
     @property
     def unseen(self) -> dict[str, str]:
         """What could not be looked at, and why."""
-        found = {**self.machine.unseen, **self.store.unseen}
+        found = {**self.config.unseen, **self.machine.unseen, **self.store.unseen}
         for run in self.runs:
             found |= {f"{run.name}: {what}": why for what, why in run.unseen.items()}
         return found

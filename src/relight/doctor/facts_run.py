@@ -26,12 +26,16 @@ from relight.reclaim import SweepPlan, plan_sweep
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
 from relight.store.around import guard_of
-from relight.supervise.incidents import Incident, once_each, read_incidents
+from relight.supervise.incidents import Incident, once_each, recent_incidents
 
 _CHECKED_MAX = 8
 """So many of the newest checkpoints are looked into."""
 _CHECK_S = 20.0
 _LONG_S = 30.0
+INCIDENTS_S = 7 * 86400.0
+"""Age in seconds up to which incidents are read; the newest is read whatever its age."""
+_INCIDENTS_MAX = 200
+"""Incidents read of one run at most, the newest."""
 
 
 class _Enough(Exception):
@@ -57,7 +61,8 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
     sweep = seen("leftovers", lambda: plan_sweep(store, name), SweepPlan(name, [], []))
     times = [found for record in view.records if (found := seconds_since_epoch(record.time)) is not None]
     none: list[Incident] = []
-    incidents = none if quick else seen("incidents", lambda: once_each(read_incidents(store, name))[-200:], none)
+    since_s = time.time() - INCIDENTS_S
+    incidents = seen("incidents", lambda: once_each(recent_incidents(store, name, since_s, _INCIDENTS_MAX)), none)
     return RunFacts(
         name=name, path=path, records=view.head + 1,
         faults=tuple((fault.file, fault.reason) for fault in view.faults),

@@ -46,6 +46,8 @@ def look(
     say("settings")
     looking = Looking(PLACE_S)
     config = looking.at("settings", lambda: look_at_config(url), Config())
+    if looking.unseen:
+        config = replace(config, unseen=dict(looking.unseen))
     say("machine")
     machine = look_at_machine(url, quick=quick)
     say("place")

@@ -212,6 +212,19 @@ def read_incidents(store: ByteStore, run: str, since_s: float = 0.0) -> list[Inc
     return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)))
 
 
+def recent_incidents(store: ByteStore, run: str, since_s: float, at_most: int) -> list[Incident]:
+    """Read a run's newest incident, and those since ``since_s`` (seconds since 1970), at most ``at_most``; oldest first.
+
+    Cost: one listing, and a read for each incident that is returned: names begin with their time, so older ones are not opened.
+    """
+    least = f"{max(0, int(since_s * 1000)):013d}"
+    listed = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
+    heads = [name for name in listed if not name.endswith((".after.json", ACCOUNT))][-at_most:]
+    taken = {name for name in heads if name >= least or name == heads[-1]}
+    names = [name for name in listed if name in taken or name.replace(".after.json", ".json") in taken]
+    return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)))
+
+
 def once_each(incidents: list[Incident]) -> list[Incident]:
     """Of what several machines wrote down of one and the same failure only what the first did."""
     first: dict[tuple[str, ...], str] = {}
