@@ -150,7 +150,7 @@ def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> Non
     (tmp_path / "old" / second).write_bytes(b"x")
     report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0), jobs=2)
     assert [one[0] for one in report.wrong] == [first] and "model/w" in report.wrong[0][2]
-    assert report.unreadable == [] and report.checked == 2  # what is no checkpoint any more is not looked for
+    assert [name for name, _ in report.unreadable] == [second] and report.checked == 2  # what is called a checkpoint is named
     assert third not in {one[0] for one in report.wrong}
 
 
@@ -226,3 +226,57 @@ def test_killed_again_and_again_all_arrive_once(tmp_path: Path) -> None:
     """SIGKILL at moments that a seed says; ``make migrations`` does more of it."""
     left = kill_often(tmp_path, count=24, kills=4, seed=3, engine="local", begin_s=2.0, work_s=0.3)
     assert len(left) == 5
+
+
+NOT_READABLE = {
+    "first/ckpt_5.pt": (b"", "an empty file"),
+    "first/ckpt_6.pth": (b"short", "5 bytes"),
+    "first/ckpt_7.ckpt": (bytes(range(1, 200)) * 40, "of no known format"),
+    "first/model.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
+    "first/ckpt_8.pt.gz": (b"\x1f\x8b\x08" + bytes(40), "gzip"),
+    "first/ckpt_9.pt.tmp": (bytes(4096), "zeros"),
+    "first/pytorch_model.bin": (b"<html>404</html>" * 9, "of no known format"),
+    "first/checkpoint_10": (b"x" * 99, "of no known format"),
+    "weights/__0_0.distcp": (b"x" * 99, "of no known format"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_READABLE)
+def test_what_is_called_a_checkpoint_and_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    """A file that looks like a checkpoint by its name and cannot be read is named with the reason, and the answer is not ok."""
+    make(tmp_path / "old", 1)
+    data, why = NOT_READABLE[name]
+    (tmp_path / "old" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "old" / name).write_bytes(data)
+    for other in ("notes.txt", "README", "train.bin", "events.out.tfevents.1", "config.json", "vocab.model.json"):
+        (tmp_path / "old" / other).write_bytes(b"x" * 99)
+    ((found, reason),) = plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).unreadable
+    assert found == name and why in reason
+    plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), exclude=[name.rpartition("/")[2]])
+    assert plan.unreadable == [] and len(plan.todo) == 1
+
+
+def test_folders_and_links_that_are_called_checkpoints_are_named(tmp_path: Path) -> None:
+    """An empty checkpoint folder, a link that leads elsewhere and a broken checkpoint's folder are named; a link to a neighbour is not."""
+    make(tmp_path / "old", 1)
+    (tmp_path / "old" / "checkpoint-500").mkdir()
+    (tmp_path / "old" / "logs").mkdir()
+    torch.save(state(3), tmp_path / "away.pt")
+    os.symlink(tmp_path / "away.pt", tmp_path / "old" / "away.pt")
+    os.symlink("ckpt_0.pt", tmp_path / "old" / "first" / "latest.pt")
+    broken = tmp_path / "old" / "hub"
+    broken.mkdir()
+    torch.save(state(4)["model"], broken / "pytorch_model-00001-of-00002.bin")
+    places = {"w": "pytorch_model-00001-of-00002.bin", "n": "pytorch_model-00002-of-00002.bin"}
+    (broken / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
+    assert {name for name, _ in plan.unreadable} == {"checkpoint-500", "away.pt", "hub"}
+    assert [one.name for one in plan.todo] == ["first/ckpt_0.pt"]
+
+
+def test_a_place_without_checkpoints_is_no_success(tmp_path: Path) -> None:
+    """If nothing was found at all, that is an error, not a migration of nothing."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("nothing")
+    with pytest.raises(CheckpointNotFound, match="no checkpoint was found"):
+        plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))

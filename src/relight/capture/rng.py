@@ -62,13 +62,15 @@ def frozen() -> Frozen:
 
 
 def restore_host(state: dict[str, Any]) -> None:
-    """Put ``host_states`` back."""
-    restore_python(random._inst, state["python"])  # type: ignore[attr-defined]
+    """Put ``host_states`` back. A generator without a state, as in an imported checkpoint, is left alone."""
+    if state.get("python") is not None:
+        restore_python(random._inst, state["python"])  # type: ignore[attr-defined]
     if state.get("numpy") is not None:
         import numpy as np
 
         np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
+    if state.get("torch") is not None:
+        torch.set_rng_state(state["torch"])
 
 
 def device_states() -> dict[str, list[torch.Tensor]]:

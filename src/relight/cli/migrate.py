@@ -23,6 +23,7 @@ SHOWN = 20
 @click.argument("new")
 @click.option("--run", metavar="NAME", help="The run for checkpoints that lie in OLD itself; else called as OLD is.")
 @click.option("--check", default="10%", show_default=True, metavar="PART", help="How much is read again and compared: 10%, full, none.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave matching files and folders alone: '*.bak', 'data/*'. Repeatable.")
 @click.option("--compress", is_flag=True, help="Store it coded, without loss.")
 @click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who works.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="How many at once; by default one a core.")
@@ -30,13 +31,15 @@ SHOWN = 20
 @click.option("--roll-back", "back", is_flag=True, help="Take back what was brought from OLD, and nothing else.")
 @json_option
 def command(
-    old: str, new: str, run: str | None, check: str, compress: bool, engine: str, jobs: int | None, dry_run: bool, back: bool, as_json: bool
-) -> int:
+    old: str, new: str, run: str | None, check: str, exclude: tuple[str, ...], compress: bool, engine: str, jobs: int | None, dry_run: bool, back: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Bring all checkpoints below OLD, of whatever framework, into the store NEW: a run for each folder that has some.
 
     OLD is a directory, or a place in a bucket, which is read where it lies. They are converted by several processes, and
     committed in the order of their steps. Said again after an interruption, it goes on where it was, and nothing comes
-    twice. Exit code 1 if something could not be brought, or is not right.
+    twice. Exit code 1 if something could not be brought, or is not right, or if nothing was found. What is called as a
+    checkpoint (checkpoint-500, model.pt) and cannot be read is named.
 
     \b
     Examples:
@@ -49,7 +52,7 @@ def command(
     url = _store(new)
     if back:
         return _back(old, url, dry_run, as_json)
-    plan = plan_migration(old, url, run=run, check=_part(check), compress=compress)
+    plan = plan_migration(old, url, run=run, check=_part(check), compress=compress, exclude=exclude)
     if dry_run:
         _say_plan(plan, as_json)
         return 1 if plan.unreadable else 0

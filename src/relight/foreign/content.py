@@ -50,6 +50,7 @@ class Content:
         self.notes += [
             f"{key}: saved as an object; its state is taken, its class is not" for key, one in objects.items() if one is not None
         ]
+        told = self._generators(told)
         kinds = {key: kind_of(value) for key, value in told.items()}
         modules = [key for key, kind in kinds.items() if kind == MODULE]
         for key, value in told.items():
@@ -67,9 +68,22 @@ class Content:
         if not modules and not any(kind == OPTIMIZER for kind in kinds.values()) and len(told) == 1:
             (inner,) = told.values()
             if isinstance(inner, dict) and any(kind_of(one) in (MODULE, OPTIMIZER) for one in inner.values()):
-                self.components.clear()
+                self.components = {name: part for name, part in self.components.items() if part.kind == RNG}
                 self.kept.clear()
                 self.take(inner)
+
+    def _generators(self, told: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Take the process's generators as the component ``rng``; return the other entries."""
+        from relight.foreign.loose_rng import loose_rng  # it needs this file's functions
+
+        found = loose_rng(told) if "rng" not in self.components else None
+        if found is None or not (found.node or found.left_out):
+            return told
+        if found.node:
+            self.components["rng"] = Part(RNG, found.node)
+        self.notes += found.notes
+        self.left_out += found.left_out
+        return {key: value for key, value in told.items() if key not in found.used}
 
     def module(self, name: str, state: Mapping[str, Any]) -> None:
         """A module's state, under the names that it has without wrappers."""
@@ -238,16 +252,17 @@ def usual_name(key: str, kind: str, *, alone: bool) -> str:
 
 def host_rng(python: Any, numpy: Any, cpu: Any, devices: Mapping[str, list[Any]]) -> dict[str, Any] | None:
     """A process's generators as Relight has them, from what torch, numpy and Python give; None if one is not as they give it."""
-    words = _python_words(python)
+    words = python_words(python)
     if words is None or not is_tensor(cpu):
         return None
-    legacy = _numpy_state(numpy) if numpy is not None else None
+    legacy = numpy_state(numpy) if numpy is not None else None
     if numpy is not None and legacy is None:
         return None
     return {"python": words, "numpy": legacy, "torch": cpu, **{kind: states for kind, states in devices.items() if states}}
 
 
-def _python_words(state: Any) -> dict[str, Any] | None:
+def python_words(state: Any) -> dict[str, Any] | None:
+    """The state of Python's generator as a component has it; None if it is another value."""
     import struct
 
     if not isinstance(state, (tuple, list)) or len(state) != 3 or type(state[0]) is not int or not isinstance(state[1], (tuple, list)):
@@ -259,7 +274,11 @@ def _python_words(state: Any) -> dict[str, Any] | None:
     return {"version": state[0], "words": Whole("int64", (625,), Bytes(data), ("words", data)), "gauss": gauss}
 
 
-def _numpy_state(state: Any) -> dict[str, Any] | None:
+def numpy_state(state: Any) -> dict[str, Any] | None:
+    """The state of numpy's legacy generator as a component has it; None if it is another value."""
+    if isinstance(state, dict) and isinstance(state.get("state"), dict):  # get_state(legacy=False)
+        inner = state["state"]
+        state = (state.get("bit_generator"), inner.get("key"), inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
     if not isinstance(state, (tuple, list)) or len(state) != 5 or state[0] != "MT19937" or not isinstance(state[1], (Made, list)):
         return None
     try:

@@ -12,7 +12,7 @@ from relight.foreign.bucket import BucketFiles, is_bucket
 from relight.foreign.content import Content
 from relight.foreign.dcp_content import look_dcp
 from relight.foreign.deepspeed import look_deepspeed
-from relight.foreign.files import Files
+from relight.foreign.files import Files, pread
 from relight.foreign.found import Found, found_of
 from relight.foreign.hf import add_trainer, look_model, look_trainer
 from relight.foreign.megatron import look_megatron
@@ -37,6 +37,9 @@ KNOWN = (
     "torch.save and safetensors files, Hugging Face folders and Trainer checkpoints, Lightning .ckpt, DCP directories, Accelerate, "
     "DeepSpeed, Megatron, torchsnapshot and Orbax folders"
 )
+
+
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def look(path: str | os.PathLike[str]) -> Found:
@@ -76,9 +79,26 @@ def _looked(files: Files) -> Found:
     return found
 
 
+def _no_format(files: Files) -> str:
+    """Why a file is of no known format, as far as its size and first bytes show."""
+    size = files.size("")
+    if not size:
+        return "an empty file"
+    with files.open("") as handle:
+        head = pread(handle, 0, min(size, 64), files.where(""))
+    if head.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS: the file itself was not fetched"
+    packed = next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+    if packed:
+        return f"a file packed by {packed}: unpack it first"
+    if not any(head):
+        return f"a file of {size} bytes that begins with zeros, as one that was never written whole"
+    return f"a file of {size} bytes of no known format"
+
+
 def _nothing(files: Files) -> IncompatibleState:
     if not files.is_folder:
-        return IncompatibleState("a file of no known format", where=files.path, hint=f"known are {KNOWN}")
+        return IncompatibleState(_no_format(files), where=files.path, hint=f"known are {KNOWN}")
     shown = sorted({name.split("/")[0] for name in (*files.stamps, *files.folders, *files.others)})
     below = [one for one in shown if re.search(r"\d", one) and one in files.folders]
     hint = f"is it one of those below: {', '.join(below[-4:])}?" if below else f"known are {KNOWN}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, RelightError, StoreUnavailable
@@ -14,6 +15,7 @@ from relight.foreign.bucket import SCHEMES, BucketFiles, Listing, is_bucket
 from relight.foreign.look import look_at
 from relight.format.names import STORE_FILE, is_run_name
 from relight.migrate.journal import HOME
+from relight.migrate.looks import is_checkpoint_name
 
 NEVER = (".json", ".txt", ".md", ".yaml", ".yml", ".log", ".py", ".csv", ".jsonl", ".html", ".png", ".lock", ".toml", ".sh")
 """Ends of names of files that are looked at only as a part of something."""
@@ -37,25 +39,30 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Checkpoints, by run and step; what seems to be one and cannot be read, with why."""
+    """Checkpoints, by run and step; what seems to be one and cannot be read, with why; what was excluded."""
 
     sources: list[Source]
     unreadable: list[tuple[str, str]]
+    excluded: int = 0
 
 
-def find(old: str, run: str | None = None, skip: str = "") -> Findings:
+def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str] = ()) -> Findings:
     """Look at everything below ``old``, a directory or the URL of an object store. A folder that is a checkpoint is not looked into any
     further. Links are not followed; neither ``skip`` nor another store of Relight is looked into.
 
     A run is the folder that its checkpoints lie in, by its path; ``run`` names that of those that lie in ``old`` itself. A checkpoint that
-    does not say its step has the last number in its name.
+    does not say its step has the last number in its name. What is called as a checkpoint and cannot be read is ``unreadable``, unless its
+    path matches a pattern of ``exclude``.
     """
     place: _Place = _Bucket(old) if is_bucket(old) else _Folder(old)
     root = place.path
     found: list[tuple[str, Found]] = []
     unreadable: list[tuple[str, str]] = []
+    excluded = 0
     for name, what in _walk(place, "", skip):
-        if isinstance(what, Found):
+        if any(fnmatchcase(name, one) or fnmatchcase(os.path.basename(name), one) for one in exclude):
+            excluded += 1
+        elif isinstance(what, Found):
             found.append((name, what))
         else:
             unreadable.append((name or ".", str(what.what)))
@@ -72,7 +79,7 @@ def find(old: str, run: str | None = None, skip: str = "") -> Findings:
         )
         for name, one in found
     ]
-    return Findings(sorted(sources, key=lambda one: (one.run, one.step, one.name)), sorted(unreadable))
+    return Findings(sorted(sources, key=lambda one: (one.run, one.step, one.name)), sorted(unreadable), excluded)
 
 
 class _Place(Protocol):
@@ -115,7 +122,39 @@ class _Folder:
                 there = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries)
         except OSError as error:
             raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.path) from error
-        return [(name, is_dir, _below(self.path, name)) for name, is_dir, is_file in there if is_dir or is_file]
+        found: list[tuple[str, bool, _Place]] = []
+        for name, is_dir, is_file in there:
+            if is_dir or is_file:
+                found.append((name, is_dir, _below(self.path, name)))
+            elif not _leads_inside(self.path, name):
+                found.append((name, False, _NotAFile(os.path.join(self.path, name))))
+        return found
+
+
+class _NotAFile:
+    """A link that leads elsewhere, a pipe, a socket: never opened, and reported if it is called as a checkpoint."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def is_folder(self) -> bool:
+        return False
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def look(self) -> Found:
+        what = "a link, which is not followed" if os.path.islink(self.path) else "not a regular file"
+        raise IncompatibleState(what, where=self.path)
+
+    def inside(self) -> list[tuple[str, bool, _Place]]:
+        return []
+
+
+def _leads_inside(folder: str, name: str) -> bool:
+    """Whether it is a link such as ``latest.pt`` to a neighbour, which is found under its own name."""
+    path = os.path.join(folder, name)
+    return os.path.islink(path) and os.path.exists(path) and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
 
 
 def _below(path: str, name: str) -> _Folder:
@@ -155,23 +194,26 @@ class _Bucket:
 def _walk(place: _Place, name: str, skip: str, level: int = 0) -> Iterator[tuple[str, Found | RelightError]]:
     if place.path == skip or place.has(STORE_FILE):
         return
+    is_folder = place.is_folder()
+    named = bool(name) and is_checkpoint_name(os.path.basename(name), is_folder=is_folder)
     try:
         yield name, place.look()
         return
-    except IncompatibleState:
-        pass
+    except IncompatibleState as error:
+        unknown: RelightError = error
     except RelightError as error:
-        if not place.is_folder():
-            yield name, error
-            return
-        inner = list(_inside(place, name, skip, level))
-        yield from inner or [(name, error)]
+        yield name, error  # it is of a known format, and broken
+        if is_folder:
+            yield from _inside(place, name, skip, level, files=False)  # its files are parts of it
         return
-    yield from _inside(place, name, skip, level)
+    inner = list(_inside(place, name, skip, level))
+    yield from inner
+    if named and not inner or (not name and not is_folder):
+        yield name, unknown
 
 
-def _inside(place: _Place, name: str, skip: str, level: int) -> Iterator[tuple[str, Found | RelightError]]:
-    if not place.is_folder() or level >= LEVELS_MAX:
+def _inside(place: _Place, name: str, skip: str, level: int, *, files: bool = True) -> Iterator[tuple[str, Found | RelightError]]:
+    if not place.is_folder():
         return
     try:
         inside = place.inside()
@@ -179,8 +221,14 @@ def _inside(place: _Place, name: str, skip: str, level: int) -> Iterator[tuple[s
         yield name, error
         return
     for one, is_folder, what in inside:
+        if not files and not is_folder:
+            continue
         if is_folder or (not one.startswith(".") and not one.endswith(NEVER)):
-            yield from _walk(what, f"{name}/{one}" if name else one, skip, level + 1)
+            path = f"{name}/{one}" if name else one
+            if level >= LEVELS_MAX:
+                yield path, IncompatibleState(f"more than {LEVELS_MAX} folders deep", where=what.path)
+                return
+            yield from _walk(what, path, skip, level + 1)
 
 
 def _step(name: str, found: Found) -> int:

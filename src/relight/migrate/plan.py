@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relight.catalog import Run
@@ -41,16 +42,22 @@ class MigratePlan:
         return sorted({one.run for one in self.todo})
 
 
-def plan_migration(old: str, url: str, *, run: str | None = None, check: float = 0.1, compress: bool = False) -> MigratePlan:
+def plan_migration(
+    old: str, url: str, *, run: str | None = None, check: float = 0.1, compress: bool = False, exclude: Sequence[str] = ()
+) -> MigratePlan:  # fmt: skip
     """Look at everything below ``old``, and at what the journal in ``url`` says. ``ConfigError`` if a run of that name is somebody else's.
 
-    ``run``: the name of that run whose checkpoints lie in ``old`` itself.
+    ``run``: the name of that run whose checkpoints lie in ``old`` itself. ``exclude``: patterns of paths below ``old`` to leave alone.
+    ``CheckpointNotFound`` if there is nothing to bring, nothing brought before and nothing that looks like a checkpoint.
     """
     if not 0 <= check <= 1:
         raise ConfigError(f"a part of {check:g}", hint="--check 10%, full or none")
     store = open_bytes(url)
     done = Done(Journal(store, place_of(old)))
-    found = find(old, run, skip=place_of(url))
+    found = find(old, run, skip=place_of(url), exclude=exclude)
+    if not found.sources and not found.unreadable:
+        left = f"; {found.excluded} excluded" if found.excluded else ""
+        raise CheckpointNotFound(f"no checkpoint was found below this place{left}", where=old, hint="check the path; relight import takes one file")
     for name in sorted({one.run for one in found.sources} - done.runs):
         _check_free(url, name)
     todo = [one for one in found.sources if one.name not in done.brought]
