@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 
+from relight.errors import ConfigError
 from relight.supervise import launch
 from relight.supervise.decide import Rules
 from relight.supervise.elastic_agent import Agent, _end, _heard, failure_of
@@ -123,3 +125,51 @@ def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supe
         context: Any = SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=Slow())})
         with pytest.raises(api.SignalException):
             _end(context, [0], {})
+
+
+ORDERS = [
+    (["--nproc-per-node", "2", "--settings", "X.toml", "train.py", "--settings", "its own"], "X.toml", ["--settings", "its own"]),
+    (["--settings=X.toml", "--nproc_per_node=2", "train.py"], "X.toml", []),
+    (["--standalone", "--settings=X.toml", "-m", "pkg.train", "--incidents", "y"], "X.toml", ["--incidents", "y"]),
+    (["-t", "3", "--settings", "X.toml", "--", "train.py", "--", "-q"], "X.toml", ["--", "-q"]),
+    (["--nproc-per-node", "2", "train.py", "--settings", "y"], None, ["--settings", "y"]),
+]
+
+
+@pytest.mark.parametrize(("given", "settings", "its"), ORDERS)
+def test_own_options_stand_anywhere_before_the_script(given: list[str], settings: str | None, its: list[str]) -> None:
+    """The order of Relight's own options and torchrun's flags does not matter; what follows the script is the script's."""
+    from relight.cli.run import command
+
+    context = command.make_context("run", list(given))
+    assert context.params["settings"] == (Path(settings) if settings else None)
+    parsed = launch.parse(list(context.params["arguments"]))
+    assert parsed.training_script_args == its
+
+
+def test_own_options_of_a_drill_stand_anywhere_before_the_script() -> None:
+    """The same for a drill, whose flags reach the job that it starts."""
+    from relight.cli.drill import command
+
+    context = command.make_context("drill", ["--nproc-per-node", "2", "--only", "kill", "--json", "train.py", "--json"])
+    assert context.params["only"] == "kill" and context.params["as_json"]
+    assert context.params["arguments"] == ("--nproc-per-node", "2", "train.py", "--json")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(["--nprocs-per-node", "2", "train.py"], "--nproc-per-node"), (["--nnodes", "1"], "no script"), (["--nnodes"], "expected one argument")],
+)
+def test_a_wrong_flag_is_one_line(given: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A usage error is one of Relight's errors, with the nearest flag, and not torchrun's usage of sixty lines."""
+    with pytest.raises(ConfigError) as found:
+        launch.parse(given)
+    assert says in str(found.value) and capfd.readouterr().err == ""
+
+
+def test_an_option_of_relight_itself_is_named_with_its_place() -> None:
+    """``--set`` behind the command is not taken for short for ``--settings``."""
+    from relight.cli.run import command
+
+    with pytest.raises(click.UsageError, match="before the command: relight --set supervise.same=4 run"):
+        command.make_context("run", ["--set", "supervise.same=4", "train.py"])

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.supervise.test_run import Job
 
 from relight.errors import ConfigError
+from relight.observe import subscribe
 from relight.supervise.launch import SAVED
-from relight.supervise.notices import CLOUDS, Notices, says, sources_of
+from relight.supervise.notices import CLOUDS, Notices, Source, says, sources_of
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -47,7 +49,7 @@ def metadata() -> Iterator[str]:
 @pytest.mark.parametrize(("body", "heard"), [
     ('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}', True), ("TRUE", True), ("FALSE", False), ("", False), ("NONE\n", False),
     ('{"DocumentIncarnation": 1, "Events": []}', False), ('{"Events": [{"EventType": "Reboot"}]}', False),
-    ('{"Events": [{"EventType": "Freeze"}, {"EventType": "Preempt", "NotBefore": "x"}]}', True), ('{"Events": [4, {}]}', False), ("{", True),
+    ('{"Events": [{"EventType": "Freeze"}, {"EventType": "Preempt", "NotBefore": "x"}]}', True), ('{"Events": [4, {}]}', False), ("{", True),  # half a notice is one
 ])  # fmt: skip
 def test_what_clouds_say(body: str, heard: bool) -> None:
     """Spot instances of three of them, and what they say when nothing is the matter."""
@@ -65,6 +67,108 @@ def test_an_announcement_is_heard(metadata: str) -> None:
         time.sleep(0.02)
     assert "terminate" in notices.heard
     notices.close()
+
+
+class Odd(BaseHTTPRequestHandler):
+    """A source that answers as the first part of the path says."""
+
+    tokens: tuple[str, ...] = ()
+    asked = 0
+
+    def do_GET(self) -> None:
+        Odd.asked += 1
+        kind = self.path.split("/")[1]
+        answers = {
+            "status401": (401, b""), "status500": (500, b"oops"), "html": (200, b"<html>log in</html>"), "binary": (200, b"\x00\xff\x01"),
+            "error": (200, b'{"error": "unauthorized"}'), "gone": (404, b""), "redirect": (302, b""),
+        }  # fmt: skip
+        if kind == "imds2":
+            status, body = (401, b"") if self.headers.get("X-aws-ec2-metadata-token") not in self.tokens else (200, b'{"action": "stop"}')
+        else:
+            status, body = answers[kind]
+        self.send_response(status)
+        if kind == "redirect":
+            self.send_header("Location", "/html/login")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        Odd.tokens = ("one token",) if self.headers.get("X-aws-ec2-metadata-token-ttl-seconds") else ()
+        self.send_response(200)
+        self.send_header("Content-Length", "9")
+        self.end_headers()
+        self.wfile.write(b"one token")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def odd() -> Iterator[str]:
+    """Its address."""
+    Odd.tokens, Odd.asked = (), 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What is reported of sources."""
+    found: list[dict[str, Any]] = []
+    undo = subscribe(lambda event: found.append(dict(event.fields)) if event.name == "run.notices" else None)
+    yield found
+    undo()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("status401", "HTTP status 401"), ("status500", "HTTP status 500"), ("html", "HTML"), ("binary", "binary"), ("error", "unauthorized"),
+        ("redirect", "redirect to /html/login"), ("gone", ""), ("nobody", "refused"),
+    ],
+)  # fmt: skip
+def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, told: list[dict[str, Any]], kind: str, why: str) -> None:
+    """What is neither a notice nor its absence is reported once with the reason, and is never taken for a notice."""
+    url = f"{odd}/{kind}/spot" if kind != "nobody" else "http://127.0.0.1:9/none"
+    notices = Notices([url], 0.01)
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends and (Odd.asked < 8 if kind != "nobody" else not told):
+        time.sleep(0.01)
+    notices.close()
+    assert not notices.heard
+    assert ([why in one["why"] and one["url"] == url for one in told] == [True]) if why else not told
+
+
+def test_a_source_that_answers_again_is_reported(metadata: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reported failure the first proper answer is reported too, and a notice is heard."""
+    notices = Notices([metadata], 0.01)
+    get = Notices._get
+    monkeypatch.setattr(Notices, "_get", lambda self, source: (_ for _ in ()).throw(OSError(111, "Connection refused")))
+    ends = time.monotonic() + 10
+    while not told and time.monotonic() < ends:
+        time.sleep(0.01)
+    monkeypatch.setattr(Notices, "_get", get)
+    while len(told) < 2 and time.monotonic() < ends:
+        time.sleep(0.01)
+    Metadata.answer = "TRUE"
+    while not notices.heard and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert [bool(one["why"]) for one in told] == [True, False] and "TRUE" in notices.heard
+
+
+def test_a_server_that_wants_a_session_token_gets_one(odd: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With IMDSv2 the first answer is 401; a token is fetched and the notice is heard."""
+    monkeypatch.setitem(CLOUDS, "aws", Source(f"{odd}/imds2/spot", {}, f"{odd}/token"))
+    notices = Notices(["aws"], 0.01)
+    ends = time.monotonic() + 10
+    while not notices.heard and time.monotonic() < ends:
+        time.sleep(0.01)
+    notices.close()
+    assert "stop" in notices.heard and not told
 
 
 def test_names_of_clouds_and_nonsense() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from relight.checkpointer.scheduled import Scheduled
+from relight.checkpointer.signals import is_urgent, spoken
 from relight.forecast import Bounds, Decision, Seen, decide
 from relight.foresee import HORIZON_S, Alarm
 from relight.policy import adaptive
@@ -66,6 +67,37 @@ def test_the_supervisor_tells_its_ranks_and_a_new_life_knows_nothing_of_it(tmp_p
         assert read_risk(page) is None
     finally:
         watched.close()
+
+
+def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of a preventive save names the alarm, a person's request goes before it, and a bare signal keeps its name."""
+    sent: list[int] = []
+    monkeypatch.setattr("relight.supervise.supervisor.catches", lambda pid, number: True)
+    monkeypatch.setattr("relight.supervise.supervisor.os.kill", lambda pid, number: sent.append(number))
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "as it is", 0.9, "rules", 0.7)
+
+    def reason() -> str:
+        watched._ask_for_save()
+        return spoken("SIGUSR1")
+
+    try:
+        monkeypatch.setenv(SETTING, watched.begin([0, 1], {})[0][SETTING])
+        forget()
+        watched.started({0: 4711, 1: 4712})
+        watched.foreseen(alarm, False)
+        assert reason() == "preventive: 2.0 % of the disk are left" and is_urgent("preventive: x")
+        watched._often = (watched._often[0] - 61.0, watched._often[1])
+        assert reason().startswith("preventive: saving more often") and len(sent) == 2
+        for order in ((1, 0), (0, 1)):
+            for which in order:
+                (lambda: watched.asked("anna"), lambda: watched.foreseen(alarm, False))[which]()
+            assert reason() == "asked for by anna"
+        watched.save_now("SIGUSR1 came")
+        assert reason() == "SIGUSR1"
+    finally:
+        watched.close()
+        forget()
 
 
 def usual(foreseen: float, before: Decision | None = None) -> Decision:

@@ -15,7 +15,7 @@ from typing import Any
 from relight.checkpointer import workers
 from relight.checkpointer.lost_workers import quiet_workers, report_workers
 from relight.observe import emit
-from relight.pulse import ASKED_FOR, take_asked, teller
+from relight.pulse import ASKED_FOR, FORESEEN, take_asked, teller
 
 ENDING = workers.ENDING
 SAVING = (signal.SIGUSR1,)
@@ -28,13 +28,12 @@ URGENT = ENDS | _SAVES
 
 def is_urgent(reason: str) -> bool:
     """Whether somebody waits for that save: it is not put off, and takes no longer than it must."""
-    return reason in URGENT or reason.startswith(ASKED_FOR)
+    return reason in URGENT or reason.startswith((ASKED_FOR, FORESEEN))
 
 
 def spoken(reason: str) -> str:
-    """The reason as the checkpoint is to have it: of a signal that only saves, who had it sent, if ``relight run`` has said so."""
-    who = take_asked(teller().path) if reason in _SAVES else ""
-    return f"{ASKED_FOR}{who}" if who else reason
+    """Return the reason for the checkpoint: of a signal that only saves, the one that ``relight run`` left: who asked, or which alarm."""
+    return (take_asked(teller().path) if reason in _SAVES else "") or reason
 
 
 class Signals:

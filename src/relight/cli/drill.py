@@ -14,6 +14,7 @@ import click
 
 from relight.catalog.run import Run
 from relight.cli.common import json_option, open_run_at
+from relight.cli.launched import LaunchCommand
 from relight.cli.output import Styled, age, emit_json, escape, table, warn
 from relight.errors import ConfigError, RelightError
 
@@ -23,7 +24,7 @@ _SECONDS = click.FloatRange(min=1)
 Say = Callable[[str, Any], None]
 
 
-@click.command("drill", context_settings=_SETTINGS)
+@click.command("drill", cls=LaunchCommand, context_settings=_SETTINGS)
 @click.option("--only", metavar="NAMES", default="", help="Of the rehearsals these, parted by commas.")
 @click.option("--from", "source", metavar="RUN", default="", help="Begin with copies of this run's newest checkpoints.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the script; {store} in VALUE is the drill's store.")

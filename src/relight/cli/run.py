@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 
+from relight.cli.launched import LaunchCommand
 from relight.cli.output import escape
 from relight.observe import Event, subscribe
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-@click.command("run", context_settings=_SETTINGS)
+@click.command("run", cls=LaunchCommand, context_settings=_SETTINGS)
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), help="Instead of ./relight.toml.")
 @click.option("--incidents", type=click.Path(file_okay=False, path_type=Path), default="relight-incidents", show_default=True,
               help="Where incidents go while the run's store is not known.")  # fmt: skip

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import ipaddress
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +109,15 @@ def command(
         click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host
     reached = rules.public or f"{'https' if tls_cert else 'http'}://{shown}:{port}"
-    click.echo(
-        f"{reached}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)", err=True
-    )
-    _serve(app, host, port, tls_cert, tls_key, proxy_from)
+    shown_at = f"{reached}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)"
+    _serve(app, host, port, tls_cert, tls_key, proxy_from, lambda: click.echo(shown_at, err=True))
     return 0
 
 
-def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None, proxy_from: tuple[str, ...]) -> None:
-    """Until it is interrupted."""
+def _serve(
+    app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None, proxy_from: tuple[str, ...], ready: Callable[[], None]
+) -> None:
+    """Serve until interrupted. ``ready`` is called once connections are accepted."""
     import uvicorn
 
     from relight.serve.gate import Gate, raise_descriptors
@@ -145,6 +146,7 @@ def _serve(app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | 
         listening = gate.listen((host, port))
     except OSError as error:
         raise ConfigError(f"cannot listen there: {error.strerror or error}", where=f"{host}:{port}", hint="--listen HOST:PORT") from None
+    ready()
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=list(listening))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 ASKED_FOR = "asked for by "
 """What the reason of such a save begins with."""
+FORESEEN = "preventive: "
+"""The start of the reason of a save that ``relight run`` orders because of an alarm; the alarm's words follow."""
 _BYTES_MAX = 1024
 
 
@@ -16,27 +18,28 @@ def asked_of(page: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(page)}.asked")
 
 
-def tell_asked(page: str | os.PathLike[str], who: str) -> None:
-    """In place of what was told before; without ``who`` there is nothing to take. Without room for it the save does not name anybody."""
+def tell_asked(page: str | os.PathLike[str], reason: str) -> None:
+    """Leave the next save's reason, in place of an earlier one; none if ``reason`` is empty. Without room on the disk the save names its
+    signal only."""
     path = asked_of(page)
     with contextlib.suppress(OSError):
-        if not who:
+        if not reason:
             path.unlink(missing_ok=True)
             return
         new = path.with_name(f"{path.name}.new")
-        new.write_bytes(who.encode("utf-8", "replace")[:_BYTES_MAX])
+        new.write_bytes(reason.encode("utf-8", "replace")[:_BYTES_MAX])
         new.replace(path)
 
 
 def take_asked(page: str | os.PathLike[str]) -> str:
-    """Who it was, and from now on nobody; empty without a page, or if nobody said."""
+    """Take the reason that was left, once; empty without a page, or if there is none."""
     if not page:
         return ""
     path = asked_of(page)
     try:
         with path.open("rb") as file:
-            who = file.read(_BYTES_MAX)
+            reason = file.read(_BYTES_MAX)
         path.unlink()
     except OSError:
         return ""
-    return "".join(one for one in who.decode("utf-8", "replace") if one.isprintable())
+    return "".join(one for one in reason.decode("utf-8", "replace") if one.isprintable())

@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import uuid
+from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
@@ -51,27 +52,58 @@ class Ended(NamedTuple):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """torchrun's own. Its usage errors end the process with 2, as its parser does."""
-    parser = torchrun.get_args_parser()
-    parser.prog = "relight run"
+    """torchrun's own options of a command line. ``ConfigError`` for a flag that torchrun does not have, or without a script."""
+    parser = _parser()
     end = _script_at(parser, arguments) + 1
     options = parser.parse_args(arguments[:end])
     options.training_script_args += arguments[end:]
     return options
 
 
+class _Parser(argparse.ArgumentParser):
+    """torchrun's parser with errors of one line, in place of its usage of sixty."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``ConfigError``."""
+        if "training_script" in message:
+            raise ConfigError("no script is named", hint="relight run [TORCHRUN'S FLAGS] SCRIPT [ARGS]…; what follows the script is its own")
+        unknown = next((word for word in message.split() if word.startswith("-")), "")
+        close = get_close_matches(unknown, self._option_string_actions, n=1) if unknown else []
+        near = f"did you mean {close[0]}? " if close and close[0] != unknown else ""
+        raise ConfigError(message, hint=f"{near}relight run --help has Relight's options, torchrun --help the others")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = torchrun.get_args_parser()
+    parser.prog, parser.__class__ = "relight run", _Parser
+    return parser
+
+
+def flag_length(arguments: list[str]) -> int:
+    """How many of ``arguments`` a flag of torchrun at their front takes, itself included."""
+    return _length(_known(_parser()), arguments)
+
+
+def _known(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {option: action for action in parser._actions for option in action.option_strings}
+
+
+def _length(known: dict[str, argparse.Action], arguments: list[str]) -> int:
+    name, given, _ = arguments[0].partition("=")
+    meant = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
+    return 1 if given or not meant or meant[0].nargs == 0 else 2
+
+
 def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Where the script stands. What is behind it is the script's alone: argparse takes a ``--log`` there for short for ``--log-dir``."""
-    known = {option: action for action in parser._actions for option in action.option_strings}
-    at = 0
+    known, at = _known(parser), 0
     while at < len(arguments):
-        name, given, _ = arguments[at].partition("=")
+        name = arguments[at].partition("=")[0]
         if name == "--":
             return at + 1
         if not name.startswith("-") or name == "-":
             break
-        meant = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
-        at += 1 if given or not meant or meant[0].nargs == 0 else 2
+        at += _length(known, arguments[at:])
     return at
 
 

@@ -1,4 +1,8 @@
-"""Notices that a machine will be taken away, as clouds give them to who asks: an address of the machine's own, asked every few seconds."""
+"""Notices that a machine will be taken away: addresses of the machine's own cloud, polled every few seconds.
+
+Always holds: a source that cannot be heard is reported once, with the reason, and once more when it answers again. What is not a notice
+(an error, a redirect, a page for people) never ends a job.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,47 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
+from relight.observe import emit
 
 EVERY_S = 5.0
 _TIMEOUT_S = 2.0
 _BYTES_MAX = 64 << 10
+_TRIES = 2
+"""Polls in a row that fail before a source is reported: a single one may be a restart of the metadata server."""
+_TOKEN_S = 21600
+_ABSENT = (404, 410)
+"""Statuses that mean "no notice": the clouds' servers and most others have the address only once there is one."""
 
 
 class Source(NamedTuple):
-    """An address, and what it takes to ask there."""
+    """An address, and what it takes to ask there. ``token_url``: where a 401 is answered by a session token (IMDSv2)."""
 
     url: str
     headers: Mapping[str, str]
+    token_url: str = ""
 
 
 CLOUDS = {
-    "aws": Source("http://169.254.169.254/latest/meta-data/spot/instance-action", {}),
+    "aws": Source(
+        "http://169.254.169.254/latest/meta-data/spot/instance-action", {}, "http://169.254.169.254/latest/api/token"
+    ),
     "gcp": Source("http://metadata.google.internal/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}),
     "azure": Source("http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}),
-}
+}  # fmt: skip
 _QUIET = ("", "none", "false", "no", "0", "null", "{}", "[]")
 _TAKEN = ("preempt", "terminate")
+_HINTS = {
+    401: "it wants a token or a login",
+    403: "it refuses this client; the metadata service may be disabled, or its hop limit too small for a container",
+    407: "a proxy wants a login",
+}
+
+
+class NoNotice(ValueError):
+    """An answer that is neither a notice nor the absence of one."""
 
 
 def sources_of(told: Sequence[str]) -> list[Source]:
@@ -44,25 +66,46 @@ def sources_of(told: Sequence[str]) -> list[Source]:
 
 
 def says(body: str) -> str:
-    """What an answer announces; empty if nothing. Azure lists events, of which only some take the machine; elsewhere anything is one."""
+    """What an answer announces; empty if nothing. Azure lists events, of which only some take the machine; elsewhere anything is one.
+
+    ``NoNotice`` for a page of HTML and for an error in JSON: a proxy or a login answers in place of the source.
+    """
     text = body.strip()
     if text.lower() in _QUIET:
         return ""
-    with contextlib.suppress(ValueError):
+    if text.startswith("<"):
+        raise NoNotice("it answers with a page of HTML or XML, not with a notice")
+    with contextlib.suppress(json.JSONDecodeError):
         told = json.loads(text)
+        if isinstance(told, dict) and "error" in {key.lower() for key in told}:
+            raise NoNotice(f"it answers with an error: {' '.join(text.split())[:120]}")
         if isinstance(told, dict) and isinstance(told.get("Events"), list):
             kinds = [str(one.get("EventType", "")) for one in told["Events"] if isinstance(one, dict)]
             return next((kind for kind in kinds if kind.lower() in _TAKEN), "")
+    if "\ufffd" in text or not all(one.isprintable() or one.isspace() for one in text):
+        raise NoNotice("it answers with binary data, not with a notice")
     return " ".join(text.split())[:200]
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: what it leads to is not the source."""
+
+    def redirect_request(self, *args: Any, **more: Any) -> None:
+        """Refuse."""
+
+
 class Notices:
-    """Asks in a thread of its own. ``heard`` is what was announced, empty until then."""
+    """Polls in a thread of its own. ``heard`` is what was announced, empty until then."""
 
     def __init__(self, told: Sequence[str], every_s: float = EVERY_S) -> None:
         self.heard = ""
         self._sources, self._every_s = sources_of(told), every_s
         self._over = threading.Event()
+        self._tokens: dict[str, str] = {}
+        self._failed: dict[str, tuple[int, str]] = {}
+        """Of each address that does not answer properly: polls in a row, and the reason that was reported."""
+        # an address of the machine's own is not a proxy's to answer
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
         if self._sources:
             threading.Thread(target=self._ask, name="relight-notices", daemon=True).start()
 
@@ -71,12 +114,65 @@ class Notices:
         self._over.set()
 
     def _ask(self) -> None:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # an address of the machine's own is not a proxy's to answer
         while not self._over.wait(self._every_s) and not self.heard:
-            for url, headers in self._sources:
-                with contextlib.suppress(OSError, ValueError):  # 404, no such host, no answer: nothing is announced
-                    with opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=_TIMEOUT_S) as answer:  # noqa: S310
-                        announced = says(answer.read(_BYTES_MAX).decode(errors="replace"))
-                    if announced:
-                        self.heard = f"{url.split('/')[2]} announces: {announced}"
-                        return
+            for source in self._sources:
+                try:
+                    announced = says(self._body(source))
+                except Exception as error:  # noqa: BLE001 - a strange answer of one source must not end the polls of the others
+                    self._unheard(source, why_unheard(error))
+                    continue
+                self._answered(source)
+                if announced:
+                    self.heard = f"{source.url.split('/')[2]} announces: {announced}"
+                    return
+
+    def _body(self, source: Source) -> str:
+        try:
+            return self._get(source)
+        except urllib.error.HTTPError as error:
+            if error.code in _ABSENT:
+                return ""
+            if error.code != 401 or not source.token_url:
+                raise
+        ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+        with self._opener.open(urllib.request.Request(source.token_url, headers=ttl, method="PUT"), timeout=_TIMEOUT_S) as answer:
+            self._tokens[source.url] = answer.read(_BYTES_MAX).decode("ascii", "strict").strip()
+        try:
+            return self._get(source)
+        except urllib.error.HTTPError as error:
+            if error.code in _ABSENT:
+                return ""
+            raise
+
+    def _get(self, source: Source) -> str:
+        headers = dict(source.headers)
+        if source.url in self._tokens:
+            headers["X-aws-ec2-metadata-token"] = self._tokens[source.url]
+        with self._opener.open(urllib.request.Request(source.url, headers=headers), timeout=_TIMEOUT_S) as answer:
+            return str(answer.read(_BYTES_MAX).decode(errors="replace"))
+
+    def _unheard(self, source: Source, why: str) -> None:
+        count, reported = self._failed.get(source.url, (0, ""))
+        if count + 1 >= _TRIES and why != reported:
+            say = f"notices cannot be received from {source.url}: {why}; if the machine is taken away, this job is not warned by it"
+            emit("run.notices", say, url=source.url, why=why)
+            reported = why
+        self._failed[source.url] = count + 1, reported
+
+    def _answered(self, source: Source) -> None:
+        _, reported = self._failed.pop(source.url, (0, ""))
+        if reported:
+            emit("run.notices", f"{source.url} answers again: notices are received from it", url=source.url, why="")
+
+
+def why_unheard(error: Exception) -> str:
+    """The reason in words. Numbers that differ from poll to poll are left out, so that one reason is reported once."""
+    if isinstance(error, urllib.error.HTTPError):
+        to = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
+        more = f"a redirect to {to[:100]}, which is not followed" if to else _HINTS.get(error.code, error.reason)
+        return f"HTTP status {error.code}: {more}"
+    if isinstance(error, urllib.error.URLError):
+        error = error.reason if isinstance(error.reason, Exception) else error
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_TIMEOUT_S:g} s"
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:160]

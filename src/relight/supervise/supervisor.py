@@ -24,6 +24,7 @@ from relight.observe import emit, write_events
 from relight.policy.going_back import SPIKES, once_back
 from relight.pulse import (
     ASKED_FOR,
+    FORESEEN,
     HANDING_OVER,
     LATE_AFTER,
     Beat,
@@ -68,6 +69,8 @@ HEIR_S = 3.0
 """A rank that can save what all held has so long to begin with it, or to say that it will not, once another's failure is known."""
 MIDST_S = 20.0
 """At most so much longer, if it is in the midst of its update: usually, twice a step."""
+_REASON_MAX = 200
+"""Letters of an alarm that a checkpoint's reason has."""
 REMEMBERED_S = 86400.0
 """Incidents of a run that are older than that say nothing about this job."""
 
@@ -84,7 +87,7 @@ class Supervisor:
         self._charges: set[str] = set()
         """The processes here that were rank 0, as a log names who writes it: only that takes charge of a run."""
         self._notices = notices or Notices(())
-        self._wanted, self._asker, self._drains = "", "", ""
+        self._wanted, self._reason, self._drains = "", "", ""
         self._requests: Requests | None = None
         self._often = (-math.inf, -math.inf)
         """When saves that are made more often began last, and until when they are."""
@@ -256,14 +259,18 @@ class Supervisor:
         """The job was asked to end, and has."""
         return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came")
 
-    def save_now(self, why: str) -> None:
-        """Have the ranks save at the end of their step, and go on. Any thread, and a signal's handler: it is done at the next look."""
+    def save_now(self, why: str, *, named: bool = False) -> None:
+        """Have the ranks save at the end of their step, and go on. Any thread, and a signal's handler: it is done at the next look.
+
+        ``named``: the checkpoint's reason is ``why``, else the name of the signal. A person's request goes before an alarm.
+        """
+        if named and (why.startswith(ASKED_FOR) or not self._reason.startswith(ASKED_FOR)):
+            self._reason = why
         self._wanted = why
 
     def asked(self, who: str) -> None:
         """The same, for somebody whom the save is to name. Any thread."""
-        self._asker = who
-        self.save_now(f"{ASKED_FOR}{who}")
+        self.save_now(f"{ASKED_FOR}{who}", named=True)
 
     def deaf(self) -> str:
         """Why no rank here can be asked to save now; empty if one can. Any thread."""
@@ -281,7 +288,7 @@ class Supervisor:
 
     def foreseen(self, alarm: Alarm, drain: bool) -> None:
         """Something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that."""
-        self.save_now(alarm.why)
+        self.save_now(f"{FORESEEN}{alarm.why}"[:_REASON_MAX], named=True)
         with contextlib.suppress(OSError):
             tell_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
@@ -383,14 +390,16 @@ class Supervisor:
         """One rank is asked, and has the others save with it."""
         now, (began, until) = self._clock(), self._often
         if OFTEN_S <= now - began < until - began:
-            self._wanted, self._often = self._wanted or "more often, as something is not as it was", (now, until)
+            self._often = (now, until)
+            if not self._wanted:
+                self.save_now(f"{FORESEEN}saving more often, as something is not as it was", named=True)
         if not self._wanted:
             return
         for rank, pid in sorted(self._pids.items()):
             if catches(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
-                who, self._asker = self._asker, ""
-                tell_asked(self._page(min(self._pids)), who)  # before the signal: the save looks there
+                reason, self._reason = self._reason, ""
+                tell_asked(self._page(min(self._pids)), reason)  # before the signal: the save looks there
                 emit("run.save", f"saving now: {why}", why=why, rank=rank)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGUSR1)
