@@ -26,9 +26,9 @@ from relight.observe import Event, subscribe
 
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
-    """What is told of predictions."""
+    """Alarms, and what does not count."""
     found: list[Event] = []
-    undo = subscribe(lambda event: found.append(event) if event.name.startswith("foresee.") else None)
+    undo = subscribe(lambda event: found.append(event) if event.name in ("foresee.alarm", "foresee.unused") else None)
     yield found
     undo()
 
@@ -114,6 +114,50 @@ def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
         for alarm in foresight.sample(made.sample(1e9 + second)):
             foresight.heeded(alarm)
     assert foresight.standing()[1] == ("drift", True, "", 0, 0)
+
+
+@pytest.fixture
+def others() -> Iterator[list[Event]]:
+    """Models that were read, and alarms that were settled."""
+    found: list[Event] = []
+    undo = subscribe(lambda event: found.append(event) if event.name in ("foresee.model", "foresee.settled") else None)
+    yield found
+    undo()
+
+
+def test_a_running_job_takes_a_model_that_was_trained_meanwhile(tmp_path: Path, others: list[Event]) -> None:
+    """Another file of the same name is in use within a minute, also in the first minutes of a life, and open alarms are kept."""
+    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    calm(foresight, 500)
+    waiting = list(foresight._watchers[1].open)
+    assert waiting
+    Model({"drift": Drift()}, {"drift": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
+    (tmp_path / "new").replace(tmp_path / "m")
+    calm(foresight, 62, 1e9 + 500)
+    assert [one.name for one in others].count("foresee.model") == 2
+    assert others[-1].fields["made_at"] == 1.7e9 and others[-1].fields["detectors"] == ["drift"]
+    assert foresight._watchers[1].open[: len(waiting)] == waiting and foresight._watchers[1]._worth.precision == 0.95
+    foresight.failed("hang", 1e9 + 600)
+    (tmp_path / "m").unlink()
+    model(tmp_path / "m", 0.8)
+    calm(foresight, 62, 1e9 + 600)
+    assert [one.name for one in others].count("foresee.model") == 3, "long before the first look of the next life"
+
+
+def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Event]) -> None:
+    """Each alarm is settled once, as true or false; a failure without one is missed, unless the script itself is its cause."""
+    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    foresight.failed("hang", 1e9)
+    foresight.failed("user", 1e9)
+    assert [(one.fields["detector"], one.fields["outcome"]) for one in others[1:]] == [("rules", "missed"), ("drift", "missed")]
+    del others[:]
+    calm(foresight, 400)
+    foresight.failed("hang", 1e9 + 400)
+    assert [(one.fields["detector"], one.fields["outcome"]) for one in others] == [("rules", "missed"), ("drift", "true")]
+    del others[:]
+    calm(foresight, 9000, 1e9 + 400)
+    assert {(one.fields["detector"], one.fields["outcome"]) for one in others} == {("drift", "false")}
+    assert {one.fields["used"] for one in others} == {True, False}
 
 
 @pytest.mark.parametrize("damage", ["none", "damaged", "directory"])

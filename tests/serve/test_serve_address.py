@@ -28,7 +28,7 @@ def test_no_address_is_printed_of_a_port_that_is_taken(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = ["serve", str(tmp_path / "runs"), "--anonymous-read", "--state", str(tmp_path / "s.sqlite"), "--listen"]
-        (tmp_path / "runs").mkdir()
+        at_hand.fill(tmp_path / "runs")
         answer = at_hand.in_process(monkeypatch, capfd, [*arguments, f"127.0.0.1:{port}"])
     assert answer.code == 2 and "cannot listen there" in answer.err and "http://" not in answer.err
 
@@ -39,7 +39,7 @@ def test_the_address_is_printed_when_connections_are_accepted(
     """At the moment at which the address is printed a client can connect."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (tmp_path / "runs").mkdir()
+    at_hand.fill(tmp_path / "runs")
     reached: list[bool] = []
 
     def run(self: object, sockets: list[socket.socket]) -> None:

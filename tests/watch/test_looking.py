@@ -17,10 +17,10 @@ from relight.observe.file import LINE_BYTES_MAX
 from relight.observe.metrics import GAUGE, METRICS
 from relight.store.local import LocalStore
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import Book
+from relight.supervise.incidents import After, Book, Incident
 from relight.watch import Watcher
 from relight.watch.files import EventFiles
-from relight.watch.overview import MADE_HERE, OVER_S
+from relight.watch.overview import MADE_HERE, OVER_S, outcomes_of
 from relight.watch.tally import LABEL_VALUES_MAX
 
 BEGAN = 1_700_000_000
@@ -119,6 +119,11 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
     book = Book(tmp_path / "book")
     book.at(LocalStore(url), RUN)
     book.keep(Account("job", "t", 100.0, {"training": 90.0}, {"killed": {"again": 4.0}}, {"killed": 2}, 10, 1))
+    failed = Incident(
+        "0000000000001-aaaaaa", "t", "host", "job", 1, "killed", "why", 0, 1, 1, "", "restart", "reason", 0.0, {}, [], [],
+    )  # fmt: skip
+    book.write(failed)
+    book.write(After(failed.id, 1, 0, {}))
     made = []
     for metric in METRICS:
         if metric.made is not None:
@@ -131,6 +136,23 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
     (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 100.0)
     assert {one.metric.name for one in seen.samples} == {metric.name for metric in METRICS}
     assert {metric.name for metric in METRICS if metric.kind == GAUGE} <= MADE_HERE
+
+
+def test_recovery_success_counts_failures_after_which_training_continued() -> None:
+    """Recovered, failed again, stopped and left are told apart; asked to end is no failure, the newest may still be on its way."""
+    def incident(number: int, action: str, after: bool = False) -> Incident:
+        name = f"{number:013d}-aaaaaa"
+        return Incident(
+            name, "t", "host", "job", number, "killed", "why", 0, 1, 1, "", action, "reason", 0.0, {}, [], [],
+            after=After(name, 1, 0, {}) if after else None,
+        )  # fmt: skip
+
+    found = [
+        incident(1, "restart", True), incident(2, "restart"), incident(3, "leave"), incident(4, "end"), incident(5, "restart", True),
+        incident(6, "stop"), incident(7, "restart"),
+    ]  # fmt: skip
+    assert outcomes_of(found) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}
+    assert outcomes_of([]) == {"recovered": 0, "failed again": 0, "stopped": 0, "left": 0}
 
 
 def test_what_all_ranks_tell_counts_once(tmp_path: Path) -> None:

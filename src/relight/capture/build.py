@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from relight.capture.rebuild import Check, Memory, Thunk, build
+from relight.errors import IncompatibleState
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
 from relight.layout import Sink
@@ -15,6 +16,13 @@ from relight.layout import Sink
 def selected(path: str, only: Sequence[str] | None) -> bool:
     """Whether a pattern takes ``path``: itself, or as something below it."""
     return only is None or any(fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}/*") for pattern in only)
+
+
+def nothing_fits(patterns: Sequence[str], where: str) -> IncompatibleState:
+    """Return the error for patterns of ``only=`` that name nothing."""
+    said = ", ".join(repr(one[:80]) for one in patterns)
+    hint = "a pattern begins with the component: only=['model/*']; relight show RUN lists components and tensors"
+    return IncompatibleState(f"nothing in the checkpoint fits only=[{said}]", where=where, hint=hint)
 
 
 class LoadPlan:
@@ -43,11 +51,14 @@ def build_tree(
     tensors: Sequence[Tensor], tree: bytes | Mapping[Any, Any], *, only: Sequence[str] | None = None, where: str, check: Check | None = None
 ) -> LoadPlan:
     """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it.
+    ``IncompatibleState`` if nothing does.
 
     ``tree``: encoded, or decoded. ``check``: see ``Memory``.
     """
     memory = Memory(tensors, check)
     made = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
+    if made is _NOTHING and only:
+        raise nothing_fits(only, where)
     return LoadPlan(memory.sinks, lambda: {} if made is _NOTHING else made.make() if type(made) is Later else made)
 
 

@@ -73,6 +73,8 @@ class Planning:
         where: str,
     ) -> None:
         self.components, self.tensors, self.only, self.rename, self.memory = components, tensors, only, rename, memory
+        self.idle: list[str] = list(dict.fromkeys(only)) if only is not None else []
+        """Patterns of ``only`` that nothing has matched yet."""
         self.result = RestorePlan(strict, where)
         self.wrong: list[str] = []
         self.unused: list[str] = []
@@ -100,7 +102,10 @@ class Planning:
 
     def takes(self, path: str) -> bool:
         """Whether what is at ``path`` was asked for."""
-        return selected(path, self.only)
+        found = selected(path, self.only)
+        if found and self.idle:
+            self.idle = [one for one in self.idle if not selected(path, [one])]
+        return found
 
     def has_shape(self, name: str, live: torch.Tensor) -> bool:
         """Whether a parameter of that name is stored in the shape of the live one, so that all state kept for it fits as well."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from relight.capture import rng as generators
-from relight.capture.build import thunks
+from relight.capture.build import nothing_fits, thunks
 from relight.capture.captured import loose_tensors, named_gradients
 from relight.capture.classes import class_path, class_paths, is_of, is_torchs, lineage, renamed_classes
 from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
@@ -77,6 +77,11 @@ def plan_restore(
     try:
         planner.plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree)
         planner.targets.refuse_read_only()
+        if planner.idle and not elsewhere and not planner.wrong:
+            error = nothing_fits(planner.idle, where)
+            if strict or len(planner.idle) == len(set(only or ())):
+                raise error
+            planner.result.notes.append(error.what)
         if elsewhere:
             planner.result.unused = planner.unused
         else:

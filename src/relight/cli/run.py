@@ -64,5 +64,5 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
 
 
 def _say(event: Event) -> None:
-    if event.name.startswith(("run.", "foresee.")) and event.name != "run.hang":  # the failure that follows says the same
+    if event.name.startswith(("run.", "foresee.")) and event.name not in ("run.hang", "foresee.settled"):  # others of the same follow
         click.echo(f"relight: {escape(event.fields.get('say', event.name))}", err=True)

@@ -35,7 +35,10 @@ LATELY = 20
 """So many of a detector's last alarms count."""
 _HELD_OUT_COUNTS = 2
 """Held-out precision counts as much as so many alarms of this job."""
-_LOOKED_AFTER_S = 300.0
+_LOOKED_AFTER_S = 60.0
+"""Seconds after which the model's file is looked at again: a running job takes a model that was trained meanwhile."""
+_OF_THE_SCRIPT = ("user", "fenced", "preemption", "numerical", "data")
+"""Classes of failures of which a node shows nothing before: a detector cannot miss them."""
 
 
 class Alarm(NamedTuple):
@@ -87,18 +90,29 @@ class _Watcher:
         late = [at for at in self.open if look.at - at > HORIZON_S]
         if late:
             self.open = self.open[len(late) :]
-            self.settled += [False] * len(late)
+            for _ in late:
+                self._settle("false", False)
         risk = self.detector.see(look)
         if not self._alarming.see(look.at, risk.score, risk.kind if self.name == "rules" else None):
             return None
         self.open.append(look.at)
         return risk
 
-    def failed(self, at: float) -> None:
-        """What it warned of in the horizon came true, once."""
+    def failed(self, at: float, *, shows: bool = True) -> None:
+        """What it warned of in the horizon came true, once. ``shows``: whether a failure of this class could be seen coming."""
         if any(0 <= at - one <= HORIZON_S for one in self.open):
-            self.settled.append(True)
+            self._settle("true", True)
+        elif shows:
+            self._settle("missed", None)
         self.open = []
+
+    def _settle(self, outcome: str, came_true: bool | None) -> None:
+        used = not self.distrusted()
+        if came_true is not None:
+            self.settled.append(came_true)
+        words = {"true": "an alarm came true", "false": f"an alarm did not come true within {HORIZON_S / 60:.0f} min"}
+        say = f"{self.name}: {words.get(outcome, 'a failure came without an alarm')}"
+        emit("foresee.settled", say, detector=self.name, outcome=outcome, used=used)
 
     def distrusted(self) -> str:
         """Why it does not count; empty if it does."""
@@ -167,7 +181,7 @@ class Foresight:
         at = self._clock() if at is None else at
         self.recorder.note(Happened(at, kind, cause))
         for one in self._watchers:
-            one.failed(at)
+            one.failed(at, shows=kind not in _OF_THE_SCRIPT)
         self._begin()
 
     def heeded(self, alarm: Alarm) -> None:
@@ -198,11 +212,11 @@ class Foresight:
     def _next(self, at: float, row: Array) -> list[Alarm]:
         self._windows.add(self._signals.of(row[None])[0])
         self._count += 1
-        if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
-            return []
         if at - self._checked >= _LOOKED_AFTER_S:
             self._checked = at
             self._reload()
+        if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
+            return []
         look, alarms = self._windows.look(at), []
         for one in self._watchers:
             risk = one.see(look)
@@ -235,17 +249,23 @@ class Foresight:
             return
         self._stamp = stamp
         try:
-            self._take(read_model(self._path))
+            model = read_model(self._path)
+            self._take(model)
+            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
+            say = f"the model {self._path.name} of {made} is in use: {', '.join(model.detectors)}"
+            emit("foresee.model", say, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
         except RelightError as error:
             emit("foresee.unused", f"the model does not count: {error.what}", detector="model", why=error.what)
 
     def _take(self, model: Model) -> None:
         """Its detectors, and the rules in any case; what those of the same name did in this job until now still counts."""
-        old, rules = {one.name: one.settled for one in self._watchers}, without_model()
+        old, rules = {one.name: one for one in self._watchers}, without_model()
         detectors, worth = {**rules.detectors, **model.detectors}, {**rules.worth, **model.worth}
         self._watchers = [_Watcher(name, one, worth[name], self._precision) for name, one in detectors.items()]
         for one in self._watchers:
-            one.settled.extend(old.get(one.name, ()))
+            if one.name in old:
+                one.settled.extend(old[one.name].settled)
+                one.open = old[one.name].open  # what it warned of is still to be settled
 
 
 def _percent(share: float) -> str:

@@ -89,6 +89,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("relight_job_seconds_total", COUNTER, "Where the jobs' time went.", JOB, ("part",)),
     Metric("relight_failures_total", COUNTER, "Failures of the job, by class.", JOB, ("class",)),
     Metric("relight_recent_failures", GAUGE, "Failures of the job within the last hour.", JOB),
+    Metric("relight_recoveries", GAUGE, "The latest failures by outcome: recovered, failed again, stopped, left.", JOB, ("outcome",)),
+    Metric("relight_recovery_success_ratio", GAUGE, "Share of the latest failures after which training went on.", JOB),
     Metric("relight_steps_total", COUNTER, "Steps that ended for the first time.", JOB),
     Metric("relight_risk_ratio", GAUGE, "Score of the latest alarm of a failure to come, 0 once it is a quarter of an hour old.", JOB),
     # from events
@@ -130,6 +132,8 @@ METRICS: tuple[Metric, ...] = (
             made=Made("run.recovered", "steps_lost", once=("incident",))),
     Metric("relight_alarms_total", COUNTER, "Alarms of failures to come, by class.", JOB,
             ("class",), Made("foresee.alarm"), (("class", "kind"),)),
+    Metric("relight_alarms_settled_total", COUNTER, "Alarms by outcome: true, false; and failures without an alarm: missed.", JOB,
+            ("detector", "outcome"), Made("foresee.settled")),
     Metric("relight_events_total", COUNTER, "Events, by level.", EVENTS_ROW, ("level",)),
     Metric("relight_events_lost_total", COUNTER, "Events that came faster than they could be written down.", EVENTS_ROW,
             made=Made("events.lost", "count")),

@@ -117,10 +117,15 @@ class Gate:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind(place)
-            one.listen(backlog)
-            one.setblocking(False)
             made.append(one)
+            try:
+                one.bind(place)
+                one.listen(backlog)
+            except OSError:
+                for each in made:
+                    each.close()
+                raise
+            one.setblocking(False)
         return made
 
     def may_accept(self) -> bool:

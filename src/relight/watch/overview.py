@@ -371,7 +371,29 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
         for name, value in told.items():
             if value is not None:
                 yield Sample(BY_NAME[name], (tier.name,), float(value))
+    outcomes = outcomes_of(seen.incidents)
+    for outcome, count in outcomes.items():
+        yield Sample(BY_NAME["relight_recoveries"], (outcome,), float(count))
+    tried = sum(outcomes.values()) - outcomes["left"]
+    if tried:
+        yield Sample(BY_NAME["relight_recovery_success_ratio"], (), outcomes["recovered"] / tried)
     yield from _of_account(seen.account)
+
+
+def outcomes_of(incidents: Sequence[Incident]) -> dict[str, int]:
+    """Count failures by what followed, oldest first. A job that was asked to end did not fail; the newest may still be on its way back."""
+    found = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
+    fates = {"stop": "stopped", "leave": "left"}
+    for number, one in enumerate(incidents):
+        if one.action == "end":
+            continue
+        if one.action in fates:
+            found[fates[one.action]] += 1
+        elif one.after is not None:
+            found["recovered"] += 1
+        elif number + 1 < len(incidents):
+            found["failed again"] += 1
+    return found
 
 
 def _of_account(account: Account | None) -> Iterator[Sample]:

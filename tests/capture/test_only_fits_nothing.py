@@ -1,0 +1,56 @@
+"""Patterns of ``only=`` that name nothing are refused: a slip is not a silent start from scratch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import relight
+from relight.errors import IncompatibleState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """A run with a model and a scheduler's value."""
+    model = torch.nn.Linear(2, 2)
+    with relight.Checkpointer(tmp_path / "runs" / "demo", model=model, count=3, background=False, save=None) as ckpt:
+        ckpt.save(5)
+    return str(tmp_path / "runs" / "demo")
+
+
+@pytest.mark.parametrize("only", [["weight"], ["model/wieght"], ["model/*", "optimzer/*"], ["model.weight"], ["count/x"]])
+def test_a_pattern_that_fits_nothing_is_refused(run: str, only: list[str]) -> None:
+    """``restore(only=…)`` names the patterns that fit nothing, and changes nothing."""
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    ckpt = relight.Checkpointer(run, model=model, count=0, background=False, save=None)
+    with pytest.raises(IncompatibleState, match=rf"nothing in the checkpoint fits only=.*{only[-1].split('*')[0]}"):
+        ckpt.restore(only=only)
+    assert torch.equal(model.weight, before)
+    ckpt.close()
+
+
+@pytest.mark.parametrize("only", [["model"], ["model/*"], ["model/weight"], ["count"], ["*/bias", "model/w*"]])
+def test_patterns_that_fit_are_restored(run: str, only: list[str]) -> None:
+    """Whole components, parts of them and several patterns."""
+    ckpt = relight.Checkpointer(run, model=torch.nn.Linear(2, 2), count=0, background=False, save=None)
+    assert ckpt.restore(only=only) == 6
+    ckpt.close()
+
+
+def test_load_refuses_patterns_that_fit_nothing(run: str) -> None:
+    """``load`` gives no empty dictionary for a slip."""
+    assert list(relight.load(run, only=["model/*", "other/*"])) == ["model"]
+    with pytest.raises(IncompatibleState, match="nothing in the checkpoint fits"):
+        relight.load(run, only=["modle/*"])
+
+
+def test_without_strict_a_part_that_fits_is_restored(run: str) -> None:
+    """With ``strict=False`` only patterns that all fit nothing are refused."""
+    ckpt = relight.Checkpointer(run, model=torch.nn.Linear(2, 2), background=False, save=None)
+    assert ckpt.restore(only=["model/*", "other/*"], strict=False) == 6
+    with pytest.raises(IncompatibleState):
+        ckpt.restore(only=["other/*"], strict=False)
+    ckpt.close()
