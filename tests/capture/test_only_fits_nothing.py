@@ -13,9 +13,9 @@ from relight.errors import IncompatibleState
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """A run with a model and a scheduler's value."""
+    """A run with a model and a value."""
     model = torch.nn.Linear(2, 2)
-    with relight.Checkpointer(tmp_path / "runs" / "demo", model=model, count=3, background=False, save=None) as ckpt:
+    with relight.Checkpointer(tmp_path / "runs" / "demo", state={"count": 3}, model=model, background=False, save=None) as ckpt:
         ckpt.save(5)
     return str(tmp_path / "runs" / "demo")
 
@@ -25,7 +25,7 @@ def test_a_pattern_that_fits_nothing_is_refused(run: str, only: list[str]) -> No
     """``restore(only=…)`` names the patterns that fit nothing, and changes nothing."""
     model = torch.nn.Linear(2, 2)
     before = model.weight.detach().clone()
-    ckpt = relight.Checkpointer(run, model=model, count=0, background=False, save=None)
+    ckpt = relight.Checkpointer(run, state={"count": 0}, model=model, background=False, save=None)
     with pytest.raises(IncompatibleState, match=rf"nothing in the checkpoint fits only=.*{only[-1].split('*')[0]}"):
         ckpt.restore(only=only)
     assert torch.equal(model.weight, before)
@@ -35,7 +35,7 @@ def test_a_pattern_that_fits_nothing_is_refused(run: str, only: list[str]) -> No
 @pytest.mark.parametrize("only", [["model"], ["model/*"], ["model/weight"], ["count"], ["*/bias", "model/w*"]])
 def test_patterns_that_fit_are_restored(run: str, only: list[str]) -> None:
     """Whole components, parts of them and several patterns."""
-    ckpt = relight.Checkpointer(run, model=torch.nn.Linear(2, 2), count=0, background=False, save=None)
+    ckpt = relight.Checkpointer(run, state={"count": 0}, model=torch.nn.Linear(2, 2), background=False, save=None)
     assert ckpt.restore(only=only) == 6
     ckpt.close()
 

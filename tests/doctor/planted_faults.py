@@ -46,7 +46,7 @@ RUN = RunFacts(
     checkpoints=tuple(stored(number) for number in range(6)),
     newest_record_s=NOW - 60,
     retired=40,
-    environment={"relight": "0.1.0", "torch": "2.13.0+cpu", "threads": 8},
+    environment={"relight": "0.1.0", "torch": "2.13.0+cpu", "threads": 8, "argv": ["/code/train.py", "--lr", "1"], "background": True},
     tiers=(TierFacts("cold", "s3://bucket/runs/demo"),),
     supervised=True,
 )

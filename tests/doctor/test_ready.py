@@ -9,19 +9,22 @@ from typing import Any
 
 import at_hand
 import pytest
+from msgspec.structs import replace as replaced
 from planted_faults import FAULTS, HEALTHY, NOW, RUN, config, run, store, stored
 
 from relight.doctor import Facts, Line, Readiness, grade, judge
 from relight.doctor.facts import Config, Drilled, KeyFile, Measured, Proven, RunFacts, StoreKey, TierFacts
 from relight.doctor.ready import PARTS, grade_of
+from relight.drill.made_of import MadeOf, made_of, of_script, why_not
 from relight.drill.record import remember
 from relight.drill.report import DrillReport, Outcome
+from relight.drill.target import Target
 from relight.log.identity import now_text
 from relight.store import open_bytes
 
 MEASURED = Measured(2 * 10**9, 2.0, True)
 PROVEN = Proven("prove", NOW - 86400, True, "3 steps of train.py after a resume equal the straight run's")
-DRILLED = Drilled(NOW - 86400, True, "12 passed; 240 s")
+DRILLED = Drilled(NOW - 86400, True, "12 passed; 240 s", "train.py")
 
 
 def verified(checkpoint_id: str, days: float, damage: str = "") -> Proven:
@@ -39,6 +42,7 @@ def excellent() -> Facts:
     facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
     set_up = Config(settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True)
+    set_up = replace(set_up, said=frozenset({"alerts.to", "environment.audit"}), roles={"admin": 1, "viewer": 4})
     limits = {"open files": 65536, "memlock": 1 << 40}
     return replace(
         facts, store=replace(facts.store, encrypted=True, keys=keys), config=set_up, machine=replace(facts.machine, limits=limits)
@@ -74,6 +78,22 @@ LOWERED: list[tuple[str, Facts, float | None]] = [
     ("coming back was rehearsed", run(), 0.0),
     ("coming back was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
     ("coming back was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
+    ("coming back was rehearsed", run(drills=(DRILLED._replace(script="", why_not=("no", "it was made of the drill's own job")),)), 0.0),
+    ("coming back was rehearsed", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
+    ("coming back was rehearsed", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
+    ("coming back was rehearsed", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
+    ("coming back was rehearsed", run(drills=(DRILLED,), environment={}), 0.5),
+    ("coming back was rehearsed", run(drills=(DRILLED, DRILLED._replace(why_not=("no", "of other settings"), ok=False))), 1.0),
+    ("a copy survives the loss of this disk", run(tiers=(TierFacts("cold", "/data/cold/demo", same_device=True),)), 0.0),
+    ("an older version can be gone back to", run(checkpoints=(stored(5),)), 0.0),
+    ("an older version can be gone back to", run(checkpoints=(stored(4), stored(5))), 0.5),
+    ("an older version can be gone back to", run(checkpoints=(stored(5),), pinned=1), 1.0),
+    ("training does not wait for saves", run(environment={"background": False}), 0.0),
+    ("training does not wait for saves", run(environment={}), None),
+    ("somebody is alerted", config(), 0.0),
+    ("who did what is recorded", config(), 0.0),
+    ("people have the access that they need, not more", config(), None),
+    ("people have the access that they need, not more", config(roles={"admin": 3}), 0.5),
     ("little is lost with a failure", run(checkpoints=(stored(5),)), None),
     ("little is lost with a failure", run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))), 0.25),
     ("one commit has one winner", store(exclusive=False), 0.0),
@@ -163,8 +183,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert line(before, "coming back was rehearsed")["score"] == 0.0
     assert line(before, "coming back is quick")["score"] is None and before.json["not_measurable"] >= 1
     remember(open_bytes(tmp_path / "runs"), "demo", drill(ok=True))
+    assert "recorded their script" in line(ready("--json"), "coming back was rehearsed")["evidence"]
+    remember(open_bytes(tmp_path / "runs"), "demo", replaced(drill(ok=True), made_of=of_script([__file__], Path.cwd())))
     after = ready("--json", "--measure")
-    assert line(after, "coming back was rehearsed")["score"] == 1.0 and "1 passed" in line(after, "coming back was rehearsed")["evidence"]
+    assert "not recorded" in line(after, "coming back was rehearsed")["evidence"]
+    assert line(after, "coming back was rehearsed")["score"] == 0.5 and "1 passed" in line(after, "coming back was rehearsed")["evidence"]
     assert "4.4 kB in " in line(after, "coming back is quick")["evidence"]
     assert after.json["score"] > before.json["score"]
     of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
@@ -188,3 +211,27 @@ def test_the_healthy_values_are_graded_as_the_doctor_sees_them() -> None:
     for name in ("two jobs", "NFS soft", "an unknown key", "eatmydata", "the store is away"):
         facts = FAULTS[name][0]()
         assert grade(facts, judge(facts)).score() < base, name
+
+
+def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed script, other settings and the drill's own job show nothing of this run; a comment in the settings changes nothing."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RELIGHT_SUPERVISE__SAME", "RELIGHT_SETTINGS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "relight.toml").write_text("[supervise]\nsame = 4\n")
+    made = made_of(Target(script=("train.py", "--token=abc")))
+    assert why_not(made) == ("", "") and "abc" not in str(made)
+    (tmp_path / "relight.toml").write_text("# four\n[supervise]\nsame = 4\n[alerts]\ngroup_s = 5\n")
+    assert why_not(made) == ("", "")
+    (tmp_path / "relight.toml").write_text("[supervise]\nsame = 5\n")
+    assert why_not(made) == ("no", "it was made with another supervise.same")
+    (tmp_path / "relight.toml").unlink()
+    assert why_not(made)[0] == "no"
+    monkeypatch.setenv("RELIGHT_SUPERVISE__SAME", "4")
+    assert why_not(made) == ("", ""), "a variable sets the same"
+    (tmp_path / "train.py").write_text("print(2)\n")
+    assert why_not(made) == ("no", "train.py has changed since")
+    (tmp_path / "train.py").unlink()
+    assert why_not(made)[0] == "unknown"
+    assert why_not(made_of(Target()))[0] == why_not(None)[0] == why_not(MadeOf())[0] == "no"

@@ -113,7 +113,7 @@ class Holds:
         return int(text)
 
     def _surroundings(self) -> dict[str, Any]:
-        return self._environment() if self._environment is not None else {}
+        return {**self._environment(), "background": self._background is not None} if self._environment is not None else {}
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
         words = self._ranks.words if self._ranks is not None else {}

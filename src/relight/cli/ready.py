@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import fill
 
 import click
@@ -38,6 +40,7 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
     """
     with progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter, status() as say:
         facts = look(path, measure=measure, drills=_drills, say=say, progress=meter)
+    facts = replace(facts, config=replace(facts.config, roles=_roles()))
     found = grade(facts, judge(facts))
     if as_json:
         emit_json({"path": path, **found.to_dict()})
@@ -48,9 +51,31 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
 
 def _drills(store: ByteStore, run: str) -> Sequence[Drilled]:
     """What is remembered of a run's drills."""
+    from relight.drill.made_of import why_not
     from relight.drill.record import drills_of
 
-    return [Drilled(seconds_since_epoch(one.at), one.ok, one.summary()) for one in drills_of(store, run) if not one.copies]
+    return [
+        Drilled(
+            seconds_since_epoch(one.at), one.ok, one.summary(),
+            one.made_of.script[0] if one.made_of is not None and one.made_of.script else "", why_not(one.made_of),
+        )
+        for one in drills_of(store, run) if not one.copies
+    ]  # fmt: skip
+
+
+def _roles() -> dict[str, int] | None:
+    """Valid tokens of this user's dashboard by role; None if it has none. The file is not made, nor changed."""
+    import sqlite3
+    import time
+
+    from relight.serve.state import default_path
+
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{default_path()}?mode=ro", uri=True, timeout=1.0)) as found:
+            asked = "SELECT role, count(*) FROM tokens WHERE revoked IS NULL AND (ends IS NULL OR ends > ?) GROUP BY role"
+            return {str(role)[:20]: int(count) for role, count in found.execute(asked, (time.time(),))} or None
+    except sqlite3.Error:
+        return None
 
 
 def _bytes_to_read(path: str) -> int:

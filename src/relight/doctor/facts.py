@@ -190,6 +190,8 @@ class TierFacts(NamedTuple):
     error: Trouble | None = None
     lacks: int = 0
     lacks_s: float = 0.0
+    same_device: bool = False
+    """Whether it is on the disk of the store itself, so that one failure takes both."""
 
 
 class IncidentFacts(NamedTuple):
@@ -216,6 +218,10 @@ class Drilled(NamedTuple):
     time_s: float | None
     ok: bool
     summary: str
+    script: str = ""
+    """What was drilled; empty for the drill's own job."""
+    why_not: tuple[str, str] = ("", "")
+    """``no`` if it no longer counts, ``unknown`` if that cannot be seen, and the reason."""
 
 
 class Proven(NamedTuple):
@@ -247,6 +253,8 @@ class RunFacts:
     back_s: float = 0.0
     """By how much the time of a record was before that of the one behind it, at most."""
     retired: int = 0
+    pinned: int = 0
+    """Live checkpoints with a tag or a hold."""
     leftovers: tuple[tuple[str, str], ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     temporaries: tuple[str, ...] = ()
@@ -307,6 +315,10 @@ class Config:
     """What ``OMP_NUM_THREADS`` says."""
     grace: bool = False
     """Whether it is known how long there is when the machine is wanted back."""
+    said: frozenset[str] = frozenset()
+    """Names of settings that variables or the file set: ``alerts.to``."""
+    roles: Mapping[str, int] | None = None
+    """Tokens of this user's dashboard that are valid, by role; None if there is no dashboard."""
     unseen: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -14,7 +14,9 @@ from relight.keys import Guard
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
 from relight.settings.file import FILE, checked
+from relight.settings.known import SETTINGS as NAMES
 from relight.settings.known import TOLD, VARIABLES
+from relight.settings.marks import marks
 from relight.store.object_client import Patience
 from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings
@@ -46,6 +48,7 @@ def look_at_config(url: str) -> Config:
         cache=_cache(cache) if cache else None,
         cache_mount=mount_of(cache) if cache else None,
         single_writer=os.environ.get("RELIGHT_SINGLE_WRITER", "").lower() in ("1", "true", "yes"),
+        said=frozenset(_said()),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         grace=bool(os.environ.get("RELIGHT_GRACE_S")) or (there and error is None and _knows_the_end()),
     )
@@ -55,6 +58,14 @@ def _knows_the_end() -> bool:
     """Whether ``relight.toml`` says how a machine is wanted back."""
     told = read_settings(None)
     return bool(told.start.grace_s or told.announced.notices)
+
+
+def _said() -> set[str]:
+    """Names of settings that are set; those of variables alone if the file cannot be read."""
+    try:
+        return {name for name, mark in marks().items() if mark}
+    except ConfigError:
+        return {name for name, one in NAMES.items() if os.environ.get(one.variable)}
 
 
 def _tried(call: Callable[[], object]) -> Trouble | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from functools import partial
 from relight.catalog.checked import Checked, checked
 from relight.catalog.diary import DIRECTORY as INCIDENTS
 from relight.catalog.find import metric_value
+from relight.catalog.holds import holds_of
 from relight.catalog.opened import open_checkpoint
 from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, retired_among, tiers_of
 from relight.catalog.tiers import open_tier as opened_tier
@@ -60,6 +62,7 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
         )  # fmt: skip
     sweep = seen("leftovers", lambda: plan_sweep(store, name), SweepPlan(name, [], []))
     times = [found for record in view.records if (found := seconds_since_epoch(record.time)) is not None]
+    held = holds_of(history)
     none: list[Incident] = []
     since_s = time.time() - INCIDENTS_S
     incidents = seen("incidents", lambda: once_each(recent_incidents(store, name, since_s, _INCIDENTS_MAX)), none)
@@ -72,6 +75,7 @@ def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
         newest_record_s=times[-1] if times else None,
         back_s=max((before - after for before, after in itertools.pairwise(times)), default=0.0),
         retired=len(history.retired),
+        pinned=sum(one.id in held or one.id in history.tags.values() for one in history.live),
         leftovers=tuple(sweep.directories), held=tuple(sweep.held), temporaries=tuple(sweep.temporaries),
         environment=opened.root.environment if opened is not None else {},
         exact=tuple(opened.root.exact) if opened is not None else (),
@@ -166,4 +170,19 @@ def _tier(store: ByteStore, history: History, tier: Tier) -> TierFacts:
     pace, had = pace_of(history, tier.name, copied), retired_among(history, copied)
     lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied), pace, had)) - copied
     since = [found for one in history.live if one.id in lacks and (found := seconds_since_epoch(one.time)) is not None]
-    return TierFacts(tier.name, tier.url, None, len(lacks), max(0.0, time.time() - min(since)) if since else 0.0)
+    lacks_s = max(0.0, time.time() - min(since)) if since else 0.0
+    return TierFacts(tier.name, tier.url, None, len(lacks), lacks_s, _on_one_device(store.url, tier.url))
+
+
+def _on_one_device(*urls: str) -> bool:
+    """Whether these places are directories of one disk. False for what is not a directory."""
+    found = set()
+    for url in urls:
+        path = url.removeprefix("file://")
+        while path and "://" not in path and not os.path.exists(path) and os.path.dirname(path) != path:
+            path = os.path.dirname(path)
+        try:
+            found.add(os.stat(path).st_dev)
+        except (OSError, ValueError):
+            return False
+    return len(found) == 1

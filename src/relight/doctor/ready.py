@@ -16,6 +16,8 @@ from relight.doctor.checks_machine import numbers, slots_bytes
 from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
 from relight.doctor.facts import Facts, RunFacts
 from relight.doctor.finding import Finding, gb, many, span
+from relight.doctor import ready_operations as more
+from relight.doctor.ready_operations import drilled
 from relight.doctor.ready_proofs import exactness, restorable
 from relight.doctor.ready_proofs import steps_of as _steps
 
@@ -133,7 +135,8 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         _tiers_text(run),
         f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
     )
-    yield named("coming back was rehearsed", 8, _drilled(facts, run), _drilled_text(facts, run), f"relight drill --remember {quote(path)}")
+    yield named("coming back was rehearsed", 8, *drilled(facts, run, path))
+    yield from more.reliability(facts, run, named)  # type: ignore[misc] # they are lines
     exact, shown = exactness(facts, run)
     yield named("a resume was proven exact", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
     every = run.interval_s if run is not None else None
@@ -184,6 +187,7 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
 def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
     store, named = facts.store, _line("security")
     url = store.url
+    yield from more.security(facts, named)  # type: ignore[misc]
     yield named(
         "what is stored is encrypted",
         6,
@@ -252,6 +256,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
 
 def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
     store, named = facts.store, _line("performance")
+    yield from more.performance(facts, run, named)  # type: ignore[misc]
     need, memory = slots_bytes(facts), facts.machine.memory_bytes
     yield named(
         "saves need no waiting: memory for two copies",
@@ -373,6 +378,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
     named = _line("operations")
     errors, warnings = (sum(one.severity == severity for one in findings) for severity in ("error", "warning"))
     target = run.path if run is not None else facts.store.url
+    yield from more.operations(facts, named)  # type: ignore[misc]
     yield named(
         "the doctor finds nothing",
         8,
@@ -469,20 +475,3 @@ def _tiers_text(run: RunFacts | None) -> str:
     return ", ".join(
         f"{one.name}: {'does not answer' if one.error else f'lacks {one.lacks}' if one.lacks else 'has all it should'}" for one in run.tiers
     )
-
-
-def _drilled(facts: Facts, run: RunFacts | None) -> float | None:
-    if run is None:
-        return None
-    last = run.drills[-1] if run.drills else None
-    if last is None or not last.ok or last.time_s is None:
-        return 0.0
-    return _steps((facts.machine.now - last.time_s) / _DAY_S, (30, 90, 180, 365))
-
-
-def _drilled_text(facts: Facts, run: RunFacts | None) -> str:
-    last = run.drills[-1] if run is not None and run.drills else None
-    if last is None:
-        return "no drill is remembered with it"
-    when = f"{span(max(0.0, facts.machine.now - last.time_s))} ago" if last.time_s is not None else "at no known time"
-    return f"the last drill, {when}: {last.summary}"

@@ -17,6 +17,7 @@ from relight.catalog.diary import DIRECTORY
 from relight.catalog.run import Run
 from relight.drill.copies import CopyRehearsal
 from relight.drill.live import Live, rehearsals_of
+from relight.drill.made_of import MadeOf, made_of
 from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import Rehearsal, Shown, Stage
 from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
@@ -64,6 +65,7 @@ def run(options: DrillOptions) -> DrillReport:
     if options.copies is not None:
         return _run_copies(options, options.copies)
     chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[Outcome]()
+    made = made_of(options.target)
     with _folder(options.keep) as top:
         if (source := options.source) is not None:
             outcomes.append(_tried(options, "copy", COPIED, lambda: bring(source, top / "store")))
@@ -74,14 +76,15 @@ def run(options: DrillOptions) -> DrillReport:
             outcomes.append(_in_time(options, one, began, lambda one, s: _rehearse(options.target, one, top, s, references)))
             if options.keep is None and options.target.built_in:
                 shutil.rmtree(top / one.name, ignore_errors=True)
-    return _report(options, options.target.name, began, outcomes)
+    return _report(options, options.target.name, began, outcomes, made)
 
 
 def _run_live(options: DrillOptions, run: Run) -> DrillReport:
     chosen, began = rehearsals_of(list(options.only)), time.monotonic()
     with contextlib.closing(Live(run)) as live:
+        made = live.made_of()
         outcomes = [_in_time(options, one, began, live.do) for one in chosen]
-    return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
+    return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes, made)
 
 
 def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
@@ -131,11 +134,11 @@ def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown])
     return outcome
 
 
-def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcome]) -> DrillReport:
+def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcome], made: MadeOf | None = None) -> DrillReport:
     return DrillReport(
         f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), job, outcomes,
         round(time.monotonic() - began, 3), options.live is not None, str(options.keep) if options.keep is not None else "",
-        options.copies is not None,
+        options.copies is not None, made,
     )  # fmt: skip
 
 

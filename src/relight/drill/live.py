@@ -8,9 +8,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from relight.catalog.run import Run
+from relight.drill.made_of import MadeOf, of_script
 from relight.drill.pages import Pages, running
 from relight.drill.processes import is_below
 from relight.drill.programme import REHEARSALS
@@ -43,6 +45,15 @@ class Live:
     def close(self) -> None:
         """It is no longer looked at."""
         self._pages.close()
+
+    def made_of(self) -> MadeOf:
+        """The script of the job and its settings: the arguments are those that the newest checkpoint records."""
+        folder = Path.cwd()
+        with contextlib.suppress(OSError):
+            folder = Path(os.readlink(f"/proc/{self._supervisor}/cwd"))
+        newest = self._run.history().live[-1:]
+        argv = self._run.open(newest[0]).root.environment.get("argv") if newest else None
+        return of_script([str(one) for one in argv] if isinstance(argv, list) else [], folder)
 
     def do(self, rehearsal: Rehearsal, timeout_s: float) -> Shown:
         """One."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from relight.drill.made_of import MadeOf
+
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
@@ -44,6 +46,8 @@ class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where stores and logs were left, if they were."""
     copies: bool = False
     """Whether it was done to copies of checkpoints alone, without a job."""
+    made_of: MadeOf | None = None
+    """The script and the settings; None for copies, and for drills that are older than this field."""
 
     @property
     def ok(self) -> bool:
