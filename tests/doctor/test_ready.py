@@ -42,7 +42,7 @@ def excellent() -> Facts:
     facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
     set_up = Config(settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True)
-    set_up = replace(set_up, said=frozenset({"alerts.to", "environment.audit"}), roles={"admin": 1, "viewer": 4})
+    set_up = replace(set_up, assigned=frozenset({"alerts.to", "environment.audit"}), roles={"admin": 1, "viewer": 4})
     limits = {"open files": 65536, "memlock": 1 << 40}
     return replace(
         facts, store=replace(facts.store, encrypted=True, keys=keys), config=set_up, machine=replace(facts.machine, limits=limits)
@@ -90,7 +90,7 @@ LOWERED: list[tuple[str, Facts, float | None]] = [
     ("an older version can be gone back to", run(checkpoints=(stored(5),), pinned=1), 1.0),
     ("training does not wait for saves", run(environment={"background": False}), 0.0),
     ("training does not wait for saves", run(environment={}), None),
-    ("somebody is alerted", config(), 0.0),
+    ("an alert reaches a person", config(), 0.0),
     ("who did what is recorded", config(), 0.0),
     ("people have the access that they need, not more", config(), None),
     ("people have the access that they need, not more", config(roles={"admin": 3}), 0.5),

@@ -315,7 +315,7 @@ class Config:
     """What ``OMP_NUM_THREADS`` says."""
     grace: bool = False
     """Whether it is known how long there is when the machine is wanted back."""
-    said: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
     """Names of settings that variables or the file set: ``alerts.to``."""
     roles: Mapping[str, int] | None = None
     """Tokens of this user's dashboard that are valid, by role; None if there is no dashboard."""

@@ -48,7 +48,7 @@ def look_at_config(url: str) -> Config:
         cache=_cache(cache) if cache else None,
         cache_mount=mount_of(cache) if cache else None,
         single_writer=os.environ.get("RELIGHT_SINGLE_WRITER", "").lower() in ("1", "true", "yes"),
-        said=frozenset(_said()),
+        assigned=frozenset(_assigned()),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         grace=bool(os.environ.get("RELIGHT_GRACE_S")) or (there and error is None and _knows_the_end()),
     )
@@ -60,7 +60,7 @@ def _knows_the_end() -> bool:
     return bool(told.start.grace_s or told.announced.notices)
 
 
-def _said() -> set[str]:
+def _assigned() -> set[str]:
     """Names of settings that are set; those of variables alone if the file cannot be read."""
     try:
         return {name for name, mark in marks().items() if mark}

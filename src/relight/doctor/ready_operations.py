@@ -61,49 +61,49 @@ def reliability(facts: Facts, run: RunFacts | None, named: Named) -> Iterator[ob
         )  # fmt: skip
     if run is not None and run.newest is not None:
         good = sum(not one.damage and not one.suspect and not one.set_aside for one in run.checkpoints)
-        rules = [name.rpartition(".")[2] for name in _VERSIONS if name in facts.config.said]
+        rules = [name.rpartition(".")[2] for name in _VERSIONS if name in facts.config.assigned]
         kept = run.pinned > 0 or bool(rules) or good >= _BACK_STEPS
-        said = f"{many(good, 'good checkpoint')}, {run.pinned} tagged or held" + (f"; keep: {', '.join(rules)}" if rules else "")
+        evidence = f"{many(good, 'good checkpoint')}, {run.pinned} tagged or held" + (f"; keep: {', '.join(rules)}" if rules else "")
         yield named(
-            "an older version can be gone back to", 4, 1.0 if kept else 0.5 if good >= 2 else 0.0, said,
+            "an older version can be gone back to", 4, 1.0 if kept else 0.5 if good >= 2 else 0.0, evidence,
             f"relight tag {quote(path)} release latest",
         )  # fmt: skip
 
 
 def security(facts: Facts, named: Named) -> Iterator[object]:
     """Lines about the audit log and roles."""
-    told = _AUDIT in facts.config.said
+    is_set = _AUDIT in facts.config.assigned
     yield named(
-        "who did what is recorded", 4, 1.0 if told else 0.0, "an audit log is set" if told else "no audit log is set",
+        "who did what is recorded", 4, 1.0 if is_set else 0.0, "an audit log is set" if is_set else "no audit log is set",
         "export RELIGHT_AUDIT=STORE",
     )  # fmt: skip
     roles = facts.config.roles
     if roles is None:
-        said, score = "the dashboard's tokens could not be read, or it has none", None
+        evidence, score = "the dashboard's tokens could not be read, or it has none", None
     else:
         counts = ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
-        said = f"the dashboard's tokens: {counts}"
+        evidence = f"the dashboard's tokens: {counts}"
         score = 1.0 if any(role != "admin" for role in roles) and roles.get("admin", 0) <= 2 else 0.5
-    yield named("people have the access that they need, not more", 3, score, said, "relight token new NAME --role viewer")
+    yield named("people have the access that they need, not more", 3, score, evidence, "relight token new NAME --role viewer")
 
 
 def performance(facts: Facts, run: RunFacts | None, named: Named) -> Iterator[object]:
     """The line about saves that training does not wait for."""
     seen = run.environment.get("background") if run is not None else None
     score = 1.0 if seen is True else 0.0 if seen is False else None
-    said = {1.0: "the newest checkpoint was written in the background", 0.0: "the newest checkpoint was written in the foreground"}
+    evidence = {1.0: "the newest checkpoint was written in the background", 0.0: "the newest checkpoint was written in the foreground"}
     yield named(
         "training does not wait for saves", 5, score,
-        "no checkpoint that records it" if score is None else said[score], "export RELIGHT_BACKGROUND=1",
+        "no checkpoint that records it" if score is None else evidence[score], "export RELIGHT_BACKGROUND=1",
     )  # fmt: skip
 
 
 def operations(facts: Facts, named: Named) -> Iterator[object]:
     """The line about alerts."""
-    told = _ALERTS in facts.config.said
+    is_set = _ALERTS in facts.config.assigned
     yield named(
-        "somebody is alerted", 6, 1.0 if told else 0.0,
-        "[alerts] names receivers" if told else "[alerts] names no receiver", "relight alerts test",
+        "an alert reaches a person", 6, 1.0 if is_set else 0.0,
+        "[alerts] names receivers" if is_set else "[alerts] names no receiver", "relight alerts test",
     )  # fmt: skip
 
 

@@ -24,8 +24,8 @@ def marks(path: Path | None = None) -> dict[str, str]:
     ``ConfigError`` for a file that is not TOML. Cost: one small file.
     """
     file, _ = which_file(path)
-    told = parse(read_text(file), file) if os.path.lexists(file) else {}
-    found = {one.name: _value(one, told) for one in SETTINGS.values()}
+    table = parse(read_text(file), file) if os.path.lexists(file) else {}
+    found = {one.name: _value(one, table) for one in SETTINGS.values()}
     return {name: _mark(SETTINGS[name], value) for name, value in found.items() if value is not None}
 
 
@@ -35,11 +35,11 @@ def changed(before: dict[str, str], now: dict[str, str], tables: tuple[str, ...]
     return [name for name in names if name.startswith(tables) and before.get(name) != now.get(name)]
 
 
-def _value(setting: Setting, told: dict[str, Any]) -> Any:
+def _value(setting: Setting, table: dict[str, Any]) -> Any:
     text = os.environ.get(setting.variable, "")
     if text and not was_taken(setting.variable):
         return text if setting.name.startswith("environment.") else value_of(text)
-    return value_at(told, tuple(setting.name.split(".")))
+    return value_at(table, tuple(setting.name.split(".")))
 
 
 def _mark(setting: Setting, value: Any) -> str:
